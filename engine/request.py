@@ -1,0 +1,51 @@
+"""What a caller asks of the engine: frozen values, safe to hand to any thread."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen and when to stop. All values are final: defaults are already applied.
+
+    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 and `min_p` 0 switch the filter off. Filters apply
+    after temperature: top-k, then top-p, then min-p (relative to the most likely token).
+    `seed` None lets the engine draw one. Penalties: presence and frequency count output tokens only,
+    repetition (1 = off) counts prompt and output, as in transformers.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether logits are edited before sampling, which needs the sampler's full variant."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.logit_bias
+            or self.min_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One continuation to compute: token ids in, at most `sampling.max_tokens` tokens out."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...] = field(repr=False)
+    sampling: SamplingParams
