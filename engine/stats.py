@@ -1,6 +1,9 @@
-"""One snapshot of the engine's live state, read by /metrics, /load and the benchmark."""
+"""What the engine tells of itself: a snapshot of live state, and the observer it reports events to."""
 
 from dataclasses import dataclass
+from typing import Protocol
+
+from engine.outputs import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +31,46 @@ class EngineStats:
     def kv_cache_usage(self) -> float:
         """Share of the pool's pages that sequences hold, 0 to 1."""
         return self.pages_used / (self.pages_used + self.pages_cached + self.pages_free)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """The life of one finished request, in seconds and tokens; None for a stage it never reached."""
+
+    finish_reason: FinishReason
+    prompt_tokens: int
+    generation_tokens: int
+    max_tokens: int
+    preemptions: int
+    end_to_end_seconds: float
+    queue_seconds: float | None
+    prefill_seconds: float | None
+    decode_seconds: float | None
+
+
+class EngineObserver(Protocol):
+    """Gets the engine's events, on the event loop. Must be quick and must not raise."""
+
+    def step_finished(self, seconds: float, num_tokens: int, num_rows: int) -> None:
+        """A step took `seconds` on the device and computed `num_tokens` of `num_rows` sequences."""
+
+    def first_token(self, seconds: float) -> None:
+        """A request got its first token `seconds` after it arrived."""
+
+    def inter_token(self, seconds: float, num_tokens: int) -> None:
+        """A request got `num_tokens` more, `seconds` after the ones before."""
+
+    def request_finished(self, times: RequestTimes) -> None:
+        """A request ended, for whatever reason."""
+
+
+class NullObserver:
+    """Observes nothing."""
+
+    def step_finished(self, seconds: float, num_tokens: int, num_rows: int) -> None: ...
+
+    def first_token(self, seconds: float) -> None: ...
+
+    def inter_token(self, seconds: float, num_tokens: int) -> None: ...
+
+    def request_finished(self, times: RequestTimes) -> None: ...
