@@ -1,0 +1,66 @@
+"""The mutable state of one continuation, owned by the loop thread."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from engine.outputs import FinishReason
+from engine.request import Request
+
+
+class SequenceStatus(Enum):
+    """Where a sequence is. A preempted one is WAITING again."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request on its way through the steps.
+
+    Three counts describe it: `num_computed_tokens` (KV written by committed steps), `num_scheduled_tokens`
+    (committed plus in flight) and `num_tokens` (known to the host). plan() moves only the second, commit()
+    reconciles. A sampled token that is still in flight is not in `token_ids`: it is counted by
+    `num_samples_in_flight` and lives in the state slot.
+
+    `epoch` counts preemptions: a row planned before one still delivers its token, but not its KV.
+    """
+
+    id: int
+    request: Request
+    seed: int
+    arrival_seconds: float
+    token_ids: list[int] = field(repr=False)
+    num_prompt_tokens: int
+    status: SequenceStatus = SequenceStatus.WAITING
+    num_computed_tokens: int = 0
+    num_scheduled_tokens: int = 0
+    num_rows_in_flight: int = 0
+    num_samples_in_flight: int = 0
+    pages: list[int] = field(default_factory=list, repr=False)
+    slot: int = -1
+    epoch: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    first_scheduled_seconds: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens the host knows."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens the host knows."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_unscheduled_tokens(self) -> int:
+        """Tokens, known or still in the slot, whose KV no planned step computes yet."""
+        return len(self.token_ids) + self.num_samples_in_flight - self.num_scheduled_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it will produce nothing more."""
+        return self.status is SequenceStatus.FINISHED
