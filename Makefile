@@ -1,0 +1,71 @@
+# make serve   install into $(VENV), fetch the default model, serve on 127.0.0.1:8000
+# make test    install with the development tools, run every check and every test
+#
+# Settings reach the server as MONOLOOP_<NAME> (`make serve MONOLOOP_PORT=9000`) or as flags
+# (`make serve ARGS="--port 9000"`). PYTHON chooses the interpreter, VENV the folder to install into.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+REQUIREMENTS := pyproject.toml constraints.txt
+
+.PHONY: help serve test check pytest fmt clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# make /make /p' Makefile
+
+serve: $(VENV)/.installed
+	@$(BIN)/monoloop serve $(ARGS)
+
+test: check pytest
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The kernels come first, under Triton's interpreter, so that the last line counts the whole suite.
+pytest: $(VENV)/.installed-dev
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -m "not gpu" tests/kernels
+	$(BIN)/python -m pytest -q -m "not gpu"
+
+fmt: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+# A stamp newer than the requirements means: nothing to do, and no network.
+$(VENV)/.installed: $(REQUIREMENTS) | $(BIN)/python
+	@$(NEED_PIP)
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(REQUIREMENTS) | $(BIN)/python
+	@$(NEED_PIP)
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+# A venv that something else made may have no pip in it.
+NEED_PIP = $(PIP) --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null 2>&1 || { \
+	  echo "make: $(VENV) holds no pip and its Python cannot install one (no ensurepip)." >&2; \
+	  echo "      Remove $(VENV) and run make again, or name another folder: make VENV=.venv2" >&2; \
+	  exit 1; }
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "make: no $(PYTHON) here; name a Python 3.11 or newer: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: monoloop needs Python 3.11 or newer and $(PYTHON) is older; name another: make PYTHON=python3.12" >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "make: $(PYTHON) cannot make virtual environments with pip in them." >&2; \
+	  echo "      Debian, Ubuntu: apt-get install python3-venv; or name another Python: make PYTHON=python3.12" >&2; \
+	  exit 1; }
+	$(PYTHON) -m venv $(VENV)
