@@ -29,11 +29,15 @@ class EngineConfig(BaseModel):
         None, ge=1, description="size of the KV pool in tokens; default: from free memory"
     )
     max_model_len: int | None = Field(
-        None, ge=1, description="longest prompt plus output in tokens; default: the model's own context window"
+        None,
+        ge=1,
+        description="longest prompt plus output in tokens; default: the model's own context window",
     )
     max_num_seqs: int = Field(256, ge=1, le=4096, description="sequences that run at the same time at most")
     token_budget: int | None = Field(
-        None, ge=1, description="tokens of one step at most; longer prompts are prefilled in chunks; "
+        None,
+        ge=1,
+        description="tokens of one step at most; longer prompts are prefilled in chunks; "
         "default: 512 on a CPU, 8192 on CUDA",
     )
     run_ahead: Literal[0, 1] = Field(
@@ -41,9 +45,13 @@ class EngineConfig(BaseModel):
     )
     max_waiting: int = Field(1024, ge=1, description="requests that may wait; one more is refused with 429")
     threads: int | None = Field(
-        None, ge=1, description="CPU threads of the matrix products; default: the number of cores this process may use"
+        None,
+        ge=1,
+        description="CPU threads of the matrix products; default: the number of cores this process may use",
     )
     tokenizer_threads: int = Field(2, ge=1, le=64, description="threads that render templates and encode")
     max_chunks_per_second: int = Field(
-        20_000, ge=1, description="deliveries per second over all streams; above it tokens merge into larger chunks"
+        20_000,
+        ge=1,
+        description="deliveries per second over all streams; above it tokens merge into larger chunks",
     )

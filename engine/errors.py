@@ -1,13 +1,13 @@
 """The errors that leave the engine.
 
-    EngineError
-    ├── InvalidRequest            what was asked can never run; `param` names the field
-    │   └── ContextLengthExceeded prompt (and output) do not fit the context window
-    ├── QueueFull                 the waiting queue is at its bound; come back after `retry_after_seconds`
-    ├── Draining                  the engine finishes what it has and takes nothing new
-    ├── EngineDead                the step loop has ended; nothing will ever finish
-    ├── StepFailed                the step this request was part of raised; the engine goes on
-    └── ModelError                the model cannot be found, fetched or loaded (start-up only)
+EngineError
+├── InvalidRequest            what was asked can never run; `param` names the field
+│   └── ContextLengthExceeded prompt (and output) do not fit the context window
+├── QueueFull                 the waiting queue is at its bound; come back after `retry_after_seconds`
+├── Draining                  the engine finishes what it has and takes nothing new
+├── EngineDead                the step loop has ended; nothing will ever finish
+├── StepFailed                the step this request was part of raised; the engine goes on
+└── ModelError                the model cannot be found, fetched or loaded (start-up only)
 """
 
 

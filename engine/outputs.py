@@ -1,9 +1,8 @@
 """Frozen values that pass between the loop and the other threads.
 
-    loop --StepPlan--> device thread --StepOutput--> loop --DetokenizeJob--> detokenizer --TextDelta--> loop
+loop --StepPlan--> device thread --StepOutput--> loop --DetokenizeJob--> detokenizer --TextDelta--> loop
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 

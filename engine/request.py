@@ -31,15 +31,9 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     @property
-    def changes_logits(self) -> bool:
-        """Whether logits are edited before sampling, which needs the sampler's full variant."""
-        return bool(
-            self.presence_penalty
-            or self.frequency_penalty
-            or self.repetition_penalty != 1.0
-            or self.logit_bias
-            or self.min_tokens
-        )
+    def has_penalties(self) -> bool:
+        """Whether the choice of a token depends on the tokens before it."""
+        return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,9 @@ class EngineObserver(Protocol):
     def request_finished(self, times: RequestTimes) -> None:
         """A request ended, for whatever reason."""
 
+    def loop_lag(self, seconds: float) -> None:
+        """A 10 ms timer of the event loop came `seconds` late."""
+
 
 class NullObserver:
     """Observes nothing."""
@@ -74,3 +77,5 @@ class NullObserver:
     def inter_token(self, seconds: float, num_tokens: int) -> None: ...
 
     def request_finished(self, times: RequestTimes) -> None: ...
+
+    def loop_lag(self, seconds: float) -> None: ...

@@ -9,7 +9,7 @@ from engine.schedule.sequence import Sequence
 
 
 class Admission:
-    """Refuses what can never run or has no place in the queue, and says when the head of the queue may start."""
+    """Refuses what can never run or has no place in the queue, and says when the queue's head may start."""
 
     def __init__(self, pool: PagePool, *, max_running: int, max_waiting: int, max_model_len: int) -> None:
         self._pool = pool
@@ -28,9 +28,10 @@ class Admission:
         if request.sampling.max_tokens < 1:
             raise InvalidRequest("At least one output token must be asked for.", "max_tokens")
         if num_prompt_tokens + request.sampling.max_tokens > self._max_model_len:
+            total = num_prompt_tokens + request.sampling.max_tokens
             raise ContextLengthExceeded(
-                f"This model's maximum context length is {self._max_model_len} tokens. However, you requested "
-                f"{num_prompt_tokens + request.sampling.max_tokens} tokens ({num_prompt_tokens} in the prompt, "
+                f"This model's maximum context length is {self._max_model_len} tokens. However, you "
+                f"requested {total} tokens ({num_prompt_tokens} in the prompt, "
                 f"{request.sampling.max_tokens} in the completion)."
             )
         if len(waiting) >= self._max_waiting:

@@ -1,0 +1,126 @@
+"""The one thread that touches the device.
+
+The loop hands it plans; it launches them in order and keeps at most `run_ahead` steps behind the newest
+unread. One thread, because each torch call gives the GIL up and must win it back: a loop that launched
+itself would leave the device idle half of the time.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Protocol, TypeVar
+
+from engine.outputs import StepOutput, StepPlan
+
+
+class LaunchedStep(Protocol):
+    """A step on its way."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether wait() returns at once."""
+
+    def wait(self) -> StepOutput:
+        """Block until the step is done. Raises if it failed."""
+
+
+class Runner(Protocol):
+    """What computes steps."""
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Queue a step on the device (or compute it). Raises if it cannot."""
+
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Runner)
+StepFuture = asyncio.Future[StepOutput]
+
+
+class DeviceThread:
+    """Runs a Runner. All methods are called on the loop; none blocks it."""
+
+    def __init__(self, run_ahead: int) -> None:
+        self._run_ahead = run_ahead
+        self._loop = asyncio.get_running_loop()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._runner: Runner | None = None
+        self._launched: deque[tuple[LaunchedStep, StepFuture]] = deque()
+        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+        self._thread.start()
+
+    async def start(self, make_runner: Callable[[], R]) -> R:
+        """Build the runner on the thread. Raises what that raises."""
+        future: asyncio.Future[R] = self._loop.create_future()
+
+        def build() -> None:
+            try:
+                runner = make_runner()
+            except BaseException as error:
+                self._post_error(future, error)
+                return
+            self._runner = runner
+            self._post(future, runner)
+
+        self._jobs.put(build)
+        return await future
+
+    def launch(self, plan: StepPlan) -> StepFuture:
+        """Queue a step behind those before it; the future gets its output, or what it raised."""
+        future: StepFuture = self._loop.create_future()
+        self._jobs.put(lambda: self._launch(plan, future))
+        return future
+
+    def flush(self) -> None:
+        """Let everything launched be waited for: no plan will follow for now."""
+        self._jobs.put(lambda: self._collect(0))
+
+    async def stop(self) -> None:
+        """End the thread after what is queued."""
+        self._jobs.put(lambda: self._collect(0))
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _launch(self, plan: StepPlan, future: StepFuture) -> None:
+        assert self._runner is not None
+        try:
+            step = self._runner.launch(plan)
+        except Exception as error:
+            # Steps launched before it are still good, and their results come first.
+            self._collect(0)
+            self._post_error(future, error)
+            return
+        self._launched.append((step, future))
+        self._collect(self._run_ahead)
+
+    def _collect(self, num_left: int) -> None:
+        """Wait for the oldest steps until `num_left` are left, and for those that are done anyway."""
+        while self._launched and (len(self._launched) > num_left or self._launched[0][0].is_done):
+            step, future = self._launched.popleft()
+            try:
+                output = step.wait()
+            except Exception as error:
+                self._post_error(future, error)
+            else:
+                self._post(future, output)
+
+    def _post(self, future: asyncio.Future[T], result: T) -> None:
+        self._loop.call_soon_threadsafe(_set_result, future, result)
+
+    def _post_error(self, future: asyncio.Future[T], error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(_set_exception, future, error)
+
+
+def _set_result(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _set_exception(future: asyncio.Future[T], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,407 @@
+"""The engine: requests in, text out. Everything here runs on the event loop.
+
+submit() queues a Sequence; the step loop plans, launches, awaits and commits; the tokens of a step go to the
+detokenizer thread in one hop; its text lands in the mailboxes the streams read from.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.device.thread import DeviceThread, StepFuture
+from engine.errors import Draining, EngineDead, EngineError, InvalidRequest, StepFailed
+from engine.meters import IdleMeter
+from engine.outputs import FinishReason, StepOutput, StepPlan
+from engine.request import Request
+from engine.schedule.scheduler import Progress, Scheduler
+from engine.schedule.sequence import Sequence
+from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
+from engine.stream import RequestStream
+from engine.text.detokenizer import AddTokens, CloseStream, Decoded, Detokenizer, Job, OpenStream
+from engine.text.mailbox import Mailbox, Pacer
+from engine.text.tokenizer import TokenizerPool
+
+logger = logging.getLogger("monoloop.engine")
+
+# Enough context for decoders that treat the first token of a text differently.
+NUM_CONTEXT_TOKENS = 6
+LAG_TIMER_SECONDS = 0.010
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What is being served. `vocab_size` is the width of the logits: valid token ids lie below it."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    generation_defaults: dict[str, Any]
+    dtype: str
+    device: str
+    num_pages: int
+    page_size: int
+    created: int
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request from submit() to its last delta."""
+
+    sequence: Sequence
+    stream: RequestStream
+    mailbox: Mailbox
+    arrival: float
+    first_token: float | None = None
+    last_token: float | None = None
+
+
+class Engine:
+    """Continuous batching behind submit(). Make one with Engine.start(), end it with drain() and stop()."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelInfo,
+        tokenizer: TokenizerPool,
+        device: DeviceThread,
+        token_budget: int,
+        observer: EngineObserver | None = None,
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.tokenizer = tokenizer
+        self._device = device
+        self._observer = observer or NullObserver()
+        self._scheduler = Scheduler(
+            num_pages=model.num_pages,
+            page_size=model.page_size,
+            max_num_seqs=config.max_num_seqs,
+            token_budget=token_budget,
+            max_model_len=model.max_model_len,
+            max_waiting=config.max_waiting,
+            eos_token_ids=frozenset(model.eos_token_ids),
+        )
+        self._loop = asyncio.get_running_loop()
+        self._detokenizer = Detokenizer(tokenizer.decoder)
+        self._detokenizer_thread = ThreadPoolExecutor(1, thread_name_prefix="detokenizer")
+        self._pacer = Pacer(config.max_chunks_per_second)
+        self._live: dict[int, _Live] = {}
+        self._jobs: list[Job] = []
+        self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
+        self._wake = asyncio.Event()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self._is_draining = False
+        self._idle_meter = IdleMeter(time.perf_counter())
+        self._loop_lag = 0.0
+        self._num_prompt_tokens = 0
+        self._num_generation_tokens = 0
+        self._num_steps = 0
+        self._step_loop = asyncio.create_task(self._run(), name="step loop")
+        self._step_loop.add_done_callback(self._on_step_loop_done)
+        self._lag_timer = asyncio.create_task(self._measure_lag(), name="loop lag")
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        observer: EngineObserver | None = None,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> "Engine":
+        """Find and load the model, start the threads and the step loop.
+
+        `on_progress` gets one line per stage. Raises ModelError, or ValueError naming the setting.
+        """
+        from engine.startup import load  # torch and transformers take seconds to import
+
+        parts = await load(config, on_progress or (lambda line: None))
+        return cls(config, parts.model, parts.tokenizer, parts.device, parts.token_budget, observer)
+
+    # Requests
+
+    def submit(self, request: Request) -> RequestStream:
+        """Check and queue a request.
+
+        Raises InvalidRequest or ContextLengthExceeded (it can never run), QueueFull, Draining, EngineDead.
+        """
+        if not self.is_alive:
+            raise EngineDead("The engine has stopped after a fault.")
+        if self._is_draining:
+            raise Draining("The server is shutting down and takes no new requests.")
+        self._check_token_ids(request)
+        sampling = request.sampling
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        now = time.perf_counter()
+        sequence = self._scheduler.add(request, seed=seed, now=now)
+        mailbox = Mailbox(self._pacer)
+        stream = RequestStream(
+            request.request_id, sequence.num_prompt_tokens, mailbox, lambda: self._abort(sequence.id)
+        )
+        self._live[sequence.id] = _Live(sequence, stream, mailbox, now)
+        self._pacer.num_streams = len(self._live)
+        self._jobs.append(
+            OpenStream(
+                sequence_id=sequence.id,
+                context_token_ids=request.prompt_token_ids[-NUM_CONTEXT_TOKENS:],
+                stop=sampling.stop,
+                include_stop=sampling.include_stop_str_in_output,
+                min_tokens=sampling.min_tokens,
+                skip_special_tokens=sampling.skip_special_tokens,
+            )
+        )
+        self._num_prompt_tokens += sequence.num_prompt_tokens
+        self._idle_meter.work_arrived(now)
+        self._is_empty.clear()
+        self._wake.set()
+        return stream
+
+    def _check_token_ids(self, request: Request) -> None:
+        sampling = request.sampling
+        for param, token_ids in (
+            ("prompt", request.prompt_token_ids),
+            ("stop_token_ids", sampling.stop_token_ids),
+            ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+        ):
+            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.model.vocab_size:
+                raise InvalidRequest(
+                    f"A token id in '{param}' is out of range: ids go from 0 to {self.model.vocab_size - 1}.",
+                    param,
+                )
+
+    def _abort(self, sequence_id: int) -> None:
+        if sequence_id in self._live:
+            self._scheduler.mark(sequence_id, FinishReason.ABORT)
+            self._wake.set()
+
+    # State
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the step loop runs; once it is dead, nothing will ever finish."""
+        return not self._step_loop.done()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused because the engine shuts down."""
+        return self._is_draining
+
+    def stats(self) -> EngineStats:
+        """A snapshot of live state."""
+        pool = self._scheduler.pool
+        return EngineStats(
+            running=self._scheduler.num_running,
+            waiting=self._scheduler.num_waiting,
+            pages_used=pool.num_used,
+            pages_cached=0,
+            pages_free=pool.num_free,
+            page_size=pool.page_size,
+            preemptions_total=self._scheduler.num_preemptions,
+            prompt_tokens_total=self._num_prompt_tokens,
+            cached_prompt_tokens_total=0,
+            generation_tokens_total=self._num_generation_tokens,
+            steps_total=self._num_steps,
+            device_idle_seconds_total=self._idle_meter.total_seconds,
+            device_idle_share=self._idle_meter.share(time.perf_counter()),
+            loop_lag_seconds=self._loop_lag,
+            alive=self.is_alive,
+            draining=self._is_draining,
+        )
+
+    async def wait_dead(self) -> None:
+        """Return when the step loop has ended by a fault (or by stop())."""
+        await asyncio.wait([self._step_loop])
+
+    # Shutdown
+
+    async def drain(self, timeout_seconds: float | None = None) -> None:
+        """Refuse new requests and wait for the running ones; past the time-out they end with Draining."""
+        self._is_draining = True
+        try:
+            await asyncio.wait_for(self._is_empty.wait(), timeout_seconds)
+        except TimeoutError:
+            self._end_all(Draining("The server is shutting down."))
+
+    async def stop(self) -> None:
+        """End whatever still runs, then the step loop and the threads."""
+        self._is_draining = True
+        self._end_all(Draining("The server is shutting down."))
+        for task in (self._step_loop, self._lag_timer):
+            task.cancel()
+        await asyncio.wait([self._step_loop, self._lag_timer])
+        await self._device.stop()
+        self._detokenizer_thread.shutdown(wait=False)
+        self.tokenizer.close()
+
+    def _end_all(self, error: EngineError) -> None:
+        for sequence in self._scheduler.end_all(FinishReason.ERROR):
+            self._end(sequence.id, FinishReason.ERROR, error)
+        for sequence_id in list(self._live):  # ended in the scheduler, but their last text is on its way
+            self._end(sequence_id, FinishReason.ERROR, error)
+
+    # The step loop
+
+    async def _run(self) -> None:
+        """Plan and launch ahead, await the oldest step, commit; sleep when there is nothing to do."""
+        while True:
+            self._reap()
+            plan = self._scheduler.plan(time.perf_counter())
+            if plan is not None:
+                self._in_flight.append((plan, self._device.launch(plan)))
+            elif self._in_flight:
+                self._device.flush()
+            self._send_jobs()
+            if self._in_flight and (plan is None or len(self._in_flight) > self.config.run_ahead):
+                await self._land(*self._in_flight.popleft())
+            elif plan is None:
+                self._scheduler.check_idle()
+                self._idle_meter.work_ended()
+                self._wake.clear()
+                await self._wake.wait()
+
+    async def _land(self, plan: StepPlan, future: StepFuture) -> None:
+        try:
+            output = await future
+        except Exception:
+            logger.exception(
+                "step %d failed; its %d requests end with an error", plan.step_id, len(plan.rows)
+            )
+            for sequence in self._scheduler.fail(plan):
+                self._end(sequence.id, FinishReason.ERROR, StepFailed("Computing this request failed."))
+            return
+        progress = self._scheduler.commit(plan, output)
+        self._jobs += [self._job(gain) for gain in progress]
+        self._observe_step(plan, output)
+
+    def _observe_step(self, plan: StepPlan, output: StepOutput) -> None:
+        self._num_steps += 1
+        self._idle_meter.step(output.start_seconds, output.end_seconds)
+        self._observer.step_finished(
+            output.end_seconds - output.start_seconds, plan.num_tokens, len(plan.rows)
+        )
+
+    def _job(self, progress: Progress) -> AddTokens:
+        sequence, token_ids = progress
+        if not sequence.is_finished:
+            return AddTokens(sequence.id, token_ids)
+        is_stop_token = sequence.finish_reason is FinishReason.STOP
+        show = sequence.stop_reason is not None and sequence.request.sampling.include_stop_str_in_output
+        return AddTokens(
+            sequence.id,
+            token_ids,
+            sequence.finish_reason,
+            sequence.stop_reason,
+            hide_last=is_stop_token and not show,
+        )
+
+    def _reap(self) -> None:
+        """Carry out aborts and stop strings."""
+        for sequence in self._scheduler.reap():
+            if sequence.finish_reason is FinishReason.ABORT:
+                self._end(sequence.id, FinishReason.ABORT, None)
+
+    # Text
+
+    def _send_jobs(self) -> None:
+        """Hand what one step brought to the detokenizer: one hop, however many streams."""
+        if self._jobs:
+            jobs, self._jobs = self._jobs, []
+            future = self._loop.run_in_executor(self._detokenizer_thread, self._detokenizer.process, jobs)
+            future.add_done_callback(lambda done: self._on_text(jobs, done))
+
+    def _on_text(self, jobs: list[Job], done: asyncio.Future[list[Decoded]]) -> None:
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is not None:
+            logger.error("detokenizing failed; the step's requests end with an error", exc_info=error)
+            for sequence_id in {job.sequence_id for job in jobs}:
+                self._scheduler.mark(sequence_id, FinishReason.ERROR)
+                self._end(sequence_id, FinishReason.ERROR, StepFailed("Decoding this request's text failed."))
+            self._wake.set()
+            return
+        now = time.perf_counter()
+        for decoded in done.result():
+            live = self._live.get(decoded.sequence_id)
+            if live is not None:
+                self._deliver(live, decoded, now)
+
+    def _deliver(self, live: _Live, decoded: Decoded, now: float) -> None:
+        delta = decoded.delta
+        self._num_generation_tokens += decoded.num_output_tokens - live.stream.num_output_tokens
+        live.stream.num_output_tokens = decoded.num_output_tokens
+        if live.first_token is None:
+            live.first_token = now
+            self._observer.first_token(now - live.arrival)
+        elif live.last_token is not None and delta.num_tokens:
+            self._observer.inter_token(now - live.last_token, delta.num_tokens)
+        live.last_token = now
+        live.mailbox.put(delta)
+        if delta.finish_reason is not None:
+            if isinstance(delta.stop_reason, str):
+                self._scheduler.mark(
+                    decoded.sequence_id,
+                    delta.finish_reason,
+                    stop_reason=delta.stop_reason,
+                    num_output_tokens=decoded.num_output_tokens,
+                )
+                self._wake.set()
+            self._end(decoded.sequence_id, delta.finish_reason, None)
+
+    def _end(self, sequence_id: int, reason: FinishReason, error: EngineError | None) -> None:
+        """The one end of every request: closes its stream and its text, and tells the observer."""
+        live = self._live.pop(sequence_id, None)
+        if live is None:
+            return
+        self._pacer.num_streams = len(self._live)
+        if not live.mailbox.is_closed:
+            live.mailbox.fail(error or EngineError("The request was aborted."))
+            self._jobs.append(CloseStream(sequence_id))
+            self._wake.set()
+        self._observer.request_finished(self._times(live, reason))
+        if not self._live:
+            self._is_empty.set()
+
+    def _times(self, live: _Live, reason: FinishReason) -> RequestTimes:
+        now = time.perf_counter()
+        scheduled = live.sequence.first_scheduled_seconds
+        first = live.first_token
+        return RequestTimes(
+            finish_reason=reason,
+            prompt_tokens=live.sequence.num_prompt_tokens,
+            generation_tokens=live.stream.num_output_tokens,
+            max_tokens=live.sequence.request.sampling.max_tokens,
+            preemptions=live.sequence.epoch,
+            end_to_end_seconds=now - live.arrival,
+            queue_seconds=None if scheduled is None else scheduled - live.arrival,
+            prefill_seconds=None if first is None or scheduled is None else first - scheduled,
+            decode_seconds=None if first is None else (live.last_token or first) - first,
+        )
+
+    # Health
+
+    def _on_step_loop_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("the step loop died", exc_info=error)
+            self._end_all(EngineDead("The engine has stopped after a fault."))
+
+    async def _measure_lag(self) -> None:
+        """How late a 10 ms timer comes, while there is work."""
+        with suppress(asyncio.CancelledError):
+            while True:
+                if not self._live:
+                    self._loop_lag = 0.0
+                    await self._wake.wait()
+                due = self._loop.time() + LAG_TIMER_SECONDS
+                await asyncio.sleep(LAG_TIMER_SECONDS)
+                self._loop_lag = max(0.0, self._loop.time() - due)
+                self._observer.loop_lag(self._loop_lag)

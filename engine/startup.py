@@ -1,0 +1,86 @@
+"""From a model's name to a running engine's parts. Everything slow happens in threads."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.device.runner import ModelRunner
+from engine.device.thread import DeviceThread
+from engine.engine import ModelInfo
+from engine.errors import ModelError
+from engine.text.tokenizer import Tokenizer, TokenizerPool
+from models import catalog
+
+# What keeps a step short enough that a prompt delays the streams beside it by no more than about a second
+# on a laptop, and fills the matrix units of a GPU.
+CPU_TOKEN_BUDGET = 512
+CUDA_TOKEN_BUDGET = 8192
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What an Engine is made of."""
+
+    model: ModelInfo
+    tokenizer: TokenizerPool
+    device: DeviceThread
+    token_budget: int
+
+
+async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> EngineParts:
+    """Locate the model, then load weights and tokenizer side by side.
+
+    Raises ModelError, or ValueError naming the setting that cannot be met.
+    """
+    started = time.perf_counter()
+
+    def report(what: str) -> None:
+        on_progress(f"{what} ({time.perf_counter() - started:.1f} s since start)")
+
+    files = await locate(config.model, config.cache_dir)
+    report(f"found {files.name}")
+    device = DeviceThread(config.run_ahead)
+    try:
+        runner, tokenizer = await asyncio.gather(
+            device.start(lambda: ModelRunner.load(config, files)),
+            asyncio.to_thread(Tokenizer, files.tokenizer_dir),
+        )
+    except BaseException:
+        await device.stop()
+        raise
+    num_tokens = runner.num_pages * config.page_size
+    report(
+        f"loaded weights and tokenizer; {runner.dtype} on {runner.device}, "
+        f"KV pool of {num_tokens:,} tokens, context of {runner.max_model_len:,}"
+    )
+    default_budget = CPU_TOKEN_BUDGET if runner.device == "cpu" else CUDA_TOKEN_BUDGET
+    return EngineParts(
+        model=ModelInfo(
+            name=files.name,
+            max_model_len=runner.max_model_len,
+            vocab_size=runner.vocab_size,
+            eos_token_ids=files.eos_token_ids,
+            generation_defaults=files.generation_defaults,
+            dtype=runner.dtype,
+            device=runner.device,
+            num_pages=runner.num_pages,
+            page_size=config.page_size,
+            created=int(time.time()),
+        ),
+        tokenizer=TokenizerPool(
+            tokenizer, num_threads=config.tokenizer_threads, max_model_len=runner.max_model_len
+        ),
+        device=device,
+        token_budget=config.token_budget or default_budget,
+    )
+
+
+async def locate(name: str, cache_dir: Path | None) -> catalog.ModelFiles:
+    """The model's files on this machine, fetched first if need be. Raises ModelError."""
+    try:
+        return await asyncio.to_thread(catalog.locate, name, cache_dir)
+    except catalog.ModelError as error:
+        raise ModelError(str(error)) from error

@@ -1,0 +1,56 @@
+"""What submit() returns: the deltas of one request, in order, and its ledger."""
+
+from collections.abc import AsyncIterator, Callable
+
+from engine.errors import EngineError
+from engine.outputs import TextDelta
+from engine.text.mailbox import Mailbox
+
+
+class RequestStream:
+    """Async iterator over a request's TextDeltas; the one with a finish reason is the last.
+
+    Iterating raises StepFailed, Draining or EngineDead when the request ended by a fault. The counts are
+    the engine's own ledger: what was computed and shown, final after the last delta.
+    """
+
+    def __init__(
+        self, request_id: str, num_prompt_tokens: int, mailbox: Mailbox, abort: Callable[[], None]
+    ) -> None:
+        self.request_id = request_id
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_cached_tokens = 0
+        self.num_output_tokens = 0
+        self._mailbox = mailbox
+        self._abort = abort
+        self._is_exhausted = False
+
+    def abort(self) -> None:
+        """Stop computing and free everything within a step. Does nothing after the end."""
+        self._abort()
+
+    def __aiter__(self) -> AsyncIterator[TextDelta]:
+        return self
+
+    async def __anext__(self) -> TextDelta:
+        """Wait for new text and take all there is."""
+        if self._is_exhausted:
+            raise StopAsyncIteration
+        try:
+            delta = await self._mailbox.take()
+        except EngineError:
+            self._is_exhausted = True
+            raise
+        self._is_exhausted = delta.finish_reason is not None
+        return delta
+
+    async def collect(self) -> TextDelta:
+        """Wait for the end and return everything as one delta; aborts if the waiting is cancelled."""
+        texts, num_tokens = [], 0
+        try:
+            async for delta in self:
+                texts.append(delta.text)
+                num_tokens += delta.num_tokens
+        finally:
+            self.abort()
+        return TextDelta("".join(texts), num_tokens, delta.finish_reason, delta.stop_reason)

@@ -1,0 +1,262 @@
+"""Tokens to text, incrementally, for every stream at once.
+
+All text state lives here and is touched by one thread only. A step's tokens arrive as one list of jobs; each
+stream decodes a short window of its newest tokens, holds back what may still change (an unfinished UTF-8
+sequence, the beginning of a stop string), and the rest leaves as a TextDelta.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from engine.outputs import FinishReason, TextDelta
+
+REPLACEMENT = "\ufffd"
+# A window longer than this is cut back to its last clean boundary: decoding stays cheap.
+MAX_WINDOW_TOKENS = 12
+# A UTF-8 sequence has at most four bytes, so after this many tokens without a whole character the bytes are
+# garbage, and all but the last three (which may still begin a character) are shown as such.
+MAX_UNFINISHED_TOKENS = 24
+MAX_UNFINISHED_BYTES = 3
+
+
+class BatchDecoder(Protocol):
+    """The part of `tokenizers.Tokenizer` used here."""
+
+    def decode_batch(self, sequences: list[list[int]], skip_special_tokens: bool = True) -> list[str]:
+        """Text of each list of token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """Begin the text of a sequence. `context_token_ids` are the last tokens of its prompt."""
+
+    sequence_id: int
+    context_token_ids: tuple[int, ...]
+    stop: tuple[str, ...]
+    include_stop: bool
+    min_tokens: int
+    skip_special_tokens: bool
+
+
+class AddTokens(NamedTuple):
+    """New tokens of a sequence; with `finish_reason` they are its last.
+
+    `hide_last`: the last token ended the sequence (eos, a stop id) and its text is not shown.
+    """
+
+    sequence_id: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    hide_last: bool = False
+
+
+class CloseStream(NamedTuple):
+    """Forget a sequence that ended without a last delta (abort, error)."""
+
+    sequence_id: int
+
+
+Job = OpenStream | AddTokens | CloseStream
+
+
+class Decoded(NamedTuple):
+    """What became visible of one sequence. `num_output_tokens` counts its tokens up to here, shown or not."""
+
+    sequence_id: int
+    delta: TextDelta
+    num_output_tokens: int
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Text state of one sequence.
+
+    The text of `window` is `text`; its first `num_settled` characters have moved on to `held`, which keeps
+    what may begin a stop string. `boundary` is the newest place in the window, before its last tokens,
+    where the text was whole: the window may be cut there.
+    """
+
+    stop: tuple[str, ...]
+    include_stop: bool
+    min_tokens: int
+    skip_special_tokens: bool
+    window: list[int]
+    text: str = ""
+    num_settled: int = 0
+    last_settled: str = ""
+    boundary: int = 0
+    next_boundary: int = 0
+    held: str = ""
+    matched_stop: str | None = None
+    num_output_tokens: int = 0
+    num_unreported_tokens: int = 0
+    new_token_ids: list[int] = field(default_factory=list)
+
+
+class Detokenizer:
+    """Owns the text of all sequences. Not thread-safe: one thread calls it, one step at a time."""
+
+    def __init__(self, decoder: BatchDecoder) -> None:
+        self._decoder = decoder
+        self._streams: dict[int, _Stream] = {}
+
+    @property
+    def num_streams(self) -> int:
+        """Sequences whose text has begun and not ended."""
+        return len(self._streams)
+
+    def process(self, jobs: Sequence[Job]) -> list[Decoded]:
+        """Take in the jobs of one step, in order; returns what became visible."""
+        additions: list[tuple[AddTokens, _Stream]] = []
+        for job in jobs:
+            if isinstance(job, AddTokens):
+                stream = self._streams.get(job.sequence_id)
+                if stream is not None:  # else it has met its stop string in an earlier step
+                    stream.new_token_ids.extend(job.token_ids[:-1] if job.hide_last else job.token_ids)
+                    additions.append((job, stream))
+            elif isinstance(job, OpenStream):
+                self._open(job)
+            else:
+                self._streams.pop(job.sequence_id, None)
+        self._decode_new([stream for _, stream in additions])
+        return [result for job, stream in additions if (result := self._deliver(job, stream)) is not None]
+
+    def _open(self, job: OpenStream) -> None:
+        window = list(job.context_token_ids)
+        text = self._decoder.decode_batch([window], skip_special_tokens=job.skip_special_tokens)[0]
+        num_settled = len(text) - _num_unfinished(text)
+        self._streams[job.sequence_id] = _Stream(
+            stop=job.stop,
+            include_stop=job.include_stop,
+            min_tokens=job.min_tokens,
+            skip_special_tokens=job.skip_special_tokens,
+            window=window,
+            text=text,
+            num_settled=num_settled,
+            last_settled=text[max(0, num_settled - 1) : num_settled],
+        )
+
+    def _decode_new(self, streams: list[_Stream]) -> None:
+        """Decode the new tokens of all streams together.
+
+        A stop string must name the token it ended at, so a stream that has one takes one token per round.
+        """
+        while streams := [stream for stream in streams if stream.new_token_ids]:
+            for stream in streams:
+                count = 1 if stream.stop else len(stream.new_token_ids)
+                stream.window += stream.new_token_ids[:count]
+                del stream.new_token_ids[:count]
+                stream.num_output_tokens += count
+                stream.num_unreported_tokens += count
+            self._decode_windows(streams)
+            for stream in streams:
+                self._settle(stream)
+                if stream.stop and stream.num_output_tokens > stream.min_tokens:
+                    self._search_stop(stream)
+            self._cut_windows([s for s in streams if len(s.window) > MAX_WINDOW_TOKENS])
+
+    def _decode_windows(self, streams: list[_Stream]) -> None:
+        for skip in (True, False):
+            chosen = [stream for stream in streams if stream.skip_special_tokens is skip]
+            if chosen:
+                texts = self._decoder.decode_batch([s.window for s in chosen], skip_special_tokens=skip)
+                for stream, text in zip(chosen, texts, strict=True):
+                    stream.text = text
+
+    def _settle(self, stream: _Stream) -> None:
+        """Move what more tokens cannot change from the window's text to `held`."""
+        text = stream.text
+        unfinished = _num_unfinished(text)
+        if not unfinished:
+            stream.boundary, stream.next_boundary = stream.next_boundary, len(stream.window)
+        elif len(stream.window) - stream.next_boundary > MAX_UNFINISHED_TOKENS:
+            unfinished = min(unfinished, MAX_UNFINISHED_BYTES)
+        # Decoders with byte fallback show a whole run of bytes as marks while its last character is
+        # unfinished, so the text can be shorter than what was settled: then it waits.
+        end = len(text) - unfinished
+        if end > stream.num_settled:
+            stream.held += text[stream.num_settled : end]
+            stream.num_settled = end
+            stream.last_settled = text[end - 1]
+
+    def _cut_windows(self, streams: list[_Stream]) -> None:
+        """Drop old tokens from long windows, where the text of the rest shows that nothing changes by it."""
+        cuts = []
+        for stream in streams:
+            is_garbage = len(stream.window) - stream.next_boundary > MAX_UNFINISHED_TOKENS
+            cut = len(stream.window) - MAX_WINDOW_TOKENS if is_garbage else stream.boundary
+            if cut > 0:
+                cuts.append((stream, cut))
+        for stream, cut in cuts:
+            rest = stream.window[cut:]
+            text = self._decoder.decode_batch([rest], skip_special_tokens=stream.skip_special_tokens)[0]
+            pending = stream.text[stream.num_settled :]
+            if len(text) > len(pending) and text.endswith(pending):
+                stream.window, stream.text = rest, text
+                stream.num_settled = len(text) - len(pending)
+                stream.last_settled = text[stream.num_settled - 1]
+                stream.boundary = max(0, stream.boundary - cut)
+                stream.next_boundary = max(0, stream.next_boundary - cut)
+
+    def _search_stop(self, stream: _Stream) -> None:
+        """Find the first stop string in the held text and cut the text there.
+
+        Text that left `held` cannot be part of one, so the whole of it is searched, and it is short.
+        """
+        found: tuple[int, str] | None = None
+        for stop in stream.stop:
+            index = stream.held.find(stop)
+            if index >= 0 and (found is None or index < found[0]):
+                found = (index, stop)
+        if found is not None:
+            index, stream.matched_stop = found
+            end = index + len(stream.matched_stop) if stream.include_stop else index
+            stream.held = stream.held[:end]
+            stream.new_token_ids.clear()
+
+    def _deliver(self, job: AddTokens, stream: _Stream) -> Decoded | None:
+        """The delta of this step: all that is settled and cannot begin a stop string, or all at the end."""
+        finish_reason, stop_reason = job.finish_reason, job.stop_reason
+        if stream.matched_stop is not None:
+            finish_reason, stop_reason = FinishReason.STOP, stream.matched_stop
+        elif job.hide_last:
+            stream.num_output_tokens += 1
+            stream.num_unreported_tokens += 1
+        if finish_reason is None:
+            end = len(stream.held) - _num_stop_prefix(stream.held, stream.stop)
+            text, stream.held = stream.held[:end], stream.held[end:]
+            if not text:
+                return None
+        else:
+            text = stream.held
+            if stream.matched_stop is None:
+                text += _unfinished_tail(stream)
+            del self._streams[job.sequence_id]
+        delta = TextDelta(text, stream.num_unreported_tokens, finish_reason, stop_reason)
+        stream.num_unreported_tokens = 0
+        return Decoded(job.sequence_id, delta, stream.num_output_tokens)
+
+
+def _num_unfinished(text: str) -> int:
+    """Replacement marks at the end of `text`, which more bytes may still turn into characters."""
+    return len(text) - len(text.rstrip(REPLACEMENT))
+
+
+def _unfinished_tail(stream: _Stream) -> str:
+    """What is shown at the end for bytes that never became a character."""
+    if stream.text[max(0, stream.num_settled - 1) : stream.num_settled] != stream.last_settled:
+        return REPLACEMENT  # a byte-fallback run: its earlier characters, now marks too, were shown already
+    return stream.text[stream.num_settled :]
+
+
+def _num_stop_prefix(text: str, stop: tuple[str, ...]) -> int:
+    """Length of the longest end of `text` that begins a stop string without being one."""
+    longest = 0
+    for candidate in stop:
+        for length in range(min(len(candidate) - 1, len(text)), longest, -1):
+            if text.endswith(candidate[:length]):
+                longest = length
+                break
+    return longest

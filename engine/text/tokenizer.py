@@ -1,0 +1,167 @@
+"""Chat templates and encoding, in threads: never on the loop, since a megabyte of text takes a second."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from engine.errors import InvalidRequest, ModelError
+from engine.text.detokenizer import BatchDecoder
+
+T = TypeVar("T")
+
+# Private-use characters that no tokenizer gives a meaning. The first two stand around control tokens in user
+# text while the template runs (so that a template may still look for `</think>`); the last breaks them up.
+START, END, BREAK = "\U000f0000", "\U000f0001", "\U000f0002"
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template. Blocking; safe to call from several threads.
+
+    Only the Rust tokenizer encodes and decodes: the Python wrapper sets padding and truncation on every
+    call, which several threads cannot do at once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer  # takes seconds to import, so only where it is needed
+
+        try:
+            self._hf = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+            self.backend: Any = self._hf.backend_tokenizer
+        except (OSError, ValueError, AttributeError) as error:
+            raise ModelError(f"No usable tokenizer in {folder}: {error}") from error
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        added = [
+            token.content for token in self._hf.added_tokens_decoder.values() if not token.content.isspace()
+        ]
+        added.sort(key=len, reverse=True)
+        control_tokens = "|".join(map(re.escape, added)) or "(?!)"
+        self._control_tokens = re.compile(control_tokens)
+        self._marked_tokens = re.compile(f"{START}({control_tokens}){END}")
+        vocab = self.backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values()) + 1
+        self.max_token_chars = max(map(len, vocab))
+        self.eos_token_id: int | None = self._hf.eos_token_id
+        self.bos_token: str | None = self._hf.bos_token
+        self.eos_token: str | None = self._hf.eos_token
+        self.chat_template: str | None = self._hf.chat_template
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; control tokens written in it are encoded as such."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`, in one go."""
+        text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation, rendered by the model's own chat template in a sandbox.
+
+        Control tokens in the messages stay text: only those the template writes are encoded as such. The
+        template writes its own BOS, so none is added. Raises InvalidRequest when the template refuses.
+        """
+        if self.chat_template is None:
+            raise InvalidRequest("This model has no chat template; use /v1/completions.", "messages")
+        try:
+            text: str = self._hf.apply_chat_template(
+                self._mark(messages),
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **self._mark(template_kwargs or {}),
+            )
+        except Exception as error:  # a template is a program: it may raise anything about its input
+            raise InvalidRequest(
+                f"The chat template refuses this: {_first_line(error)}", "messages"
+            ) from error
+        encodings = self.backend.encode_batch(self._split(text), add_special_tokens=False)
+        return [token_id for encoding in encodings for token_id in encoding.ids]
+
+    def _mark(self, value: Any) -> Any:
+        """Put marks around every control token in the strings of `value`, recursively."""
+        if isinstance(value, str):
+            return self._control_tokens.sub(f"{START}\\g<0>{END}", _unmark(value))
+        if isinstance(value, dict):
+            return {key: self._mark(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._mark(item) for item in value]
+        return value
+
+    def _split(self, text: str) -> list[str]:
+        """Cut a rendered chat inside every marked control token: neither half is the token any more."""
+        text = self._marked_tokens.sub(lambda match: match[1][:1] + BREAK + match[1][1:], text)
+        # A mark left alone (the template cut its string there) still keeps its neighbours apart.
+        return text.replace(START, BREAK).replace(END, BREAK).split(BREAK)
+
+
+def _unmark(text: str) -> str:
+    """Take marks out that a user wrote, so that none is forged."""
+    return text.replace(START, "").replace(END, "").replace(BREAK, "")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0][:300]
+
+
+class TokenizerPool:
+    """The tokenizer behind a few threads: the loop awaits, other streams go on."""
+
+    def __init__(self, tokenizer: Tokenizer, *, num_threads: int, max_model_len: int) -> None:
+        self._tokenizer = tokenizer
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
+        # No text longer than this can fit: every token of it would have to be the longest there is.
+        self.max_prompt_chars = max_model_len * tokenizer.max_token_chars
+
+    @property
+    def decoder(self) -> BatchDecoder:
+        """What the detokenizer decodes with."""
+        decoder: BatchDecoder = self._tokenizer.backend
+        return decoder
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; with `add_special_tokens` as the model expects a bare text to begin."""
+        return await self._run(lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation. Raises InvalidRequest when the template refuses it."""
+        return await self._run(
+            lambda: self._tokenizer.encode_chat(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_kwargs=template_kwargs,
+            )
+        )
+
+    async def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`, in one go."""
+        return await self._run(
+            lambda: self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        )
+
+    async def _run(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    def close(self) -> None:
+        """Stop the threads; work that has begun is finished."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
