@@ -1,0 +1,40 @@
+"""What `monoloop bench` can be told."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+
+class BenchSettings(BaseModel):
+    """The server to drive, how much of what, and where the figures go."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    url: str = Field("http://127.0.0.1:8000", description="base URL of the server")
+    api_key: str | None = Field(None, description="key sent as a bearer token")
+    model: str | None = Field(None, description="model to ask for; default: the first one the server lists")
+    requests: int | None = Field(
+        None, ge=1, description="requests in all; default: 64, or every request of the workload file"
+    )
+    concurrency: int = Field(
+        16, ge=1, le=10_000, description="streams kept running at a time; not used when a rate is given"
+    )
+    rate: float | None = Field(
+        None,
+        gt=0,
+        description="requests that arrive per second, however many still run; default: as streams end",
+    )
+    arrivals: Literal["poisson", "fixed"] = Field("poisson", description="gaps between arrivals at a rate")
+    prompt_tokens: int = Field(256, ge=1, description="tokens of each synthetic prompt")
+    output_tokens: int = Field(128, ge=1, description="tokens to generate for each; end-of-text is ignored")
+    workload: Path | None = Field(
+        None,
+        description='JSON file with {"requests": [[prompt tokens, output tokens], …]} in place of one length',
+    )
+    seed: int = Field(0, description="seed of prompts and arrival times")
+    timeout_seconds: float = Field(600, gt=0, description="a request that takes longer counts as an error")
+    json_file: Path | None = Field(
+        None, validation_alias=AliasChoices("json", "json_file"), description="file to write all figures to"
+    )
+    plot: Path | None = Field(None, description="PNG file to draw the latencies into")
