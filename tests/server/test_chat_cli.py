@@ -1,0 +1,244 @@
+"""The terminal chat: against a scripted server, against a stand-in engine, in a pipe and in a terminal."""
+
+import asyncio
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from server.chat import Chat, ChatError, ChatSettings, Messages, run
+
+
+class ScriptedServer:
+    """An OpenAI API in a thread: answers with `chunks`, or with `status` and an error."""
+
+    def __init__(self) -> None:
+        self.chunks = ["Hel", "lo"]
+        self.status = 200
+        self.ends_properly = True
+        self.pause_seconds = 0.0
+        self.bodies: list[dict[str, Any]] = []
+        self.authorizations: list[str] = []
+        self.disconnects = 0
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()))
+
+    def __enter__(self) -> "ScriptedServer":
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        connections: set[asyncio.Task[None]] = set()
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            connections.add(task)
+            try:
+                await self._answer(reader, writer)
+                writer.close()
+                await writer.wait_closed()
+            except (ConnectionError, asyncio.IncompleteReadError):
+                self.disconnects += 1
+                writer.transport.abort()
+
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self._ready.set()
+        await self._stop.wait()
+        server.close()
+        await asyncio.gather(*connections)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        self.authorizations += [line for line in head.split("\r\n") if line.startswith("authorization")]
+        if head.startswith("get "):
+            body = b'{"data": [{"id": "scripted-model"}]}'
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            return
+        length = int(head.split("content-length:")[1].split("\r\n")[0])
+        self.bodies.append(json.loads(await reader.readexactly(length)))
+        writer.write(f"HTTP/1.1 {self.status} X\r\nConnection: close\r\n\r\n".encode())
+        if self.status != 200:
+            writer.write(b'{"error": {"message": "the context is full"}}')
+            return
+        for text in self.chunks:
+            chunk = {"choices": [{"index": 0, "delta": {"content": text}}]}
+            writer.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+            await writer.drain()
+            await asyncio.sleep(self.pause_seconds)
+        if self.ends_properly:
+            writer.write(b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n')
+            writer.write(b"data: [DONE]\n\n")
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer() as scripted:
+        yield scripted
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, text: str, settings: ChatSettings) -> int:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    return run(settings)
+
+
+def test_a_pipe_gets_the_answers_and_nothing_else(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ChatSettings(url=server.url, api_key="k", system="Be brief.", temperature=0.5, max_tokens=9)
+    assert piped(monkeypatch, "Hi\n\nAgain\n", settings) == 0
+    assert capsys.readouterr().out == "Hello\nHello\n"
+    first, second = server.bodies
+    assert first["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+    ]
+    assert second["messages"][2:] == [
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "Again"},
+    ]
+    assert (first["model"], first["temperature"], first["max_tokens"]) == ("scripted-model", 0.5, 9)
+    assert set(server.authorizations) == {"authorization: bearer k"}
+
+
+def test_commands(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = "a\n/reset\nb\n/system Sing.\nc\n/system\n/help\n/what\n/exit\nnever sent\n"
+    assert piped(monkeypatch, lines, ChatSettings(url=server.url)) == 0
+    assert [body["messages"] for body in server.bodies] == [
+        [{"role": "user", "content": "a"}],
+        [{"role": "user", "content": "b"}],
+        [{"role": "system", "content": "Sing."}, {"role": "user", "content": "c"}],
+    ]
+    notes = capsys.readouterr().err
+    for words in ("forgotten", "Sing.", "/reset ", "/what is no command"):
+        assert words in notes
+
+
+def test_an_error_is_shown_and_its_turn_forgotten(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.status = 400
+    assert piped(monkeypatch, "a\nb\n", ChatSettings(url=server.url)) == 1
+    assert [len(body["messages"]) for body in server.bodies] == [1, 1]
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("the context is full") == 2
+
+
+def test_a_broken_stream_is_an_error_after_its_text(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.ends_properly = False
+    assert piped(monkeypatch, "a\n", ChatSettings(url=server.url)) == 1
+    shown = capsys.readouterr()
+    assert shown.out == "Hello\n"
+    assert "in the middle of the answer" in shown.err
+
+
+def test_what_steers_a_terminal_is_not_printed(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.chunks = ["\x1b]0;title\x07", "[red]:smile:[/red]\t", "\x9b31m", "é\n", "\r."]
+    assert piped(monkeypatch, "a\n", ChatSettings(url=server.url)) == 0
+    assert capsys.readouterr().out == "]0;title[red]:smile:[/red]\t31mé\n.\n"
+
+
+def test_a_named_server_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ScriptedServer() as gone:
+        url = gone.url
+    assert piped(monkeypatch, "a\n", ChatSettings(url=url)) == 1
+    assert f"no server answers at {url}" in capsys.readouterr().err
+
+
+class StandIn:
+    """A backend that says what it is told to, or fails."""
+
+    name = "stand-in"
+
+    def __init__(self, *answers: list[str | ChatError]) -> None:
+        self.answers = list(answers)
+        self.asked: list[Messages] = []
+
+    async def answer(self, messages: Messages) -> AsyncGenerator[str, None]:
+        self.asked.append(messages)
+        for piece in self.answers.pop(0):
+            if isinstance(piece, ChatError):
+                raise piece
+            yield piece
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_half_an_answer_stays_in_the_conversation() -> None:
+    backend = StandIn(["half", ChatError("fault")], ["whole"], [ChatError("nothing")], ["last"])
+    chat = Chat(backend, Console(file=io.StringIO()), Console(file=io.StringIO()), None)
+    for text in ("1", "2", "3", "4"):
+        await chat.say(text)
+    assert [message["content"] for message in backend.asked[-1]] == ["1", "half", "2", "whole", "4"]
+    assert chat.num_failures == 2
+
+
+def read_until(terminal: int, words: str, seconds: float = 20) -> str:
+    """What the program in the terminal prints, until `words` are in it."""
+    text = ""
+    deadline = time.monotonic() + seconds
+    while words not in text and time.monotonic() < deadline:
+        text += os.read(terminal, 4096).decode(errors="replace")
+    assert words in text, text
+    return text
+
+
+def test_control_c_stops_the_answer_and_not_the_program(server: ScriptedServer) -> None:
+    server.chunks = ["one "] + ["more "] * 2000
+    server.pause_seconds = 0.01
+    program = f"import sys; from server.chat import *; sys.exit(run(ChatSettings(url={server.url!r})))"
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+    ) as process:
+        os.close(slave)
+        try:
+            read_until(master, "> ")
+            os.write(master, b"count\n")
+            read_until(master, "more more")
+            process.send_signal(signal.SIGINT)
+            read_until(master, "\n> ")
+            server.chunks = ["done"]
+            os.write(master, b"stop\n")
+            read_until(master, "done")
+            read_until(master, "> ")
+            process.send_signal(signal.SIGINT)
+            read_until(master, "Ctrl-C again")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+            os.close(master)
+    assert server.disconnects == 1, "the stopped answer's connection was closed"
+    turns = server.bodies[-1]["messages"]
+    assert [turn["role"] for turn in turns] == ["user", "assistant", "user"]
+    assert turns[1]["content"].startswith("one more ")
