@@ -1,0 +1,101 @@
+"""Random steps over paged keys and values, and the plain float64 attention they are compared with."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.attention_batch import AttentionBatch
+
+
+@dataclass
+class Case:
+    """One step: tensors as `paged_attention` takes them."""
+
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    batch: AttentionBatch
+    scale: float
+
+    def to(self, device: torch.device) -> "Case":
+        b = self.batch
+        batch = AttentionBatch(
+            *(t.to(device) for t in (b.page_table, b.query_start, b.context_lens, b.slot_mapping)),
+            b.num_decode_rows,
+            b.query_lens,
+            b.context_lens_host,
+        )
+        return Case(*(t.to(device) for t in (self.q, self.k_cache, self.v_cache)), batch, self.scale)
+
+
+def make_case(
+    rows: list[tuple[int, int]],
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype: torch.dtype,
+) -> Case:
+    """Make a step of rows (query_len, context_len) on scattered pages; unused cache memory holds NaN."""
+    pages_of = [-(-length // page_size) for _, length in rows]
+    num_pages = sum(pages_of) + 3
+    shape = (num_pages, page_size, num_kv_heads, head_dim)
+    k_cache, v_cache = (torch.full(shape, torch.nan, dtype=dtype) for _ in range(2))
+    free = torch.randperm(num_pages).tolist()
+    page_table = torch.full((len(rows), max(pages_of) + 1), num_pages - 1, dtype=torch.int32)
+    slots: list[int] = []
+    for i, (query_len, length) in enumerate(rows):
+        pages = [free.pop() for _ in range(pages_of[i])]
+        page_table[i, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        row_slots = [pages[p // page_size] * page_size + p % page_size for p in range(length)]
+        for cache in (k_cache, v_cache):
+            cache.view(-1, num_kv_heads, head_dim)[row_slots] = torch.randn(
+                length, num_kv_heads, head_dim
+            ).to(dtype)
+        slots += row_slots[length - query_len :]
+    query_lens, context_lens = [n for n, _ in rows], [length for _, length in rows]
+    num_tokens = sum(query_lens)
+    # q is a view of a fused projection, as in a model.
+    fused = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim).to(dtype)
+    q = fused[:, : num_heads * head_dim].view(num_tokens, num_heads, head_dim)
+    query_start = torch.tensor([0, *query_lens], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    batch = AttentionBatch(
+        page_table=page_table,
+        query_start=query_start,
+        context_lens=torch.tensor(context_lens, dtype=torch.int32),
+        slot_mapping=torch.tensor(slots),
+        num_decode_rows=next((i for i, n in enumerate(query_lens) if n != 1), len(rows)),
+        query_lens=query_lens,
+        context_lens_host=context_lens,
+    )
+    return Case(q, k_cache, v_cache, batch, head_dim**-0.5)
+
+
+def exact_attention(
+    case: Case, *, window: int = 0, softcap: float = 0.0, alibi_slopes: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Row by row, key by key, in float64."""
+    page_size, num_kv_heads, head_dim = case.k_cache.shape[1:]
+    num_heads = case.q.shape[1]
+    out = torch.empty(case.q.shape, dtype=torch.float64)
+    start = 0
+    query_lens, context_lens = case.batch.host_lens()
+    for row, (n, length) in enumerate(zip(query_lens, context_lens, strict=True)):
+        pages = case.batch.page_table[row, : -(-length // page_size)].long()
+        k, v = (
+            cache[pages].reshape(-1, num_kv_heads, head_dim)[:length].double()
+            for cache in (case.k_cache, case.v_cache)
+        )
+        k, v = (t.repeat_interleave(num_heads // num_kv_heads, 1) for t in (k, v))
+        distance = torch.arange(length) - torch.arange(length - n, length).unsqueeze(1)
+        scores = torch.einsum("qhd,khd->hqk", case.q[start : start + n].double(), k) * case.scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        if alibi_slopes is not None:
+            scores = scores + alibi_slopes.double().view(-1, 1, 1) * distance
+        hidden = (distance > 0) | (distance <= -window) if window else distance > 0
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        out[start : start + n] = torch.einsum("hqk,khd->qhd", weights, v)
+        start += n
+    return out

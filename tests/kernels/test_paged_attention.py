@@ -1,0 +1,107 @@
+import pytest
+import torch
+
+from kernels.paged_attention import paged_attention
+from tests.kernels.attention_cases import exact_attention, make_case
+from tests.kernels.conftest import Target
+from tests.kernels.tolerances import assert_close
+
+MIXED = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 50), (2, 2), (5, 33), (17, 17), (40, 71)]
+LARGE = [(1, n) for n in (1, 511, 512, 513, 4096, 8191)] + [(2, 8000), (513, 513), (1024, 3000)]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def check(target: Target, rows, heads=(4, 2), head_dim=64, page_size=16, dtype=torch.float32, **options):
+    case = make_case(
+        rows,
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=head_dim,
+        page_size=page_size,
+        dtype=dtype,
+    )
+    exact = exact_attention(case, **options)
+    moved = case.to(target.device)
+    if "alibi_slopes" in options:
+        options["alibi_slopes"] = options["alibi_slopes"].to(target.device)
+    result = paged_attention(moved.q, moved.k_cache, moved.v_cache, moved.batch, scale=case.scale, **options)
+    longest = max(length for _, length in rows)
+    assert_close(result, exact, dtype, reduction=head_dim + longest)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_mixed_batch(target: Target, dtype: torch.dtype):
+    check(target, MIXED + (LARGE if target.large and dtype != torch.float32 else [])[:0], dtype=dtype)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 32, 64])
+def test_page_sizes(target: Target, page_size: int):
+    lengths = sorted({1, max(1, page_size - 1), page_size, page_size + 1, 3 * page_size + 1})
+    rows = [(1, n) for n in lengths] + [(n, n) for n in lengths if n > 1] + [(2, n + 1) for n in lengths]
+    check(target, rows, page_size=page_size)
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 6, 7, 8])
+def test_groups(target: Target, group: int):
+    check(target, [(1, 5), (1, 20), (3, 19), (18, 18)], heads=(2 * group, 2))
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_head_dims(target: Target, head_dim: int):
+    check(target, [(1, 5), (1, 20), (3, 19), (18, 18)], head_dim=head_dim)
+
+
+@pytest.mark.parametrize("window", [1, 7, 16, 1000])
+def test_window(target: Target, window: int):
+    check(target, MIXED, window=window)
+
+
+def test_softcap(target: Target):
+    check(target, MIXED, softcap=0.7)
+
+
+def test_alibi(target: Target):
+    check(target, MIXED, alibi_slopes=torch.tensor([0.5, 0.25, 0.125, 0.0625]))
+
+
+def test_all_options_together(target: Target):
+    check(target, MIXED, window=9, softcap=1.5, alibi_slopes=torch.tensor([0.5, 0.25, 0.125, 0.0625]))
+
+
+@pytest.mark.parametrize("rows", [[(1, 700)], [(1, 700), (1, 130), (1, 129), (1, 3)], [(150, 700)]])
+def test_several_splits_and_tiles(target: Target, rows):
+    check(target, rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_alone_equals_the_row_in_a_batch(target: Target, dtype: torch.dtype):
+    case = make_case(MIXED, num_heads=6, num_kv_heads=2, head_dim=64, page_size=16, dtype=dtype).to(
+        target.device
+    )
+    together = paged_attention(case.q, case.k_cache, case.v_cache, case.batch, scale=case.scale)
+    start = 0
+    for row, (n, length) in enumerate(MIXED):
+        alone = make_alone(case, row, n, length, start)
+        single = paged_attention(alone.q, case.k_cache, case.v_cache, alone.batch, scale=case.scale)
+        expected = together[start : start + n]
+        if target.backend == "triton":
+            assert torch.equal(single, expected), f"row {row} depends on its neighbours"
+        else:
+            assert_close(single, expected, dtype, reduction=length)
+        start += n
+
+
+def make_alone(case, row, n, length, start):
+    from kernels.attention_batch import AttentionBatch
+    from tests.kernels.attention_cases import Case
+
+    batch = AttentionBatch(
+        page_table=case.batch.page_table[row : row + 1],
+        query_start=torch.tensor([0, n], dtype=torch.int32, device=case.q.device),
+        context_lens=case.batch.context_lens[row : row + 1],
+        slot_mapping=case.batch.slot_mapping[start : start + n],
+        num_decode_rows=int(n == 1),
+        query_lens=[n],
+        context_lens_host=[length],
+    )
+    return Case(case.q[start : start + n], case.k_cache, case.v_cache, batch, case.scale)
