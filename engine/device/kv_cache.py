@@ -19,7 +19,8 @@ CPU_MAX_TOKENS = 65_536
 class KVCache:
     """`layers[i]` is the pair (keys, values) of layer i.
 
-    Each is [num_pages + 1, page_size, num_kv_heads, head_dim]. The last page belongs to nobody: padded rows write there.
+    Each is [num_pages + 1, page_size, num_kv_heads, head_dim]. The last page belongs to nobody: padded rows
+    write there.
     """
 
     layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]

@@ -267,7 +267,7 @@ class Scheduler:
         """Plan the next `num_tokens` tokens; the last known token's logits are sampled."""
         start = sequence.num_scheduled_tokens
         end = start + num_tokens
-        in_slot = start == sequence.num_tokens  # the newest token, which only the device knows
+        in_slot = start >= sequence.num_tokens  # the newest token, which only the device knows
         sample = end >= sequence.num_tokens
         sequence.num_scheduled_tokens = end
         sequence.num_rows_in_flight += 1
