@@ -1,0 +1,76 @@
+"""The files around the code: the dashboard asks for metrics that exist, compose waits for the drain."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from engine.stats import EngineStats
+from server.metrics import Metrics
+from server.settings import ServerConfig
+
+ROOT = Path(__file__).parent.parent
+STATS = EngineStats(
+    running=0,
+    waiting=0,
+    pages_used=0,
+    pages_cached=0,
+    pages_free=1,
+    page_size=16,
+    preemptions_total=0,
+    prompt_tokens_total=0,
+    cached_prompt_tokens_total=0,
+    generation_tokens_total=0,
+    steps_total=0,
+    device_idle_seconds_total=0.0,
+    device_idle_share=0.0,
+    loop_lag_seconds=0.0,
+    alive=True,
+    draining=False,
+)
+
+
+def read_yaml(path: str) -> Any:
+    return yaml.safe_load((ROOT / path).read_text())
+
+
+def test_the_dashboard_asks_only_for_metrics_that_exist() -> None:
+    metrics = Metrics()
+    metrics.attach(lambda: STATS, "m", 1024)
+    metrics.http_request("GET", "/v1/models", 200, 0.1)
+    exported = set(re.findall(r"^([a-z0-9_:]+)\{", metrics.exposition().decode(), re.MULTILINE))
+    dashboard = json.loads((ROOT / "configs/grafana/dashboards/monoloop.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"(?:vllm:|monoloop_)[a-z0-9_]+", query)}
+    assert len(asked) > 15
+    assert asked <= exported, f"no such metrics: {asked - exported}"
+
+
+def test_the_dashboard_reads_the_provisioned_data_source() -> None:
+    dashboard = json.loads((ROOT / "configs/grafana/dashboards/monoloop.json").read_text())
+    sources = read_yaml("configs/grafana/provisioning/datasources/prometheus.yml")["datasources"]
+    used = {panel["datasource"]["uid"] for panel in dashboard["panels"]}
+    assert used == {source["uid"] for source in sources}
+
+
+def test_compose_waits_longer_than_the_drain_takes() -> None:
+    service = read_yaml("docker-compose.yml")["services"]["monoloop"]
+    drain_seconds = float(service["environment"]["MONOLOOP_DRAIN_TIMEOUT_SECONDS"])
+    assert float(service["stop_grace_period"].removesuffix("s")) > drain_seconds
+
+
+def test_prometheus_scrapes_the_port_the_server_listens_on() -> None:
+    jobs = read_yaml("configs/prometheus.yml")["scrape_configs"]
+    targets = [target for job in jobs for group in job["static_configs"] for target in group["targets"]]
+    assert targets == [f"monoloop:{ServerConfig().port}"]
+
+
+def test_compose_sets_only_settings_that_exist() -> None:
+    from server.settings import variables
+
+    given = read_yaml("docker-compose.yml")["services"]["monoloop"]["environment"]
+    in_image = re.findall(r"(MONOLOOP_\w+)=", (ROOT / "Dockerfile").read_text())
+    assert {*given, *in_image} <= set(variables().values())
+    assert len(in_image) == 2
