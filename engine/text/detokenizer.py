@@ -183,17 +183,18 @@ class Detokenizer:
 
     def _cut_windows(self, streams: list[_Stream]) -> None:
         """Drop old tokens from long windows, where the text of the rest shows that nothing changes by it."""
-        cuts = []
         for stream in streams:
-            is_garbage = len(stream.window) - stream.next_boundary > MAX_UNFINISHED_TOKENS
-            cut = len(stream.window) - MAX_WINDOW_TOKENS if is_garbage else stream.boundary
-            if cut > 0:
-                cuts.append((stream, cut))
-        for stream, cut in cuts:
+            num_unfinished_tokens = len(stream.window) - stream.next_boundary
+            if num_unfinished_tokens > MAX_UNFINISHED_TOKENS:
+                cut = len(stream.window) - MAX_WINDOW_TOKENS
+            elif num_unfinished_tokens == 0:
+                cut = stream.boundary
+            else:
+                continue
             rest = stream.window[cut:]
             text = self._decoder.decode_batch([rest], skip_special_tokens=stream.skip_special_tokens)[0]
             pending = stream.text[stream.num_settled :]
-            if len(text) > len(pending) and text.endswith(pending):
+            if cut and len(text) > len(pending) and text.endswith(pending):
                 stream.window, stream.text = rest, text
                 stream.num_settled = len(text) - len(pending)
                 stream.last_settled = text[stream.num_settled - 1]

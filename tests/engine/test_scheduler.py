@@ -75,7 +75,9 @@ class Driver:
             if not self.step():
                 self.scheduler.check_idle()
                 return
-        pytest.fail(f"not done after {max_steps} steps: {self.scheduler.num_waiting=} {self.scheduler.num_running=}")
+        pytest.fail(
+            f"not done after {max_steps} steps: {self.scheduler.num_waiting=} {self.scheduler.num_running=}"
+        )
 
 
 def output_of(sequence: Sequence) -> list[int]:
@@ -237,7 +239,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.driver = Driver(
-            num_pages=10, page_size=2, token_budget=5, max_num_seqs=4, max_waiting=20, run_ahead=self.run_ahead
+            num_pages=10,
+            page_size=2,
+            token_budget=5,
+            max_num_seqs=4,
+            max_waiting=20,
+            run_ahead=self.run_ahead,
         )
         self.sequences: list[Sequence] = []
         self.stopped_at: dict[int, int] = {}

@@ -47,7 +47,9 @@ class ToyStep:
 class ToyRunner:
     """Keeps token ids where a model keeps keys and values, behind the same slots and page tables."""
 
-    def __init__(self, num_pages: int, page_size: int, before_step: Callable[[StepPlan], None] | None = None) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, before_step: Callable[[StepPlan], None] | None = None
+    ) -> None:
         self.cache = np.full((num_pages, page_size), -1, np.int64)
         self.page_size = page_size
         self.tables: dict[int, list[int]] = {}

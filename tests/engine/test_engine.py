@@ -1,0 +1,249 @@
+"""The whole engine around a toy model: every way a request can end, and that nothing is left behind."""
+
+import asyncio
+import logging
+import threading
+
+import pytest
+
+from engine.errors import (
+    ContextLengthExceeded,
+    Draining,
+    EngineDead,
+    EngineError,
+    InvalidRequest,
+    QueueFull,
+    StepFailed,
+)
+from engine.outputs import FinishReason, StepPlan
+from engine.request import Request, SamplingParams
+from engine.stats import RequestTimes
+from tests.engine.toy import reference
+from tests.engine.toy_engine import to_text, toy_engine
+
+
+def request(prompt: list[int], max_tokens: int = 10, *, seed: int = 7, **sampling) -> Request:
+    return Request("r", tuple(prompt), SamplingParams(max_tokens=max_tokens, seed=seed, **sampling))
+
+
+def expected(prompt: list[int], max_tokens: int = 10, **kwargs) -> str:
+    return to_text(reference(prompt, max_tokens, seed=7, **kwargs))
+
+
+class Recorder:
+    """Keeps what the engine reports."""
+
+    def __init__(self):
+        self.finished: list[RequestTimes] = []
+        self.first_tokens = 0
+        self.tokens = 0
+        self.steps = 0
+
+    def step_finished(self, seconds, num_tokens, num_rows):
+        assert seconds >= 0
+        assert num_tokens >= num_rows
+        self.steps += 1
+
+    def first_token(self, seconds):
+        self.first_tokens += 1
+
+    def inter_token(self, seconds, num_tokens):
+        self.tokens += num_tokens
+
+    def request_finished(self, times):
+        self.finished.append(times)
+
+    def loop_lag(self, seconds):
+        assert seconds >= 0
+
+
+async def idle(engine) -> None:
+    """Wait until the engine holds nothing."""
+    for _ in range(200):
+        stats = engine.stats()
+        if not (stats.running or stats.waiting or stats.pages_used):
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail(f"still busy: {engine.stats()}")
+
+
+@pytest.fixture(params=[0, 1], ids=["run_ahead_0", "run_ahead_1"])
+def run_ahead(request):
+    return request.param
+
+
+async def test_streams_join_to_the_models_text(run_ahead):
+    recorder = Recorder()
+    async with toy_engine(run_ahead=run_ahead, observer=recorder) as engine:
+        prompts = [[n, n + 1, n + 2] for n in range(12)]
+        streams = [engine.submit(request(p, 30, ignore_eos=True)) for p in prompts]
+        results = await asyncio.gather(*(stream.collect() for stream in streams))
+        for prompt, stream, result in zip(prompts, streams, results, strict=True):
+            assert result.text == expected(prompt, 30, ignore_eos=True)
+            assert result.finish_reason is FinishReason.LENGTH
+            assert result.num_tokens == stream.num_output_tokens == 30
+            assert stream.num_prompt_tokens == 3
+        await idle(engine)
+        assert engine.stats().generation_tokens_total == 12 * 30
+        assert engine.stats().prompt_tokens_total == 12 * 3
+    assert recorder.first_tokens == 12
+    assert len(recorder.finished) == 12
+    assert all(times.generation_tokens == 30 for times in recorder.finished)
+    assert all(times.queue_seconds >= 0 and times.prefill_seconds >= 0 for times in recorder.finished)
+
+
+async def test_eos_counts_and_is_not_shown(run_ahead):
+    prompt = next([a, b] for a in range(90) for b in range(90) if len(reference([a, b], 30, seed=7)) == 4)
+    async with toy_engine(run_ahead=run_ahead) as engine:
+        stream = engine.submit(request(prompt, 30))
+        result = await stream.collect()
+        assert result.finish_reason is FinishReason.STOP
+        assert result.text == expected(prompt, 30)[:3]
+        assert stream.num_output_tokens == 4
+
+
+async def test_a_stop_string_ends_the_sequence_and_its_ledger(run_ahead):
+    text = expected([1, 2, 3], 100, ignore_eos=True)
+    async with toy_engine(run_ahead=run_ahead) as engine:
+        stream = engine.submit(request([1, 2, 3], 100, ignore_eos=True, stop=(text[4:6],)))
+        result = await stream.collect()
+        assert result.text == text[:4]
+        assert result.stop_reason == text[4:6]
+        assert stream.num_output_tokens == 6
+        await idle(engine)
+        assert engine.stats().generation_tokens_total == 6
+
+
+async def test_preemption_neither_changes_nor_repeats_text(run_ahead):
+    async with toy_engine(num_pages=12, run_ahead=run_ahead) as engine:
+        prompts = [[n, n + 1, n + 2] for n in range(4)]
+        streams = [engine.submit(request(p, 30, ignore_eos=True)) for p in prompts]
+        results = await asyncio.gather(*(stream.collect() for stream in streams))
+        assert [r.text for r in results] == [expected(p, 30, ignore_eos=True) for p in prompts]
+        assert engine.stats().preemptions_total >= 2
+
+
+async def test_abort_frees_everything_at_once(run_ahead):
+    recorder = Recorder()
+    async with toy_engine(run_ahead=run_ahead, max_num_seqs=1, observer=recorder) as engine:
+        running = engine.submit(request([1, 2], 200, ignore_eos=True))
+        waiting = engine.submit(request([3, 4], 200, ignore_eos=True))
+        await anext(running)
+        running.abort()
+        running.abort()
+        waiting.abort()
+        await idle(engine)
+        with pytest.raises(EngineError, match="aborted"):
+            await waiting.collect()
+        assert [times.finish_reason for times in recorder.finished] == [FinishReason.ABORT] * 2
+        again = engine.submit(request([1, 2], 5, ignore_eos=True))
+        assert (await again.collect()).text == expected([1, 2], 5, ignore_eos=True)
+        again.abort()
+
+
+async def test_a_cancelled_reader_aborts(run_ahead):
+    async with toy_engine(run_ahead=run_ahead) as engine:
+        stream = engine.submit(request([1, 2], 200, ignore_eos=True))
+        task = asyncio.create_task(stream.collect())
+        await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await idle(engine)
+
+
+async def test_a_failed_step_ends_its_requests_and_the_engine_goes_on(run_ahead, caplog):
+    def fail_on_marked_prompt(plan: StepPlan) -> None:
+        if any(row.init and row.init.prompt_token_ids[0] == 66 for row in plan.rows):
+            raise RuntimeError("broken on purpose")
+
+    async with toy_engine(run_ahead=run_ahead, before_step=fail_on_marked_prompt) as engine:
+        with caplog.at_level(logging.CRITICAL, "monoloop.engine"), pytest.raises(StepFailed):
+            await engine.submit(request([66, 1], 5)).collect()
+        await idle(engine)
+        result = await engine.submit(request([1, 2], 5, ignore_eos=True)).collect()
+        assert result.text == expected([1, 2], 5, ignore_eos=True)
+        assert engine.is_alive
+
+
+async def test_a_dead_step_loop_ends_every_stream(caplog):
+    async with toy_engine() as engine:
+        stream = engine.submit(request([1, 2], 200, ignore_eos=True))
+        await anext(stream)
+        engine._scheduler.plan = None  # not callable: the loop itself breaks
+        with caplog.at_level(logging.CRITICAL + 1, "monoloop.engine"), pytest.raises(EngineDead):
+            await stream.collect()
+        await engine.wait_dead()
+        assert not engine.is_alive
+        with pytest.raises(EngineDead):
+            engine.submit(request([1]))
+
+
+async def test_drain_finishes_what_runs_and_refuses_the_rest():
+    async with toy_engine() as engine:
+        stream = engine.submit(request([1, 2], 50, ignore_eos=True))
+        collected = asyncio.create_task(stream.collect())
+        await engine.drain(10)
+        assert (await collected).text == expected([1, 2], 50, ignore_eos=True)
+        with pytest.raises(Draining):
+            engine.submit(request([1]))
+
+
+async def test_drain_ends_what_does_not_finish_in_time():
+    release = threading.Event()
+    async with toy_engine(before_step=lambda plan: release.wait(5) and None) as engine:
+        stream = engine.submit(request([1, 2], 50))
+        drained = asyncio.create_task(engine.drain(0.05))
+        with pytest.raises(Draining):
+            await stream.collect()
+        release.set()
+        await drained
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "param"),
+    [
+        ({"prompt": []}, InvalidRequest, "prompt"),
+        ({"prompt": [97]}, InvalidRequest, "prompt"),
+        ({"prompt": [-1]}, InvalidRequest, "prompt"),
+        ({"prompt": [1], "stop_token_ids": frozenset([1000])}, InvalidRequest, "stop_token_ids"),
+        ({"prompt": [1], "logit_bias": ((97, 1.0),)}, InvalidRequest, "logit_bias"),
+        ({"prompt": [1] * 250, "max_tokens": 7}, ContextLengthExceeded, None),
+    ],
+)
+async def test_what_cannot_run_is_refused_by_name(bad, error, param):
+    async with toy_engine() as engine:
+        with pytest.raises(error) as caught:
+            engine.submit(request(**bad))
+        assert caught.value.param == param
+        assert engine.stats().waiting == 0
+
+
+async def test_a_full_queue_refuses():
+    hold = threading.Event()
+    async with toy_engine(max_waiting=2, before_step=lambda plan: hold.wait(5) and None) as engine:
+        streams = [engine.submit(request([n], 1)) for n in range(2)]
+        with pytest.raises(QueueFull):
+            engine.submit(request([1]))
+        hold.set()
+        await asyncio.gather(*(stream.collect() for stream in streams))
+
+
+async def test_a_reader_that_comes_late_gets_everything_in_one_delta():
+    async with toy_engine() as engine:
+        stream = engine.submit(request([1, 2], 40, ignore_eos=True))
+        await idle(engine)
+        await asyncio.sleep(0.05)
+        delta = await anext(stream)
+        assert delta.text == expected([1, 2], 40, ignore_eos=True)
+        assert delta.num_tokens == 40
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+
+async def test_detokenizer_faults_end_the_requests_of_the_step(caplog):
+    async with toy_engine() as engine:
+        engine._detokenizer.process = lambda jobs: 1 / 0
+        with caplog.at_level(logging.CRITICAL, "monoloop.engine"), pytest.raises(StepFailed):
+            await engine.submit(request([1, 2], 5)).collect()
+        await idle(engine)

@@ -1,0 +1,67 @@
+"""A whole engine around the toy model: real loop, threads, scheduler and detokenizer, no weights."""
+
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models
+
+from engine import Engine, ModelInfo
+from engine.config import EngineConfig
+from engine.device.thread import DeviceThread
+from engine.outputs import StepPlan
+from engine.text.tokenizer import TokenizerPool
+from tests.engine.toy import EOS, VOCAB_SIZE, ToyRunner
+
+CHARS = [chr(0x4E00 + token_id) for token_id in range(VOCAB_SIZE)]
+
+
+def to_text(token_ids: list[int]) -> str:
+    """Text of toy tokens: one character each."""
+    return "".join(CHARS[token_id] for token_id in token_ids)
+
+
+def toy_tokenizer() -> Tokenizer:
+    """One character a token."""
+    tokenizer = Tokenizer(models.WordLevel({char: i for i, char in enumerate(CHARS)}, unk_token=CHARS[0]))
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+@asynccontextmanager
+async def toy_engine(
+    *,
+    num_pages: int = 64,
+    page_size: int = 4,
+    token_budget: int = 32,
+    max_model_len: int | None = None,
+    before_step: Callable[[StepPlan], None] | None = None,
+    observer: Any = None,
+    **config: Any,
+):
+    """A running engine; yields it and checks at the end that nothing leaked."""
+    settings = EngineConfig(page_size=1, **config)
+    device = DeviceThread(settings.run_ahead)
+    runner = await device.start(lambda: ToyRunner(num_pages, page_size, before_step))
+    model = ModelInfo(
+        name="toy",
+        max_model_len=max_model_len or num_pages * page_size,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=(EOS,),
+        generation_defaults={},
+        dtype="int64",
+        device="cpu",
+        num_pages=num_pages,
+        page_size=page_size,
+        created=0,
+    )
+    tokenizer: Any = SimpleNamespace(backend=toy_tokenizer(), max_token_chars=1)
+    pool = TokenizerPool(tokenizer, num_threads=1, max_model_len=model.max_model_len)
+    engine = Engine(settings, model, pool, device, token_budget, observer)
+    engine.toy_runner = runner
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+        assert engine.stats().pages_used == 0
