@@ -5,6 +5,7 @@ stream decodes a short window of its newest tokens, holds back what may still ch
 sequence, the beginning of a stop string), and the rest leaves as a TextDelta.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -92,7 +93,7 @@ class _Stream:
     matched_stop: str | None = None
     num_output_tokens: int = 0
     num_unreported_tokens: int = 0
-    new_token_ids: list[int] = field(default_factory=list)
+    new_token_ids: deque[int] = field(default_factory=deque)
 
 
 class Detokenizer:
@@ -139,17 +140,15 @@ class Detokenizer:
         )
 
     def _decode_new(self, streams: list[_Stream]) -> None:
-        """Decode the new tokens of all streams together.
+        """Decode the new tokens of all streams together, one token of each per round.
 
-        A stop string must name the token it ended at, so a stream that has one takes one token per round.
+        So a stop string names the token it ended at, and a character is seen as soon as it is whole.
         """
         while streams := [stream for stream in streams if stream.new_token_ids]:
             for stream in streams:
-                count = 1 if stream.stop else len(stream.new_token_ids)
-                stream.window += stream.new_token_ids[:count]
-                del stream.new_token_ids[:count]
-                stream.num_output_tokens += count
-                stream.num_unreported_tokens += count
+                stream.window.append(stream.new_token_ids.popleft())
+                stream.num_output_tokens += 1
+                stream.num_unreported_tokens += 1
             self._decode_windows(streams)
             for stream in streams:
                 self._settle(stream)

@@ -126,6 +126,11 @@ class TokenizerPool:
         self.max_prompt_chars = max_model_len * tokenizer.max_token_chars
 
     @property
+    def chat_template(self) -> str | None:
+        """The model's own template, to see which roles it knows; None if it has none."""
+        return self._tokenizer.chat_template
+
+    @property
     def decoder(self) -> BatchDecoder:
         """What the detokenizer decodes with."""
         decoder: BatchDecoder = self._tokenizer.backend
