@@ -1,0 +1,122 @@
+"""From submitted requests to one answer: what chat and text completions share, streamed or not."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+from uuid import uuid4
+
+from starlette.requests import Request as HttpRequest
+
+from engine.outputs import FinishReason, TextDelta
+from engine.request import Request
+from server.errors import DeadlinePassed
+from server.schema.sampling import Finish, PromptTokensDetails, Usage
+from server.version import VERSION
+
+if TYPE_CHECKING:
+    from engine import Engine, ModelInfo, RequestStream
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client has left before its answer was ready; nobody will read what is sent."""
+
+
+class Answer:
+    """What the response, or all chunks of it, have in common."""
+
+    def __init__(self, prefix: str, model: str, info: "ModelInfo") -> None:
+        self.id = f"{prefix}-{uuid4().hex}"
+        self.created = int(time.time())
+        self.model = model
+        self.fingerprint = fingerprint(info)
+
+
+def fingerprint(info: "ModelInfo") -> str:
+    """Changes when the same seed may give another answer: version, model, dtype, device."""
+    parts = "\n".join((VERSION, info.name, info.dtype, info.device))
+    return f"fp_{hashlib.sha256(parts.encode()).hexdigest()[:10]}"
+
+
+def usage_of(streams: Sequence["RequestStream"], n: int) -> Usage:
+    """Token counts from the engine's ledger; the n samples of a prompt count its tokens once."""
+    prompts = streams[::n]
+    prompt_tokens = sum(stream.num_prompt_tokens for stream in prompts)
+    completion_tokens = sum(stream.num_output_tokens for stream in streams)
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(
+            cached_tokens=sum(stream.num_cached_tokens for stream in prompts)
+        ),
+    )
+
+
+FINISH: dict[FinishReason | None, Finish] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+def finish_of(delta: TextDelta) -> Finish:
+    """The reason a client sees; an abort or a fault is an error and never gets here."""
+    return FINISH[delta.finish_reason]
+
+
+def submit_all(engine: "Engine", requests: Sequence[Request]) -> list["RequestStream"]:
+    """Submit the requests of one answer: all of them, or none."""
+    streams: list[RequestStream] = []
+    try:
+        streams.extend(engine.submit(request) for request in requests)
+    except BaseException:
+        abort_all(streams)
+        raise
+    return streams
+
+
+def abort_all(streams: Sequence["RequestStream"]) -> None:
+    """End what still runs; nothing happens to streams that have ended."""
+    for stream in streams:
+        stream.abort()
+
+
+async def collect_all(streams: Sequence["RequestStream"]) -> list[TextDelta]:
+    """Wait for every stream; the first that fails ends all."""
+    tasks = [asyncio.ensure_future(stream.collect()) for stream in streams]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        abort_all(streams)
+
+
+async def while_connected(
+    http: HttpRequest, timeout_seconds: float | None, work: Callable[[], Awaitable[T]]
+) -> T:
+    """Run `work` unless the client leaves or the time is up. Raises ClientGone, DeadlinePassed.
+
+    Nobody tells a handler that its client is gone: it has to ask, once the body is read.
+    """
+    await http.body()
+    working = asyncio.ensure_future(work())
+    leaving = asyncio.ensure_future(disconnected(http))
+    try:
+        await asyncio.wait((working, leaving), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        if leaving.done():
+            raise ClientGone
+        raise DeadlinePassed("The answer took longer than this server allows.")
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def disconnected(http: HttpRequest) -> None:
+    """Return when the client has left."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

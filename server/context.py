@@ -1,0 +1,98 @@
+"""What all routes share: the engine once it is there, the settings, the metrics. One per application."""
+
+import logging
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from engine.errors import Draining, EngineDead
+from server.convert import Limits
+from server.errors import ModelNotFound, NotReady
+from server.metrics import Metrics
+from server.settings import ServerConfig
+
+if TYPE_CHECKING:
+    from engine import Engine
+
+logger = logging.getLogger("monoloop.server")
+
+MAX_UNKNOWN_FIELDS = 200
+
+
+class ServerContext:
+    """State of the HTTP side. Lives on the event loop."""
+
+    def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
+        self.config = config
+        self.metrics = metrics
+        self.is_draining = False
+        self.num_open_requests = 0
+        self.route_templates: dict[object, str] = {}
+        self._engine: Engine | None = None
+        self._unknown_fields: set[str] = set()
+
+    def attach(self, engine: "Engine") -> None:
+        """The model is loaded: from now on requests are answered."""
+        self._engine = engine
+        self.metrics.attach(engine.stats, self.model_names[0], engine.model.max_model_len)
+
+    @property
+    def engine(self) -> "Engine":
+        """The engine. Raises NotReady while the model still loads."""
+        if self._engine is None:
+            raise NotReady("The model is still being loaded.")
+        return self._engine
+
+    def check_ready(self) -> None:
+        """Raise NotReady, Draining or EngineDead unless new work would be taken."""
+        if self.is_draining or (self._engine is not None and self._engine.is_draining):
+            raise Draining("The server is shutting down and takes no new requests.")
+        if not self.engine.is_alive:
+            raise EngineDead("The engine has stopped after a fault.")
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the process is worth keeping: it is loading, or its engine is alive."""
+        return self._engine is None or self._engine.is_alive
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names the model answers to; the first is the one in metrics."""
+        return self.config.served_model_name or (self.engine.model.name,)
+
+    def model_name(self, asked: str | None) -> str:
+        """The name to answer with: the one asked for, or the first. Raises ModelNotFound."""
+        names = self.model_names
+        if asked is None:
+            return names[0]
+        if asked not in names:
+            raise ModelNotFound(
+                f"The model {asked[:200]!r} does not exist here; this server has {', '.join(names)}."
+            )
+        return asked
+
+    @property
+    def limits(self) -> Limits:
+        """What requests are checked against."""
+        model = self.engine.model
+        return Limits(
+            model.max_model_len, model.vocab_size, self.engine.config.max_num_seqs, model.generation_defaults
+        )
+
+    def note_unknown_fields(self, names: list[str]) -> None:
+        """Log each unknown request field once; the memory of it is bounded."""
+        for name in names:
+            if name not in self._unknown_fields and len(self._unknown_fields) < MAX_UNKNOWN_FIELDS:
+                self._unknown_fields.add(name)
+                logger.info("ignoring the unknown request field %.64r (logged once)", name)
+
+    def route_of(self, scope: Scope) -> str:
+        """The route's template, for metrics: from a closed set, never the raw path."""
+        return self.route_templates.get(scope.get("endpoint"), "other")
+
+
+def context_of(request: Request) -> ServerContext:
+    """The context of the application that serves `request`."""
+    context: ServerContext = request.app.state.context
+    return context

@@ -1,0 +1,176 @@
+"""The only table from exception to HTTP: status, `type` and `code` of the OpenAI error envelope.
+
+The server's own errors, beside those that come out of the engine (`engine.errors`):
+
+    ServerError
+    ├── NotReady            the model still loads
+    ├── ModelNotFound       the request names a model that is not served
+    ├── Unauthorized        no API key, or a wrong one
+    ├── BodyTooLarge        the body is over the limit
+    ├── BodyTimeout         the body did not arrive in time
+    ├── UnsupportedMedia    the body is declared to be something else than plain JSON
+    └── DeadlinePassed      the request took longer than the server allows
+    UnsupportedField        an InvalidRequest: a known field that would change the output but is not built
+"""
+
+from typing import NamedTuple
+
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from engine.errors import (
+    ContextLengthExceeded,
+    Draining,
+    EngineDead,
+    EngineError,
+    InvalidRequest,
+    QueueFull,
+    StepFailed,
+)
+from server.schema.errors import ErrorDetail, ErrorResponse
+
+INVALID = "invalid_request_error"
+MAX_SHOWN_ERRORS = 3
+MAX_SHOWN_INPUT = 200
+
+
+class ServerError(Exception):
+    """Root of the errors the server itself raises. The message is safe to show to a client."""
+
+    param: str | None = None
+
+
+class NotReady(ServerError):
+    """The model is still being loaded."""
+
+
+class ModelNotFound(ServerError):
+    """The request names a model that is not served here."""
+
+    param = "model"
+
+
+class Unauthorized(ServerError):
+    """The API key is missing or wrong."""
+
+
+class BodyTooLarge(ServerError):
+    """The request body is longer than `max_body_bytes`."""
+
+
+class BodyTimeout(ServerError):
+    """The request body did not arrive within `body_timeout_seconds`."""
+
+
+class UnsupportedMedia(ServerError):
+    """The body's declared type or encoding is not plain JSON."""
+
+
+class DeadlinePassed(ServerError):
+    """The answer was not complete within `request_timeout_seconds`."""
+
+
+class UnsupportedField(InvalidRequest):
+    """A field that is known and would change the output, but is not implemented."""
+
+
+class Fault(NamedTuple):
+    """How an exception looks from outside. `retry_after` is in seconds."""
+
+    status: int
+    type: str
+    code: str | None
+    retry_after: int | None = None
+
+
+FAULTS: dict[type[Exception], Fault] = {
+    UnsupportedField: Fault(400, INVALID, "unsupported_parameter"),
+    ContextLengthExceeded: Fault(400, INVALID, "context_length_exceeded"),
+    InvalidRequest: Fault(400, INVALID, None),
+    Unauthorized: Fault(401, INVALID, "invalid_api_key"),
+    ModelNotFound: Fault(404, INVALID, "model_not_found"),
+    BodyTimeout: Fault(408, "timeout", "timeout"),
+    BodyTooLarge: Fault(413, INVALID, "request_too_large"),
+    UnsupportedMedia: Fault(415, INVALID, "unsupported_media_type"),
+    QueueFull: Fault(429, "rate_limit_error", "slow_down", 1),
+    StepFailed: Fault(500, "server_error", "internal_error"),
+    NotReady: Fault(503, "server_error", "server_is_overloaded", 5),
+    Draining: Fault(503, "server_error", "server_is_overloaded", 5),
+    EngineDead: Fault(503, "server_error", "server_is_overloaded", 5),
+    DeadlinePassed: Fault(504, "server_error", "timeout"),
+}
+INTERNAL = Fault(500, "server_error", "internal_error")
+HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
+
+
+def fault_of(error: Exception) -> Fault:
+    """The table's row for `error`; anything unknown is an internal error."""
+    if isinstance(error, HTTPException):
+        kind = INVALID if error.status_code < 500 else "server_error"
+        return Fault(error.status_code, kind, HTTP_CODES.get(error.status_code))
+    return next((FAULTS[kind] for kind in type(error).__mro__ if kind in FAULTS), INTERNAL)
+
+
+def envelope(error: Exception) -> ErrorResponse:
+    """The OpenAI error object for `error`; internal errors never show their own text."""
+    fault = fault_of(error)
+    if isinstance(error, HTTPException):
+        message = error.detail
+    elif isinstance(error, EngineError | ServerError):
+        message = str(error)
+    else:
+        message = "The server had an internal error while answering this request."
+    return ErrorResponse(
+        error=ErrorDetail(
+            message=message, type=fault.type, param=getattr(error, "param", None), code=fault.code
+        )
+    )
+
+
+def error_response(error: Exception) -> Response:
+    """The JSON response for `error`, with the headers its status calls for."""
+    fault = fault_of(error)
+    headers = dict(getattr(error, "headers", None) or {})
+    if fault.retry_after is not None:
+        headers["Retry-After"] = str(getattr(error, "retry_after_seconds", fault.retry_after))
+    if fault.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if fault.status in (408, 413):
+        headers["Connection"] = "close"  # what is left of the body is not read
+    return Response(
+        envelope(error).model_dump_json(),
+        status_code=fault.status,
+        headers=headers,
+        media_type="application/json",
+    )
+
+
+def invalid_request(error: ValidationError) -> InvalidRequest:
+    """A short, bounded message for what the schema found; `param` names the first offending field.
+
+    Long inputs and long lists of errors are cut: an error must never be larger than what caused it.
+    """
+    found = error.errors(include_url=False, include_context=False)
+    lines = []
+    for entry in found[:MAX_SHOWN_ERRORS]:
+        field = field_path(entry["loc"])
+        shown = ""
+        if entry["type"] != "missing" and not isinstance(entry["input"], dict | list):
+            shown = f" (got {entry['input']!r:.{MAX_SHOWN_INPUT}})"
+        message = entry["msg"].removeprefix("Value error, ")
+        lines.append(f"{field}: {message}{shown}" if field else f"{message}{shown}")
+    if len(found) > MAX_SHOWN_ERRORS:
+        lines.append(f"and {len(found) - MAX_SHOWN_ERRORS} more")
+    return InvalidRequest("; ".join(lines), field_path(found[0]["loc"]) or None)
+
+
+def field_path(location: tuple[int | str, ...]) -> str:
+    """`("messages", 0, "role")` as `messages[0].role`, each name and the whole cut to a sane length."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part[:64]}" if path else part[:64]
+    return path[:MAX_SHOWN_INPUT]

@@ -1,0 +1,108 @@
+"""Command-line flags from pydantic fields, and messages a person can act on when a setting is wrong."""
+
+import argparse
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+
+class SettingsError(Exception):
+    """A setting is wrong. The message names it and where it came from."""
+
+
+def flag(name: str) -> str:
+    """`max_num_seqs` as `--max-num-seqs`."""
+    return "--" + name.replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel], title: str) -> None:
+    """One flag per field of `model`, with the field's description and default as its help.
+
+    Values stay strings, for pydantic to read; a flag that is not given is None. Fields that hold several
+    values may be given several times.
+    """
+    group = parser.add_argument_group(title)
+    for name, field in model.model_fields.items():
+        options: dict[str, Any] = {"dest": name, "default": None, "help": help_text(field)}
+        if field.annotation is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            options["metavar"] = metavar(field)
+            if is_several(field):
+                options["action"] = "append"
+        group.add_argument(flag(name), **options)
+
+
+def given_flags(arguments: argparse.Namespace, model: type[BaseModel]) -> dict[str, Any]:
+    """The values of the flags that were given."""
+    values = ((name, getattr(arguments, name)) for name in model.model_fields)
+    return {name: value for name, value in values if value is not None}
+
+
+def help_text(field: FieldInfo) -> str:
+    """Description and default of a field; where there is none, the description says what happens."""
+    text = str(field.description)
+    if field.default not in (None, (), PydanticUndefined):
+        default = {True: "on", False: "off"}[field.default] if field.annotation is bool else field.default
+        text += f" (default: {default})"
+    return text.replace("%", "%%")  # argparse formats its help
+
+
+def members(annotation: Any) -> list[Any]:
+    """The types a field may have: the members of a union without None, or the annotation itself."""
+    if get_origin(annotation) in (Union, UnionType):
+        return [member for member in get_args(annotation) if member is not type(None)]
+    return [annotation]
+
+
+def is_several(field: FieldInfo) -> bool:
+    """Whether the field holds a tuple of values."""
+    return any(get_origin(member) is tuple for member in members(field.annotation))
+
+
+def is_secret(field: FieldInfo | None) -> bool:
+    """Whether the field's value must not be shown."""
+    if field is None:
+        return False
+    kinds = members(field.annotation)
+    return any(SecretStr in (kind, *get_args(kind)) for kind in kinds)
+
+
+def metavar(field: FieldInfo) -> str:
+    """What stands for the value in the help: the choices there are, or its kind."""
+    kinds = members(field.annotation)
+    fixed = [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+    if fixed:
+        return "{" + ",".join(fixed) + "}"
+    return {int: "N", float: "X", Path: "PATH"}.get(kinds[0], "TEXT")
+
+
+def explain(error: ValidationError, model: type[BaseModel], origins: Mapping[str, str]) -> SettingsError:
+    """What is wrong with the settings, a line each; `origins` says where a value came from.
+
+    Values of secret fields are not repeated.
+    """
+    lines = []
+    for entry in error.errors(include_url=False):
+        name = str(entry["loc"][0]) if entry["loc"] else ""
+        origin = origins.get(name, name)
+        if entry["type"] == "extra_forbidden":
+            lines.append(f"{origin}: there is no such setting{suggestion(name, model)}")
+            continue
+        line = f"{origin}: {entry['msg'].removeprefix('Value error, ')}"
+        if not is_secret(model.model_fields.get(name)):
+            line += f" (got {entry['input']!r:.200})"
+        lines.append(line)
+    return SettingsError("\n".join(lines))
+
+
+def suggestion(name: str, model: type[BaseModel]) -> str:
+    """`; did you mean ...?` when a setting's name is close."""
+    close = difflib.get_close_matches(name, model.model_fields, n=1)
+    return f"; did you mean {close[0]}?" if close else ""

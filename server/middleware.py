@@ -1,0 +1,116 @@
+"""Plain ASGI middleware around all routes: request id, log line, last resort for errors; API keys."""
+
+import hashlib
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.answer import ClientGone
+from server.context import ServerContext
+from server.errors import Unauthorized, error_response
+
+logger = logging.getLogger("monoloop.access")
+
+SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+CLIENT_CLOSED_REQUEST = 499
+
+# Asked every few seconds by machines: only logged at debug level, and no part of the HTTP metrics.
+PROBES = frozenset(("/health", "/ready", "/metrics", "/load", "/version"))
+OPEN_PATHS = frozenset(("/health", "/ready", "/metrics", "/version"))
+
+
+class RequestScope:
+    """Outermost: gives each request an id, one log line, a count and an answer whatever happens inside."""
+
+    def __init__(self, app: ASGIApp, context: ServerContext) -> None:
+        self.app = app
+        self.context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if SANE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = 0
+        started = time.perf_counter()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                if scope["http_version"] == "2":
+                    del headers["Connection"]  # RFC 9113 forbids it, and the response would be dropped
+            await send(message)
+
+        self.context.num_open_requests += 1
+        try:
+            await self.app(scope, receive, send_with_id)
+        except ClientGone:
+            pass  # nobody is there to answer to
+        except Exception as error:
+            logger.exception("%s failed", request_id)
+            if not status:
+                await error_response(error)(scope, receive, send_with_id)
+        finally:
+            self.context.num_open_requests -= 1
+            self.finish(scope, request_id, status or CLIENT_CLOSED_REQUEST, time.perf_counter() - started)
+
+    def finish(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        """One line for the log and one observation for the metrics."""
+        path = scope["path"]
+        is_probe = path in PROBES
+        if not is_probe:
+            self.context.metrics.http_request(scope["method"], self.context.route_of(scope), status, seconds)
+        level = logging.DEBUG if is_probe else logging.INFO
+        if logger.isEnabledFor(level):
+            note = scope["state"].get("note", "")
+            shown = path[:200].encode("unicode_escape").decode()
+            logger.log(
+                level, "%s %s %s %d %.3fs%s", request_id, scope["method"], shown, status, seconds, note
+            )
+
+
+class ApiKeys:
+    """Asks for one of the keys, as a bearer token or in x-api-key; probes and metrics stay open.
+
+    What is guarded is decided on `scope["path"]`, which routing uses too; a URL built from the Host header
+    can be made to say something else.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self.app = app
+        self.digests = [digest(key) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+            headers = Headers(scope=scope)
+            scheme, _, token = headers.get("authorization", "").partition(" ")
+            sent = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+            if not self.is_known(sent):
+                message = (
+                    "The API key is wrong." if sent else "An API key is needed: Authorization: Bearer <key>."
+                )
+                await error_response(Unauthorized(message))(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    def is_known(self, key: str) -> bool:
+        """Compares with every key, in a time that tells nothing about any of them."""
+        sent = digest(key)
+        matches = [hmac.compare_digest(sent, known) for known in self.digests]
+        return any(matches)
+
+
+def digest(key: str) -> bytes:
+    """SHA-256 of a key: one length for all, and no key is kept."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,65 @@
+"""POST /v1/chat/completions."""
+
+import asyncio
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from server.answer import Answer, collect_all, finish_of, submit_all, usage_of, while_connected
+from server.body import read_json
+from server.context import ServerContext, context_of
+from server.convert import encode_chat, make_requests
+from server.schema.chat import AssistantMessage, ChatChoice, ChatRequest, ChatResponse
+from server.schema.fields import CHAT, refuse_unsupported
+from server.stream import ChatFrames, stream_answer
+
+
+async def chat_completions(http: HttpRequest) -> Response:
+    """One answer, or n, to a conversation."""
+    context = context_of(http)
+    context.check_ready()
+    wire = await read_json(http, ChatRequest)
+    context.note_unknown_fields(refuse_unsupported(wire.model_extra or {}, CHAT, n=wire.n or 1))
+    answer = Answer("chatcmpl", context.model_name(wire.model), context.engine.model)
+    return await while_connected(
+        http, context.config.request_timeout_seconds, lambda: reply(context, wire, answer)
+    )
+
+
+async def reply(context: ServerContext, wire: ChatRequest, answer: Answer) -> Response:
+    """Encode, submit, and stream or collect."""
+    started = asyncio.get_running_loop().time()
+    limits = context.limits
+    requests = make_requests(
+        wire,
+        [await encode_chat(wire, context.engine.tokenizer, limits)],
+        answer.id,
+        limits,
+        max_tokens=wire.max_completion_tokens or wire.max_tokens,
+        default_max_tokens=limits.generation_defaults.get("max_new_tokens"),
+        prompt_param="messages",
+    )
+    streams = submit_all(context.engine, requests)
+    context.metrics.request_params(n=len(streams))
+    if wire.stream:
+        frames = ChatFrames(answer, streams, len(streams), wire.stream_options)
+        return stream_answer(context.config, streams, frames, started)
+    deltas = await collect_all(streams)
+    response = ChatResponse(
+        id=answer.id,
+        object="chat.completion",
+        created=answer.created,
+        model=answer.model,
+        system_fingerprint=answer.fingerprint,
+        choices=[
+            ChatChoice(
+                index=index,
+                message=AssistantMessage(role="assistant", content=delta.text),
+                finish_reason=finish_of(delta),
+                stop_reason=delta.stop_reason,
+            )
+            for index, delta in enumerate(deltas)
+        ],
+        usage=usage_of(streams, len(streams)),
+    )
+    return Response(response.model_dump_json(), media_type="application/json")

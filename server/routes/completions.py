@@ -1,0 +1,65 @@
+"""POST /v1/completions."""
+
+import asyncio
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from server.answer import Answer, collect_all, finish_of, submit_all, usage_of, while_connected
+from server.body import read_json
+from server.context import ServerContext, context_of
+from server.convert import encode_prompts, make_requests
+from server.schema.completions import CompletionChoice, CompletionRequest, CompletionResponse
+from server.schema.fields import COMPLETION, refuse_unsupported
+from server.stream import CompletionFrames, stream_answer
+
+DEFAULT_MAX_TOKENS = 16
+
+
+async def completions(http: HttpRequest) -> Response:
+    """One continuation, or n, of each prompt."""
+    context = context_of(http)
+    context.check_ready()
+    wire = await read_json(http, CompletionRequest)
+    context.note_unknown_fields(refuse_unsupported(wire.model_extra or {}, COMPLETION, n=wire.n or 1))
+    answer = Answer("cmpl", context.model_name(wire.model), context.engine.model)
+    return await while_connected(
+        http, context.config.request_timeout_seconds, lambda: reply(context, wire, answer)
+    )
+
+
+async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer) -> Response:
+    """Encode, submit, and stream or collect."""
+    started = asyncio.get_running_loop().time()
+    limits = context.limits
+    requests = make_requests(
+        wire,
+        await encode_prompts(wire, context.engine.tokenizer, limits),
+        answer.id,
+        limits,
+        max_tokens=wire.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        prompt_param="prompt",
+    )
+    n = wire.n or 1
+    streams = submit_all(context.engine, requests)
+    context.metrics.request_params(n)
+    if wire.stream:
+        frames = CompletionFrames(answer, streams, n, wire.stream_options)
+        return stream_answer(context.config, streams, frames, started)
+    deltas = await collect_all(streams)
+    response = CompletionResponse(
+        id=answer.id,
+        object="text_completion",
+        created=answer.created,
+        model=answer.model,
+        system_fingerprint=answer.fingerprint,
+        choices=[
+            CompletionChoice(
+                index=index, text=delta.text, finish_reason=finish_of(delta), stop_reason=delta.stop_reason
+            )
+            for index, delta in enumerate(deltas)
+        ],
+        usage=usage_of(streams, n),
+    )
+    return Response(response.model_dump_json(), media_type="application/json")

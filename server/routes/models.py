@@ -1,0 +1,30 @@
+"""GET /v1/models and /v1/models/{id}; ids may hold slashes."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.context import ServerContext, context_of
+from server.errors import ModelNotFound
+from server.schema.models import ModelCard, ModelList
+
+
+async def list_models(http: Request) -> Response:
+    """Every name the model answers to."""
+    context = context_of(http)
+    cards = [card(context, name) for name in context.model_names]
+    return Response(ModelList(data=cards).model_dump_json(), media_type="application/json")
+
+
+async def get_model(http: Request) -> Response:
+    """One of them."""
+    context = context_of(http)
+    name = http.path_params["model"]
+    if name not in context.model_names:
+        raise ModelNotFound(f"The model {name[:200]!r} does not exist here.")
+    return Response(card(context, name).model_dump_json(), media_type="application/json")
+
+
+def card(context: ServerContext, name: str) -> ModelCard:
+    """What is told of the model under one of its names."""
+    model = context.engine.model
+    return ModelCard(id=name, created=model.created, root=model.name, max_model_len=model.max_model_len)

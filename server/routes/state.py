@@ -1,0 +1,49 @@
+"""What machines ask about the server: is it up, is it ready, how busy is it, what is it."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.errors import EngineDead
+from server.context import context_of
+from server.errors import error_response
+from server.metrics import CONTENT_TYPE
+from server.schema.models import Load, Version
+from server.version import VERSION
+
+
+async def health(http: Request) -> Response:
+    """Empty 200 while the process is worth keeping; it may still be loading or already draining."""
+    if context_of(http).is_healthy:
+        return Response()
+    return error_response(EngineDead("The engine has stopped after a fault."))
+
+
+async def ready(http: Request) -> Response:
+    """Empty 200 if a request sent now would be taken."""
+    context_of(http).check_ready()
+    return Response()
+
+
+async def version(http: Request) -> Response:
+    """The version."""
+    return Response(Version(version=VERSION).model_dump_json(), media_type="application/json")
+
+
+async def load(http: Request) -> Response:
+    """How much runs and waits."""
+    stats = context_of(http).engine.stats()
+    body = Load(
+        server_load=stats.running + stats.waiting,
+        running=stats.running,
+        waiting=stats.waiting,
+        kv_cache_usage=stats.kv_cache_usage,
+        pages_used=stats.pages_used,
+        pages_cached=stats.pages_cached,
+        pages_free=stats.pages_free,
+    )
+    return Response(body.model_dump_json(), media_type="application/json")
+
+
+async def metrics(http: Request) -> Response:
+    """Prometheus metrics."""
+    return Response(context_of(http).metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})

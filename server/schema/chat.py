@@ -1,0 +1,204 @@
+"""POST /v1/chat/completions: request, response and stream chunk."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from server.schema.sampling import Finish, SamplingRequest, Usage, WireRequest
+
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096
+MAX_TOOL_CALLS = 128
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ContentPart(WireRequest):
+    """One part of a message's content. The served model reads text; other kinds are refused by name."""
+
+    type: Literal["text", "refusal", "image_url", "input_audio", "file", "video_url", "audio_url"]
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def check_text(self) -> "ContentPart":
+        """Only parts that hold text can be joined into a prompt."""
+        if self.type not in ("text", "refusal"):
+            raise ValueError(
+                f"content parts of type {self.type!r} are not supported by this model; send text"
+            )
+        if self.plain_text is None:
+            raise ValueError(f"a part of type {self.type!r} needs the field {self.type!r}")
+        return self
+
+    @property
+    def plain_text(self) -> str | None:
+        """The text this part adds to the prompt."""
+        return self.text if self.type == "text" else self.refusal
+
+
+class FunctionCall(WireRequest):
+    """Name and arguments of a call the assistant made earlier; `arguments` is JSON in a string."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(WireRequest):
+    """A tool call the assistant made earlier in the conversation."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(WireRequest):
+    """One turn of the conversation."""
+
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOL_CALLS)
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = Field(None, description="earlier reasoning, for templates that want it")
+    reasoning: str | None = Field(None, description="another name for reasoning_content")
+
+    @model_validator(mode="before")
+    @classmethod
+    def normalise_parts(cls, value: Any) -> Any:
+        """Bare strings in a list of parts are text parts; a list is checked as parts, never as a string."""
+        if not isinstance(value, dict):
+            return value
+        content = value.get("content")
+        if isinstance(content, list):
+            if len(content) > MAX_PARTS:
+                raise ValueError(f"content may have at most {MAX_PARTS} parts")
+            parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+            return {**value, "content": parts}
+        if content is not None and not isinstance(content, str):
+            raise ValueError("content must be a string or a list of parts")
+        return value
+
+    @model_validator(mode="after")
+    def check_content(self) -> "ChatMessage":
+        """What a person or the system says must be there; assistants and tools may have nothing to say."""
+        if self.content is None and self.role in ("developer", "system", "user"):
+            raise ValueError(
+                f"content of a message with role {self.role!r} must be a string or a list of parts"
+            )
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("a message with role 'tool' needs tool_call_id")
+        return self
+
+    @property
+    def plain_text(self) -> str:
+        """The content as one string; parts are joined by newlines."""
+        if isinstance(self.content, list):
+            return "\n".join(part.plain_text or "" for part in self.content)
+        return self.content or ""
+
+
+class ReasoningOptions(WireRequest):
+    """Another spelling of reasoning_effort."""
+
+    effort: ReasoningEffort | None = None
+
+
+class ChatRequest(SamplingRequest):
+    """Body of POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_tokens: int | None = Field(
+        None, ge=1, lt=2**31, description="output tokens at most; default: what the context leaves"
+    )
+    max_completion_tokens: int | None = Field(
+        None, ge=1, lt=2**31, description="the newer name of max_tokens; wins if both are given"
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="let the template open the assistant's turn; default true"
+    )
+    continue_final_message: bool | None = Field(
+        None, description="continue the last message instead of opening a turn; default false"
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, max_length=64, description="further variables for the chat template"
+    )
+    documents: list[dict[str, Any]] | None = Field(None, description="documents for the chat template")
+    reasoning_effort: ReasoningEffort | None = Field(
+        None, description="given to the chat template; none also sets enable_thinking to false"
+    )
+    reasoning: ReasoningOptions | None = None
+
+    @model_validator(mode="after")
+    def check_continuation(self) -> "ChatRequest":
+        """A prompt cannot both open a new turn and continue the last one."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("add_generation_prompt and continue_final_message cannot both be true")
+        return self
+
+
+class WireResponse(BaseModel):
+    """Root of response bodies."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class AssistantMessage(WireResponse):
+    """The answer."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+
+
+class ChatChoice(WireResponse):
+    """One of the n answers."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: None = None
+    finish_reason: Finish
+    stop_reason: str | int | None = Field(
+        None, description="the stop string or token id that ended the answer"
+    )
+
+
+class ChatResponse(WireResponse):
+    """Answer of POST /v1/chat/completions without `stream`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(WireResponse):
+    """What this chunk adds to the message: the role comes once, first."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(WireResponse):
+    """The part of a chunk that belongs to one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: None = None
+    finish_reason: Finish | None = None
+    stop_reason: str | int | None = Field(None, description="only in the chunk that ends the answer")
+
+
+class ChatChunk(WireResponse):
+    """One event of a streamed answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = Field(None, description="null until the last chunk; only with include_usage")

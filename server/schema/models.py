@@ -1,0 +1,45 @@
+"""GET /v1/models, and the small answers about the server itself."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from server.schema.chat import WireResponse
+
+
+class ModelCard(WireResponse):
+    """One served model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="unix time the server loaded the model")
+    owned_by: str = "monoloop"
+    root: str
+    parent: None = None
+    max_model_len: int = Field(description="longest prompt plus output, in tokens")
+    permission: list[None] = Field(default_factory=list, max_length=0)
+
+
+class ModelList(WireResponse):
+    """All names the served model answers to."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Version(WireResponse):
+    """Version of monoloop."""
+
+    version: str
+
+
+class Load(WireResponse):
+    """How busy the server is, for load balancers."""
+
+    server_load: int = Field(description="requests running and waiting")
+    running: int
+    waiting: int
+    kv_cache_usage: float = Field(description="share of KV pages that requests hold, 0 to 1")
+    pages_used: int
+    pages_cached: int
+    pages_free: int

@@ -1,0 +1,125 @@
+"""What chat and text completions share: sampling, stopping, streaming, token counts."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
+from pydantic.functional_validators import BeforeValidator
+
+MAX_CHOICES = 128
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_IDS = 1024
+MAX_LOGIT_BIASES = 1024
+INT64 = 2**63
+
+
+def check_stop(value: Any) -> Any:
+    """A stop string or a list of at most 16; the empty string would stop everything and is refused."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("must be a string or a list of strings")
+    if len(texts) > MAX_STOPS:
+        raise ValueError(f"at most {MAX_STOPS} stop strings are allowed, got {len(texts)}")
+    if not all(0 < len(text) <= MAX_STOP_CHARS for text in texts):
+        raise ValueError(f"stop strings must have 1 to {MAX_STOP_CHARS} characters")
+    return tuple(texts)
+
+
+STOP_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS},
+        {
+            "type": "array",
+            "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS},
+            "maxItems": MAX_STOPS,
+        },
+    ]
+}
+Stop = Annotated[tuple[str, ...], BeforeValidator(check_stop), WithJsonSchema(STOP_SCHEMA)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class WireRequest(BaseModel):
+    """Root of request bodies. Strict: a bool is no int and "5" is no number. Unknown fields are tolerated."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+
+class StreamOptions(WireRequest):
+    """Options that only count together with `stream`."""
+
+    include_usage: bool | None = Field(None, description="send one last chunk with the token counts")
+    continuous_usage_stats: bool | None = Field(None, description="send the token counts with every chunk")
+
+
+class SamplingRequest(WireRequest):
+    """Fields of every request that generates text. null always means: use the default."""
+
+    model: str | None = Field(
+        None, max_length=512, description="name from /v1/models; may be left out as one model is served"
+    )
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="answers per prompt; at most max_num_seqs")
+    stream: bool | None = Field(None, description="send server-sent events while tokens arrive")
+    stream_options: StreamOptions | None = None
+    temperature: Finite | None = Field(None, ge=0, le=2, description="0 is greedy; default 1")
+    top_p: Finite | None = Field(None, gt=0, le=1, description="nucleus sampling; default 1 (off)")
+    top_k: int | None = Field(None, ge=-1, lt=2**31, description="0 or -1 is off; default off")
+    min_p: Finite | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="drop tokens less likely than min_p times the likeliest; default 0 (off)",
+    )
+    seed: int | None = Field(
+        None, ge=-INT64, lt=INT64, description="same seed, same sampling; choice i of n uses seed + i"
+    )
+    presence_penalty: Finite | None = Field(None, ge=-2, le=2, description="over output tokens; default 0")
+    frequency_penalty: Finite | None = Field(None, ge=-2, le=2, description="over output tokens; default 0")
+    repetition_penalty: Finite | None = Field(
+        None,
+        ge=0.01,
+        le=100,
+        description="over prompt and output tokens, as in transformers; default 1 (off)",
+    )
+    logit_bias: dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None = Field(
+        None, max_length=MAX_LOGIT_BIASES, description="token id, as a string, to what is added to its logit"
+    )
+    stop: Stop | None = Field(None, description="strings that end the answer and are not shown")
+    stop_token_ids: list[int] | None = Field(
+        None, max_length=MAX_STOP_IDS, description="token ids that end the answer"
+    )
+    min_tokens: int | None = Field(
+        None, ge=0, lt=2**31, description="no end before so many tokens; default 0"
+    )
+    ignore_eos: bool | None = Field(None, description="go on after the end-of-sequence token; default false")
+    include_stop_str_in_output: bool | None = Field(
+        None, description="show the stop string that ended the answer; default false"
+    )
+    skip_special_tokens: bool | None = Field(None, description="hide special tokens; default true")
+
+    @field_validator("logit_bias")
+    @classmethod
+    def check_bias_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        """Keys are token ids in decimal; whether they exist is checked against the model later."""
+        for key in value or ():
+            if not (key.isascii() and key.isdigit() and len(key) <= 10):
+                raise ValueError(f"keys must be token ids, got {key[:64]!r}")
+        return value
+
+
+class PromptTokensDetails(BaseModel):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int = Field(description="prompt tokens taken from the prefix cache")
+
+
+class Usage(BaseModel):
+    """Token counts, from the engine's own ledger. With n > 1 the prompt counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int = Field(description="sampled tokens, with the one that ended the answer")
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+Finish = Literal["stop", "length"]

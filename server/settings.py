@@ -1,0 +1,251 @@
+"""All settings: those of the server, composed with those of the engine into one flat set of names.
+
+    defaults  <  YAML file (--config)  <  environment (MONOLOOP_<NAME>)  <  flags
+
+Run as a module it writes the sample file: python -m server.settings > configs/default.yaml
+"""
+
+import argparse
+import os
+import sys
+import textwrap
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, create_model
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from engine.config import EngineConfig
+from server.flags import SettingsError, add_flags, explain, flag, given_flags, members
+
+ENV_PREFIX = "MONOLOOP_"
+CONFIG_VARIABLE = "MONOLOOP_CONFIG"
+KUBERNETES = (ENV_PREFIX + "SERVICE_", ENV_PREFIX + "PORT_")
+
+
+def split_commas(value: Any) -> Any:
+    """`a,b` (environment, YAML) and `["a,b", "c"]` (repeated flags) as a list of names."""
+    parts = [value] if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        return value
+    return [
+        name.strip() if isinstance(name, str) else name
+        for part in parts
+        for name in (part.split(",") if isinstance(part, str) else [part])
+        if name != ""
+    ]
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
+Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(split_commas)]
+
+
+class ServerConfig(BaseModel):
+    """Settings of everything that speaks HTTP."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes any free one")
+    served_model_name: Names = Field(
+        (),
+        description="names clients may use for the model, in the order they are listed; default: its own",
+    )
+    api_key: Secrets = Field(
+        (),
+        description="keys clients must send, any one of them; prefer the environment, "
+        "since other users see the flags of a process; none: no key is asked for",
+    )
+    cors_origins: Names = Field(
+        (), description="origins whose web pages may call the API, * for any; none: CORS is off"
+    )
+    max_body_bytes: int = Field(
+        8 * 2**20, ge=1024, description="longest request body; a longer one gets a 413"
+    )
+    body_timeout_seconds: float = Field(
+        30, gt=0, description="time a request body may take to arrive before a 408"
+    )
+    request_timeout_seconds: float | None = Field(
+        None, gt=0, description="time an answer may take before it is ended with an error; none: no limit"
+    )
+    send_timeout_seconds: float = Field(
+        60, gt=0, description="time a stream waits for a client that stopped reading before it is aborted"
+    )
+    ping_seconds: float = Field(
+        15, ge=0, description="interval of the comment lines that keep streams open through proxies; 0: none"
+    )
+    keep_alive_seconds: float = Field(
+        65, gt=0, description="time an idle connection (or one with a half-sent header) stays open"
+    )
+    drain_timeout_seconds: float = Field(
+        30, ge=0, description="time running requests may take to finish after SIGTERM or Ctrl-C"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="how much to log")
+    uvloop: bool = Field(
+        False, description="run on uvloop, if it is installed, in place of asyncio's own loop"
+    )
+
+
+class Settings(NamedTuple):
+    """What `serve` runs with. `warnings` is for the log: nothing that ends the start."""
+
+    engine: EngineConfig
+    server: ServerConfig
+    warnings: tuple[str, ...] = ()
+
+
+def to_int(value: Any) -> Any:
+    """Digits as an int, for fields whose values are a fixed set of numbers: a Literal reads no strings."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def flat_fields() -> dict[str, Any]:
+    """The fields of both configs: the names that flags, environment and YAML know."""
+    fields: dict[str, Any] = {}
+    for config in (ServerConfig, EngineConfig):
+        for name, field in config.model_fields.items():
+            annotation: Any = field.annotation
+            if any(
+                get_origin(kind) is Literal and isinstance(get_args(kind)[0], int)
+                for kind in members(annotation)
+            ):
+                annotation = Annotated[annotation, BeforeValidator(to_int)]
+            fields[name] = (annotation, field)
+    return fields
+
+
+class Sources(BaseSettings):
+    """Flags (as keyword arguments) before environment before YAML file."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_ignore_empty=True,
+        enable_decoding=False,
+        extra="forbid",
+        hide_input_in_errors=True,
+    )
+    file_values: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The order of the sources, the strongest first."""
+        return init_settings, env_settings, InitSettingsSource(settings_cls, cls.file_values)
+
+
+FlatSettings = create_model("FlatSettings", __base__=Sources, **flat_fields())
+
+
+def serve_parser() -> argparse.ArgumentParser:
+    """The flags of `monoloop serve`."""
+    parser = argparse.ArgumentParser(
+        prog="monoloop serve",
+        description="Serve a model over the OpenAI API.",
+        epilog="Every setting may also stand in the YAML file, under the flag's name with underscores, "
+        f"and in the environment as {ENV_PREFIX}<NAME>. Flags win over the environment, that over the file.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"YAML file with settings (or {CONFIG_VARIABLE})"
+    )
+    add_flags(parser, ServerConfig, "server")
+    add_flags(parser, EngineConfig, "engine")
+    return parser
+
+
+def parse(arguments: list[str]) -> Settings:
+    """Settings of `monoloop serve`, from its flags, the environment and the YAML file.
+
+    Raises SettingsError, naming the setting and where it came from; argparse ends the program itself for
+    an unknown flag (exit code 2) and for --help.
+    """
+    namespace = serve_parser().parse_args(arguments)
+    flags = given_flags(namespace, ServerConfig) | given_flags(namespace, EngineConfig)
+    file = namespace.config or os.environ.get(CONFIG_VARIABLE)
+    return load(flags, Path(file) if file else None)
+
+
+def load(flags: dict[str, Any], file: Path | None = None) -> Settings:
+    """Merge the sources and check every value. Raises SettingsError."""
+    values = {} if file is None else read_yaml(file)
+    sources = type("FileSettings", (FlatSettings,), {"__annotations__": {}, "file_values": values})
+    try:
+        flat = sources(**flags)
+    except ValidationError as error:
+        origins = {name: f"{file}: {name}" for name in values}
+        origins |= {name: variable for name, variable in variables().items() if variable in os.environ}
+        raise explain(error, FlatSettings, origins | {name: flag(name) for name in flags}) from None
+    settings = flat.model_dump()
+    return Settings(
+        engine=EngineConfig(**{name: settings[name] for name in EngineConfig.model_fields}),
+        server=ServerConfig(**{name: settings[name] for name in ServerConfig.model_fields}),
+        warnings=unknown_variables(),
+    )
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The mapping a settings file holds. Raises SettingsError if there is none."""
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{file}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file}: is not valid YAML: {error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise SettingsError(f"{file}: must hold settings as `name: value`, one a line")
+    return values
+
+
+def variables() -> dict[str, str]:
+    """The environment variable of each setting."""
+    return {name: ENV_PREFIX + name.upper() for name in FlatSettings.model_fields}
+
+
+def unknown_variables() -> tuple[str, ...]:
+    """A warning for each MONOLOOP_ variable that is no setting.
+
+    Not an error: Kubernetes puts MONOLOOP_SERVICE_HOST and the like into the environment of every container
+    beside a service called monoloop.
+    """
+    known = {*variables().values(), CONFIG_VARIABLE}
+    return tuple(
+        f"{variable} is not a setting and is ignored"
+        for variable in sorted(os.environ)
+        if variable.startswith(ENV_PREFIX) and variable not in known and not variable.startswith(KUBERNETES)
+    )
+
+
+def sample_yaml() -> str:
+    """Every setting, commented out, with its description and default."""
+    lines = [
+        "# Settings of `monoloop serve --config FILE`. Every line is a default: uncomment what you change.",
+        f"# Each may also be a flag (--max-num-seqs) or in the environment ({ENV_PREFIX}MAX_NUM_SEQS).",
+    ]
+    for title, config in (("server", ServerConfig), ("engine", EngineConfig)):
+        lines += ["", f"# --- {title} ---"]
+        for name, field in config.model_fields.items():
+            default = field.get_default()
+            value = list(default) if isinstance(default, tuple) else default
+            lines += ["", *(f"# {line}" for line in textwrap.wrap(str(field.description), 106))]
+            lines.append(
+                f"# {name}: " + yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
+            )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(sample_yaml())
