@@ -41,10 +41,11 @@ fmt: $(VENV)/.installed-dev
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
-# A stamp newer than the requirements means: nothing to do, and no network.
+# A stamp newer than the requirements means: nothing to do, and no network. The openai client is there for
+# README's second example.
 $(VENV)/.installed: $(REQUIREMENTS) | $(BIN)/python
 	@$(NEED_PIP)
-	$(PIP) install -c constraints.txt -e .
+	$(PIP) install -c constraints.txt -e . openai
 	@touch $@
 
 $(VENV)/.installed-dev: $(REQUIREMENTS) | $(BIN)/python
