@@ -28,6 +28,7 @@ from engine import Engine
 from engine.request import Request, SamplingParams
 from engine.stats import NullObserver
 from server.bench.scrape import ServerInfo
+from server.client import ClientSettings
 
 START_TIMEOUT_SECONDS = 600
 
@@ -116,7 +117,11 @@ def serve(*flags: str) -> Iterator[Served]:
                         raise RuntimeError(f"the server did not start\n{log.read_text()}")
                     time.sleep(0.02)
                 yield Served(
-                    url, ServerInfo(url).first_model(), process.pid, time.perf_counter() - started, log
+                    url,
+                    ServerInfo(ClientSettings(url=url)).first_model(),
+                    process.pid,
+                    time.perf_counter() - started,
+                    log,
                 )
             finally:
                 process.terminate()

@@ -167,8 +167,8 @@ def floor_chains(
 
 def layer_shapes(spec: DecoderSpec, layer: int) -> list[tuple[int, int]]:
     """[out, in] of a layer's products: q/k/v fused, output, gate/up fused, down."""
-    hidden, inner = spec.hidden_size, spec.layers[layer].intermediate_size
-    heads, kv_heads, size = spec.layers[layer].num_heads, spec.num_kv_heads, spec.head_dim
+    hidden, inner = spec.hidden_size, spec.layers[layer].mlp.intermediate_size
+    heads, kv_heads, size = spec.layers[layer].attention.num_heads, spec.num_kv_heads, spec.head_dim
     return [
         ((heads + 2 * kv_heads) * size, hidden),
         (hidden, heads * size),
@@ -185,7 +185,7 @@ def attention_chain(spec: DecoderSpec, batch: int, context: int, dtype: torch.dt
     caches = [
         (torch.randn(cache_shape, dtype=dtype), torch.randn(cache_shape, dtype=dtype)) for _ in spec.layers
     ]
-    q = torch.randn(batch, spec.layers[0].num_heads, spec.head_dim, dtype=dtype)
+    q = torch.randn(batch, spec.layers[0].attention.num_heads, spec.head_dim, dtype=dtype)
 
     def attend() -> None:
         attention = AttentionBatch(

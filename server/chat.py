@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from rich.console import Console
+
+from server.client import ClientSettings
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -27,14 +29,15 @@ UNPRINTABLE = {code: None for code in (*range(32), *range(127, 160)) if chr(code
 Messages = list[dict[str, str]]
 
 
-class ChatSettings(BaseModel):
-    """Whom to talk to, and how it shall answer."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class ChatSettings(ClientSettings):
+    """Talk to a model in the terminal."""
 
     url: str = Field(
         "http://127.0.0.1:8000",
         description="base URL of the server; if none is at the default one, the model runs in this process",
+    )
+    model: str | None = Field(
+        None, description="model to talk to; default: the server's first, or the default model"
     )
     local: bool = Field(
         False, description="run the model in this process, with the engine's settings from MONOLOOP_*"
@@ -300,9 +303,10 @@ def _lines(console: Console) -> Iterator[str]:
 
 
 def _client(settings: ChatSettings) -> httpx.AsyncClient:
-    headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
     # The first token of a long prompt on a busy server may take minutes; a connection should not.
-    return httpx.AsyncClient(base_url=settings.url, headers=headers, timeout=httpx.Timeout(600, connect=5))
+    return httpx.AsyncClient(
+        base_url=settings.url, headers=settings.headers, timeout=httpx.Timeout(600, connect=5)
+    )
 
 
 def _options(settings: ChatSettings) -> dict[str, Any]:

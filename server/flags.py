@@ -22,7 +22,7 @@ def flag(name: str) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel], title: str) -> None:
-    """One flag per field of `model`, with the field's description and default as its help.
+    """One flag per field of `model`, named after its alias if it has one, with description and default as help.
 
     Values stay strings, for pydantic to read; a flag that is not given is None. Fields that hold several
     values may be given several times.
@@ -36,7 +36,7 @@ def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel], title: st
             options["metavar"] = metavar(field)
             if is_several(field):
                 options["action"] = "append"
-        group.add_argument(flag(name), **options)
+        group.add_argument(flag(field.alias or name), **options)
 
 
 def given_flags(arguments: argparse.Namespace, model: type[BaseModel]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def run(settings: BenchSettings) -> int:
     console = Console()
     try:
         client = Client(settings.url, settings.api_key, settings.timeout_seconds)
-        server = ServerInfo(settings.url, settings.api_key)
+        server = ServerInfo(settings)
         model = settings.model or server.first_model()
         work = jobs(_lengths(settings), model, settings.seed, settings.rate, settings.arrivals)
     except ValueError as error:

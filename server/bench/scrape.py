@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from server.client import ClientSettings
+
 IDLE_SECONDS = "monoloop_device_idle_seconds_total"
 LOOP_LAG_BUCKET = "monoloop_loop_lag_seconds_bucket"
 
@@ -20,9 +22,9 @@ class Snapshot:
 class ServerInfo:
     """Asks a server the few things besides completions."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        self._url = url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    def __init__(self, settings: ClientSettings) -> None:
+        self._url = settings.url.rstrip("/")
+        self._headers = settings.headers
 
     def first_model(self) -> str:
         """The first model the server lists. Raises ValueError that says why there is none."""

@@ -3,17 +3,14 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from server.client import ClientSettings
 
 
-class BenchSettings(BaseModel):
-    """The server to drive, how much of what, and where the figures go."""
+class BenchSettings(ClientSettings):
+    """Drive a running server with many streams, and print what they saw."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-    url: str = Field("http://127.0.0.1:8000", description="base URL of the server")
-    api_key: str | None = Field(None, description="key sent as a bearer token")
-    model: str | None = Field(None, description="model to ask for; default: the first one the server lists")
     requests: int | None = Field(
         None, ge=1, description="requests in all; default: 64, or every request of the workload file"
     )
@@ -34,7 +31,5 @@ class BenchSettings(BaseModel):
     )
     seed: int = Field(0, description="seed of prompts and arrival times")
     timeout_seconds: float = Field(600, gt=0, description="a request that takes longer counts as an error")
-    json_file: Path | None = Field(
-        None, validation_alias=AliasChoices("json", "json_file"), description="file to write all figures to"
-    )
+    json_file: Path | None = Field(None, alias="json", description="file to write all figures to")
     plot: Path | None = Field(None, description="PNG file to draw the latencies into")
