@@ -42,10 +42,6 @@ class ChatSettings(ClientSettings):
     local: bool = Field(
         False, description="run the model in this process, with the engine's settings from MONOLOOP_*"
     )
-    model: str | None = Field(
-        None, description="model to talk to; default: the server's first, or the default model"
-    )
-    api_key: str | None = Field(None, description="key sent as a bearer token")
     system: str | None = Field(None, description="system prompt")
     temperature: float | None = Field(None, ge=0, le=2, description="default: what the model's authors chose")
     max_tokens: int | None = Field(

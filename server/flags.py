@@ -22,7 +22,7 @@ def flag(name: str) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel], title: str) -> None:
-    """One flag per field of `model`, named after its alias if it has one, with description and default as help.
+    """One flag per field of `model`, named after its alias if it has one, with its description and default.
 
     Values stay strings, for pydantic to read; a flag that is not given is None. Fields that hold several
     values may be given several times.
