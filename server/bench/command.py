@@ -42,7 +42,8 @@ def run(settings: BenchSettings) -> int:
         console.print("interrupted; nothing is reported", style="yellow")
         return 130
     report = make_report(outcome, before, server.snapshot())
-    console.print(table(report, title))
+    console.print(title, markup=False, highlight=False)
+    console.print(table(report))
     for message, count in report.error_messages.items():
         console.print(f"{count} × {message}", style="red", markup=False, highlight=False)
     if report.client_lag_p99_seconds > NOTABLE_CLIENT_LAG_SECONDS:

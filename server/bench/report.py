@@ -83,9 +83,9 @@ def make_report(run: Run, before: Snapshot, after: Snapshot) -> Report:
     )
 
 
-def table(report: Report, title: str) -> Table:
+def table(report: Report) -> Table:
     """The figures as a person reads them."""
-    result = Table(title=title, title_justify="left")
+    result = Table()
     result.add_column("")
     for name in ("total", "p50", "p90", "p99"):
         result.add_column(name, justify="right")

@@ -255,7 +255,7 @@ def test_a_report_sums_up_good_and_failed_requests() -> None:
     assert report.tpot is not None
     assert report.tpot.p50 == pytest.approx(0.75 / 4)
     assert report.device_idle_share == 0.25
-    assert table(report, "").row_count == 13
+    assert table(report).row_count == 13
 
 
 def test_metrics_are_read_as_a_difference() -> None:
