@@ -68,8 +68,7 @@ def test_what_is_installed_starts_at_once_with_the_settings_given(tmp_path: Path
     (venv / ".installed").touch()
     result = make(venv, "MONOLOOP_PORT=9000", "ARGS=--page-size 32")
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "serve --page-size 32 9000
-"
+    assert result.stdout == "serve --page-size 32 9000\n"
 
 
 def test_the_constraints_pin_what_this_environment_tests_with() -> None:
