@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from server.chat import Chat, ChatError, ChatSettings, Messages, run
+from engine.errors import ModelError
+from server.chat import Chat, ChatError, ChatSettings, LocalBackend, Messages, run
+from tests.server.fake_engine import FakeEngine
 
 
 class ScriptedServer:
@@ -242,3 +244,52 @@ def test_control_c_stops_the_answer_and_not_the_program(server: ScriptedServer) 
     turns = server.bodies[-1]["messages"]
     assert [turn["role"] for turn in turns] == ["user", "assistant", "user"]
     assert turns[1]["content"].startswith("one more ")
+
+
+async def test_an_engine_in_the_process_answers_as_a_server_would() -> None:
+    engine = FakeEngine()
+    settings = ChatSettings(temperature=0.0, max_tokens=3)
+    backend = LocalBackend(engine, settings)  # type: ignore[arg-type]
+    output, errors = io.StringIO(), io.StringIO()
+    chat = Chat(backend, Console(file=output), Console(file=errors), "Be brief.")
+    await chat.say("tokens=20")
+    assert output.getvalue() == "t0 t1 t2 \n"
+    messages, _ = engine.tokenizer.chats[0]
+    assert [message["role"] for message in messages] == ["system", "user"]
+    assert (engine.requests[0].sampling.temperature, engine.requests[0].sampling.max_tokens) == (0, 3)
+    await chat.say("bad template")
+    assert "The chat template refuses this" in errors.getvalue()
+
+
+async def test_a_stopped_answer_of_the_engine_is_aborted() -> None:
+    engine = FakeEngine()
+    backend = LocalBackend(engine, ChatSettings())  # type: ignore[arg-type]
+    chat = Chat(backend, Console(file=io.StringIO()), Console(file=io.StringIO()), None)
+    answer = asyncio.create_task(chat.say("tokens=1000 delay=0.001"))
+    for _ in range(1000):
+        await asyncio.sleep(0.005)
+        if engine.requests:
+            break
+    answer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await answer
+    assert engine.aborted == ["chat-0"]
+
+
+def test_a_model_that_is_not_there_ends_the_chat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise ModelError("there is no model called missing")
+
+    monkeypatch.setattr("engine.Engine.start", refuse)
+    assert piped(monkeypatch, "a\n", ChatSettings(local=True, model="missing")) == 1
+    assert "there is no model called missing" in capsys.readouterr().err
+
+
+def test_a_wrong_setting_ends_the_chat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MONOLOOP_PAGE_SIZE", "17")
+    assert piped(monkeypatch, "a\n", ChatSettings(local=True)) == 1
+    assert "MONOLOOP_PAGE_SIZE" in capsys.readouterr().err
