@@ -31,8 +31,8 @@ check: $(VENV)/.installed-dev
 
 # The kernels come first, under Triton's interpreter, so that the last line counts the whole suite.
 pytest: $(VENV)/.installed-dev
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -m "not gpu" tests/kernels
-	$(BIN)/python -m pytest -q -m "not gpu"
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "not gpu" tests/kernels
+	$(BIN)/python -m pytest -m "not gpu"
 
 fmt: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
