@@ -1,5 +1,6 @@
 """What all routes share: the engine once it is there, the settings, the metrics. One per application."""
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -27,10 +28,23 @@ class ServerContext:
         self.config = config
         self.metrics = metrics
         self.is_draining = False
-        self.num_open_requests = 0
+        self.all_answered = asyncio.Event()
+        self.all_answered.set()
+        self._num_open_requests = 0
         self.route_templates: dict[object, str] = {}
         self._engine: Engine | None = None
         self._unknown_fields: set[str] = set()
+
+    def request_began(self) -> None:
+        """A request is being answered."""
+        self._num_open_requests += 1
+        self.all_answered.clear()
+
+    def request_ended(self) -> None:
+        """Its answer has been sent, or nobody wants it any more."""
+        self._num_open_requests -= 1
+        if not self._num_open_requests:
+            self.all_answered.set()
 
     def attach(self, engine: "Engine") -> None:
         """The model is loaded: from now on requests are answered."""

@@ -52,7 +52,7 @@ class RequestScope:
                     del headers["Connection"]  # RFC 9113 forbids it, and the response would be dropped
             await send(message)
 
-        self.context.num_open_requests += 1
+        self.context.request_began()
         try:
             await self.app(scope, receive, send_with_id)
         except ClientGone:
@@ -62,7 +62,7 @@ class RequestScope:
             if not status:
                 await error_response(error)(scope, receive, send_with_id)
         finally:
-            self.context.num_open_requests -= 1
+            self.context.request_ended()
             self.finish(scope, request_id, status or CLIENT_CLOSED_REQUEST, time.perf_counter() - started)
 
     def finish(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:

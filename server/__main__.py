@@ -1,0 +1,8 @@
+"""`python -m server` is `monoloop`."""
+
+import sys
+
+from server.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

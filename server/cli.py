@@ -1,0 +1,131 @@
+"""The command `monoloop`: one function per subcommand. Nothing heavy is imported before it is needed."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from server.flags import SettingsError, add_flags, explain, flag, given_flags
+from server.version import VERSION
+
+Config = TypeVar("Config", bound=BaseModel)
+
+USAGE = 2  # exit code of argparse for wrong arguments; a wrong setting is one of those
+
+
+def serve(arguments: list[str]) -> int:
+    """serve a model over the OpenAI API"""
+    from server import lifecycle, settings
+
+    found = settings.parse(arguments)
+    refuse_foreign_kernels()
+    return lifecycle.run(found)
+
+
+def chat(arguments: list[str]) -> int:
+    """talk to a model in the terminal"""
+    from server.chat import ChatSettings, run
+
+    return run(parse(arguments, "chat", ChatSettings))
+
+
+def bench(arguments: list[str]) -> int:
+    """measure a running server with many streams"""
+    from server.bench.command import run
+    from server.bench.settings import BenchSettings
+
+    return run(parse(arguments, "bench", BenchSettings))
+
+
+def pull(arguments: list[str]) -> int:
+    """fetch a model without serving it"""
+    parser = argparse.ArgumentParser(prog="monoloop pull", description="Fetch a model without serving it.")
+    parser.add_argument("model", help="catalog name or hub id")
+    parser.add_argument("--cache-dir", type=Path, help="folder for fetched models")
+    given = parser.parse_args(arguments)
+    from engine import pull as fetch
+    from engine.errors import EngineError
+
+    try:
+        weights = asyncio.run(fetch(given.model, given.cache_dir))
+    except EngineError as error:
+        return fail(str(error), 1)
+    sys.stdout.write(f"{weights}\n")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"serve": serve, "chat": chat, "bench": bench, "pull": pull}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the subcommand that is named first; returns the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["--version"]:
+        sys.stdout.write(f"monoloop {VERSION}\n")
+        return 0
+    if not given or given[0] in ("-h", "--help"):
+        sys.stdout.write(overview())
+        return 0 if given else USAGE
+    command = COMMANDS.get(given[0])
+    if command is None:
+        return fail(f"there is no command {given[0]!r}; there are {', '.join(COMMANDS)}", USAGE)
+    try:
+        return command(given[1:])
+    except SettingsError as error:
+        return fail(str(error), USAGE)
+    except KeyboardInterrupt:
+        return 130
+
+
+def overview() -> str:
+    """The help of `monoloop` itself."""
+    lines = [f"  {name:<8}{function.__doc__}" for name, function in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: monoloop COMMAND [options]",
+            "",
+            "An OpenAI-compatible LLM inference server in one process.",
+            "",
+            *lines,
+            "",
+            "monoloop COMMAND --help shows the options of a command, monoloop --version the version.",
+            "",
+        ]
+    )
+
+
+def fail(message: str, code: int) -> int:
+    """Say what is wrong, a line each, and hand back the exit code."""
+    for line in message.splitlines():
+        sys.stderr.write(f"monoloop: error: {line}\n")
+    return code
+
+
+def parse(arguments: list[str], command: str, model: type[Config]) -> Config:
+    """Flags of a subcommand as its settings. Raises SettingsError."""
+    parser = argparse.ArgumentParser(
+        prog=f"monoloop {command}", description=model.__doc__, allow_abbrev=False
+    )
+    add_flags(parser, model, "settings")
+    given = given_flags(parser.parse_args(arguments), model)
+    try:
+        return model(**given)
+    except ValidationError as error:
+        raise explain(error, model, {name: flag(name) for name in given}) from None
+
+
+def refuse_foreign_kernels() -> None:
+    """A package called `kernels` beside ours would be imported in our place. Raises SettingsError."""
+    try:
+        foreign = distribution("kernels")
+    except PackageNotFoundError:
+        return
+    raise SettingsError(
+        f"the package kernels {foreign.version} is installed here and hides monoloop's own kernels folder; "
+        "remove it (pip uninstall kernels) or install monoloop into an environment of its own"
+    )

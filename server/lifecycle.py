@@ -1,0 +1,260 @@
+"""From settings to a running server, and to its end: loading, signals, drain, death of the engine.
+
+    bind ── load ── serve ── SIGTERM, Ctrl-C ── drain ── stop        exit code 0
+              │       └───── engine died ────────────── stop         exit code 1
+              └───────────── no model ──────────────── stop         exit code 1
+
+The port is bound and answered from the first moment: /health says 200, everything else 503 until the model
+is there. hypercorn gets no signals: left to itself it cuts streams, or, on Python 3.12, never returns.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hypercorn.asyncio import serve as hypercorn_serve
+from hypercorn.config import Config as HypercornConfig
+from starlette.applications import Starlette
+
+from engine.errors import ModelError
+from server.app import build_app
+from server.context import ServerContext
+from server.flags import SettingsError
+from server.metrics import Metrics
+from server.settings import ServerConfig, Settings
+
+if TYPE_CHECKING:
+    from engine import Engine
+
+logger = logging.getLogger("monoloop.server")
+
+STARTUP_FAILED = 1
+ENGINE_DIED = 1
+
+# Time for what is not the answers' own: flushing last events, closing connections, joining threads.
+FLUSH_SECONDS = 5.0
+STOP_SECONDS = 10.0
+BACKLOG = 2048
+HTTP2_STREAMS = 4096
+
+
+def run(settings: Settings) -> int:
+    """Serve until told to stop; returns the exit code. Raises SettingsError."""
+    set_up_logging(settings.server.log_level)
+    for warning in settings.warnings:
+        logger.warning("%s", warning)
+    warn_if_open(settings.server)
+    listener = bind(settings.server.host, settings.server.port)
+    with asyncio.Runner(loop_factory=loop_factory(settings.server)) as runner:
+        return runner.run(Server(settings, listener).run())
+
+
+class Server:
+    """One run: the HTTP side, the engine, and who ends what."""
+
+    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+        self.settings = settings
+        self.listener = listener
+        self.url = url_of(listener, settings.server.host)
+        self.stop_requested = asyncio.Event()
+        self.http_may_end = asyncio.Event()
+
+    async def run(self) -> int:
+        """Load, serve, drain, stop."""
+        started = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(log_loop_exception)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.on_signal, number)
+        metrics = Metrics()
+        app = build_app(None, self.settings.server, metrics)
+        context: ServerContext = app.state.context
+        http = asyncio.create_task(self.serve_http(app), name="http")
+        stop = asyncio.create_task(self.stop_requested.wait(), name="stop requested")
+        try:
+            engine = await self.load(metrics, stop, http)
+            if engine is None:
+                return STARTUP_FAILED
+            context.attach(engine)
+            self.announce(context, time.perf_counter() - started)
+            return await self.serve_until_the_end(engine, context, stop, http)
+        finally:
+            self.http_may_end.set()
+            await asyncio.wait([http], timeout=FLUSH_SECONDS)
+            http.cancel()
+            stop.cancel()
+
+    async def load(
+        self, metrics: Metrics, stop: "asyncio.Task[Any]", http: "asyncio.Task[None]"
+    ) -> "Engine | None":
+        """The engine, or None if it cannot start. A signal while it loads ends the process at once."""
+        say(f"loading {self.settings.engine.model}; answering on {self.url}")
+        loading = asyncio.create_task(start_engine(self.settings, metrics), name="load")
+        await asyncio.wait((loading, stop, http), return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            if http.done():
+                http.result()
+            leave(0)  # threads that load weights cannot be told to stop
+        try:
+            return loading.result()
+        except (ModelError, ValueError) as error:
+            logger.error("cannot start: %s", error)
+            return None
+
+    def announce(self, context: ServerContext, seconds: float) -> None:
+        """Where it is and how to ask it."""
+        key = ' -H "Authorization: Bearer $MONOLOOP_API_KEY"' if self.settings.server.api_key else ""
+        body = '{"messages": [{"role": "user", "content": "Hello!"}], "stream": true}'
+        say(f"{context.model_names[0]} is ready after {seconds:.1f} s: {self.url}")
+        say(f"  curl -N {self.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+
+    async def serve_until_the_end(
+        self, engine: "Engine", context: ServerContext, stop: "asyncio.Task[Any]", http: "asyncio.Task[None]"
+    ) -> int:
+        """Wait for a signal or a death, then end everything in order."""
+        death = asyncio.create_task(engine.wait_dead(), name="engine death")
+        await asyncio.wait((stop, death, http), return_when=asyncio.FIRST_COMPLETED)
+        died = not engine.is_alive or http.done()
+        context.is_draining = True
+        if http.done():
+            logger.critical("the HTTP side has stopped after a fault", exc_info=http.exception())
+        elif died:
+            logger.critical("the engine has stopped after a fault; the server ends")
+        else:
+            limit = self.settings.server.drain_timeout_seconds
+            say(f"finishing what runs, for up to {limit:g} s; once more to end at once")
+            await engine.drain(limit)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(context.all_answered.wait(), FLUSH_SECONDS)
+        self.http_may_end.set()
+        await asyncio.wait([http], timeout=FLUSH_SECONDS)
+        death.cancel()
+        try:
+            await asyncio.wait_for(engine.stop(), STOP_SECONDS)
+        except TimeoutError:
+            logger.error("the engine did not stop in time")
+            leave(ENGINE_DIED)
+        return ENGINE_DIED if died else 0
+
+    async def serve_http(self, app: Starlette) -> None:
+        """hypercorn on the bound socket, until `http_may_end`."""
+        config = HypercornConfig()
+        config.bind = [f"fd://{self.listener.detach()}"]
+        config.backlog = BACKLOG
+        config.keep_alive_timeout = self.settings.server.keep_alive_seconds
+        config.keep_alive_max_requests = 2**31
+        config.h2_max_concurrent_streams = HTTP2_STREAMS
+        config.graceful_timeout = FLUSH_SECONDS
+        config.include_server_header = False
+        config.accesslog = None
+        config.errorlog = logging.getLogger("monoloop.hypercorn")
+        config.errorlog.setLevel(logging.WARNING)  # it announces an address that means nothing with fd://
+        await hypercorn_serve(app, config, shutdown_trigger=self.http_may_end.wait)
+
+    def on_signal(self, number: int) -> None:
+        """The first signal drains, the second ends at once."""
+        if self.stop_requested.is_set():
+            say("ending at once")
+            leave(128 + number)
+        self.stop_requested.set()
+
+
+async def start_engine(settings: Settings, metrics: Metrics) -> "Engine":
+    """Import and start the engine. Raises ModelError, ValueError."""
+    from engine import Engine
+
+    engine = await Engine.start(settings.engine, observer=metrics, on_progress=say)
+    # What start-up made stays for good. Taken out of the collector's sight, or each full collection would
+    # walk a million objects of torch and transformers while all streams wait.
+    gc.collect()
+    gc.freeze()
+    return engine
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket for `host` and `port`, bound and not yet listening. Raises SettingsError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise SettingsError(f"--host {host}: is no address of this machine ({error.strerror})") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise SettingsError(f"--port {port}: cannot listen on {host}:{port} ({error.strerror})") from None
+    return listener
+
+
+def url_of(listener: socket.socket, host: str) -> str:
+    """The address a person can use; one that means "all" is reached over loopback."""
+    port = listener.getsockname()[1]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"
+
+
+def warn_if_open(config: ServerConfig) -> None:
+    """Anybody who reaches the port may use the model: that is to be known."""
+    if config.api_key or config.host in ("localhost", "::1") or config.host.startswith("127."):
+        return
+    logger.warning(
+        "listening on %s WITHOUT an API key: everybody who can reach this machine can use the model. "
+        "Set MONOLOOP_API_KEY, or --host 127.0.0.1.",
+        config.host,
+    )
+
+
+def loop_factory(config: ServerConfig) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's if it is asked for. Raises SettingsError if it isn't installed."""
+    if not config.uvloop:
+        return None
+    try:
+        import uvloop  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        raise SettingsError("--uvloop: the package uvloop is not installed") from None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def set_up_logging(level: str) -> None:
+    """Everything of monoloop to stderr, one line per record; other libraries from warnings up."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    ours = logging.getLogger("monoloop")
+    ours.setLevel(level.upper())
+    ours.handlers = [handler]
+    ours.propagate = False
+
+
+def log_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What no task awaits, such as a connection that broke the protocol: one line, the rest for debugging."""
+    error = context.get("exception")
+    logger.warning("%s: %s", context.get("message"), f"{error!r:.300}")
+    logger.debug("in full", exc_info=error)
+
+
+def say(text: str) -> None:
+    """A line for the person who started the server."""
+    sys.stderr.write(f"monoloop: {text}\n")
+    sys.stderr.flush()
+
+
+def leave(code: int) -> None:
+    """End the process now, threads or no threads."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

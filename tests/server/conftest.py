@@ -1,0 +1,143 @@
+"""An application in this process over ASGI, and live servers as processes of their own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.app import build_app
+from server.settings import ServerConfig
+from tests.server.fake_engine import FakeEngine
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+async def engine() -> FakeEngine:
+    """A fresh engine."""
+    return FakeEngine()
+
+
+def client_for(engine: FakeEngine | None, **settings: object) -> httpx.AsyncClient:
+    """A client of an application around `engine`, without a network."""
+    app = build_app(engine, ServerConfig(**settings))  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+@pytest.fixture
+async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the default application."""
+    async with client_for(engine) as found:
+        yield found
+
+
+class LiveServer:
+    """`monoloop serve` with a FakeEngine, on a free port of loopback."""
+
+    def __init__(self, *flags: str, load_seconds: float = 0, **variables: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "FAKE_LOAD_SECONDS": str(load_seconds), **variables}
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "tests.server.serve_fake", "serve", "--port", "0", *flags],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._news:
+                self.lines.append(line)
+                self._news.notify_all()
+
+    @property
+    def log(self) -> str:
+        """Everything it has said."""
+        return "".join(self.lines)
+
+    def wait_for(self, pattern: str, seconds: float = 20) -> re.Match[str]:
+        """Wait until it says something that matches."""
+        deadline = time.monotonic() + seconds
+        with self._news:
+            while not (found := re.search(pattern, self.log)):
+                assert time.monotonic() < deadline, f"{pattern!r} did not come:\n{self.log}"
+                assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log}"
+                self._news.wait(0.1)
+        return found
+
+    @property
+    def url(self) -> str:
+        """Its address, once it is known."""
+        return self.wait_for(r"on (http://[\w.\[\]:]+)")[1]
+
+    @property
+    def port(self) -> int:
+        """Its port."""
+        return int(self.url.rsplit(":", 1)[1])
+
+    def ready(self) -> "LiveServer":
+        """Wait until the model is there."""
+        self.wait_for("is ready after")
+        return self
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def exit_code(self, seconds: float = 20) -> int:
+        """Wait for its end."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the server did not end:\n{self.log}") from None
+        self._reader.join(5)
+        return code
+
+    def close(self) -> None:
+        """End it, however it feels."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join(5)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[LiveServer]:
+    """One server for the tests of a module."""
+    server = LiveServer(
+        "--max-body-bytes", "2000000", "--body-timeout-seconds", "1.5", "--send-timeout-seconds", "1"
+    ).ready()
+    yield server
+    server.close()
+    assert "Traceback" not in server.log, server.log
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., LiveServer]]:
+    """Starts servers that end with the test."""
+    servers: list[LiveServer] = []
+
+    def start_one(*flags: str, load_seconds: float = 0, **variables: str) -> LiveServer:
+        servers.append(LiveServer(*flags, load_seconds=load_seconds, **variables))
+        return servers[-1]
+
+    yield start_one
+    for server in servers:
+        server.close()

@@ -1,0 +1,249 @@
+"""An engine without a model: it says what the prompt tells it to, as fast as it is told, with faults on order.
+
+The prompt's characters are its token ids, so that submit() can read the prompt back. Words in it give orders:
+`tokens=20 delay=0.01 fail=3 die=3 hang say:text to say`.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from engine import ModelInfo
+from engine.config import EngineConfig
+from engine.errors import Draining, EngineDead, EngineError, InvalidRequest, QueueFull, StepFailed
+from engine.outputs import FinishReason, TextDelta
+from engine.request import Request
+from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
+
+VOCAB_SIZE = 0x110000
+MODEL_NAME = "fake-model"
+
+
+class FakeTokenizer:
+    """A token is a character."""
+
+    max_prompt_chars = 8192
+    chat_template: str | None = "{{ messages }}"
+
+    def __init__(self) -> None:
+        self.chats: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return ([2] if add_special_tokens and text.startswith("bos") else []) + [ord(char) for char in text]
+
+    async def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+        self.chats.append((messages, options))
+        text = " ".join(message["content"] for message in messages)
+        if "bad template" in text:
+            raise InvalidRequest("The chat template refuses this: no", "messages")
+        if "slow template" in text:
+            await asyncio.sleep(30)
+        return [ord(char) for char in text]
+
+    async def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(map(chr, ids))
+
+
+class FakeStream:
+    """What submit() returns; each __anext__ takes everything that waits."""
+
+    def __init__(self, request: Request, abort: Callable[[], None]) -> None:
+        self.request_id = request.request_id
+        self.request = request
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_cached_tokens = 0
+        self.num_output_tokens = 0
+        self.waiting: list[TextDelta] = []
+        self.error: EngineError | None = None
+        self.news = asyncio.Event()
+        self._abort = abort
+        self._is_over = False
+
+    def abort(self) -> None:
+        self._abort()
+
+    def put(self, delta: TextDelta) -> None:
+        self.num_output_tokens += delta.num_tokens
+        self.waiting.append(delta)
+        self.news.set()
+
+    def fail(self, error: EngineError) -> None:
+        self.error = error
+        self.news.set()
+
+    def __aiter__(self) -> AsyncIterator[TextDelta]:
+        return self
+
+    async def __anext__(self) -> TextDelta:
+        if self._is_over:
+            raise StopAsyncIteration
+        await self.news.wait()
+        self.news.clear()
+        if self.waiting:
+            taken, self.waiting = self.waiting, []
+            text = "".join(delta.text for delta in taken)
+            last = taken[-1]
+            self._is_over = last.finish_reason is not None
+            if self.error is not None:
+                self.news.set()
+            num_tokens = sum(delta.num_tokens for delta in taken)
+            return TextDelta(text, num_tokens, last.finish_reason, last.stop_reason)
+        self._is_over = True
+        assert self.error is not None
+        raise self.error
+
+    async def collect(self) -> TextDelta:
+        text, num_tokens = "", 0
+        try:
+            async for delta in self:
+                text += delta.text
+                num_tokens += delta.num_tokens
+        finally:
+            self.abort()
+        return TextDelta(text, num_tokens, delta.finish_reason, delta.stop_reason)
+
+
+class FakeEngine:
+    """The public contract of engine.Engine."""
+
+    def __init__(self, config: EngineConfig | None = None, observer: EngineObserver | None = None) -> None:
+        self.config = config or EngineConfig(max_num_seqs=16)
+        self.observer = observer or NullObserver()
+        self.tokenizer = FakeTokenizer()
+        self.model = ModelInfo(
+            name=MODEL_NAME,
+            max_model_len=4096,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=(0,),
+            generation_defaults={},
+            dtype="float32",
+            device="cpu",
+            num_pages=1000,
+            page_size=16,
+            created=1_700_000_000,
+        )
+        self.requests: list[Request] = []
+        self.aborted: list[str] = []
+        self.live: dict[str, tuple[FakeStream, asyncio.Task[None]]] = {}
+        self.is_full = False
+        self.is_draining = False
+        self.is_stopped = False
+        self._died = asyncio.Event()
+        self._num_tokens = 0
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._died.is_set()
+
+    def submit(self, request: Request) -> FakeStream:
+        if not self.is_alive:
+            raise EngineDead("The engine has stopped after a fault.")
+        if self.is_draining:
+            raise Draining("The server is shutting down and takes no new requests.")
+        if self.is_full:
+            raise QueueFull("Too many requests wait.", retry_after_seconds=7)
+        self.requests.append(request)
+        stream = FakeStream(request, lambda: self._abort(request.request_id))
+        task = asyncio.create_task(self._speak(stream))
+        self.live[request.request_id] = (stream, task)
+        return stream
+
+    async def _speak(self, stream: FakeStream) -> None:
+        orders = "".join(map(chr, stream.request.prompt_token_ids))
+        started = time.perf_counter()
+
+        def order(name: str, default: float) -> float:
+            found = re.search(rf"{name}=([\d.]+)", orders)
+            return float(found[1]) if found else default
+
+        said = orders.partition("say:")[2]
+        pieces = list(said) if said else [f"t{number} " for number in range(int(order("tokens", 5)))]
+        limit = stream.request.sampling.max_tokens
+        fail, die, delay = order("fail", -1), order("die", -1), order("delay", 0)
+        if "hang" in orders:
+            await asyncio.Event().wait()
+        for number, piece in enumerate(pieces[:limit]):
+            await asyncio.sleep(delay)
+            if number == fail:
+                self._end(stream, StepFailed("Computing this request failed."))
+                return
+            if number == die:
+                self.die()
+                return
+            is_last = number == min(len(pieces), limit) - 1
+            finish = (FinishReason.LENGTH if len(pieces) > limit else FinishReason.STOP) if is_last else None
+            self._num_tokens += 1
+            if is_last:
+                del self.live[stream.request_id]
+            stream.put(TextDelta(piece, 1, finish))
+        self.observer.request_finished(
+            RequestTimes(
+                finish_reason=FinishReason.STOP,
+                prompt_tokens=stream.num_prompt_tokens,
+                generation_tokens=stream.num_output_tokens,
+                max_tokens=limit,
+                preemptions=0,
+                end_to_end_seconds=time.perf_counter() - started,
+                queue_seconds=0.0,
+                prefill_seconds=0.0,
+                decode_seconds=time.perf_counter() - started,
+            )
+        )
+
+    def _abort(self, request_id: str) -> None:
+        if request_id in self.live:
+            stream, task = self.live[request_id]
+            task.cancel()
+            self.aborted.append(request_id)
+            self._end(stream, EngineError("The request was aborted."))
+
+    def _end(self, stream: FakeStream, error: EngineError) -> None:
+        self.live.pop(stream.request_id, None)
+        stream.fail(error)
+
+    def die(self) -> None:
+        """The step loop ends by a fault."""
+        self._died.set()
+        self._end_all(EngineDead("The engine has stopped after a fault."))
+
+    def _end_all(self, error: EngineError) -> None:
+        for stream, task in list(self.live.values()):
+            if task is not asyncio.current_task():
+                task.cancel()
+            self._end(stream, error)
+
+    async def wait_dead(self) -> None:
+        await self._died.wait()
+
+    async def drain(self, timeout_seconds: float | None = None) -> None:
+        self.is_draining = True
+        tasks = [task for _, task in self.live.values()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_seconds)
+        self._end_all(Draining("The server is shutting down."))
+
+    async def stop(self) -> None:
+        self.is_draining = self.is_stopped = True
+        self._end_all(Draining("The server is shutting down."))
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=len(self.live),
+            waiting=0,
+            pages_used=len(self.live),
+            pages_cached=0,
+            pages_free=1000 - len(self.live),
+            page_size=16,
+            preemptions_total=0,
+            prompt_tokens_total=sum(len(request.prompt_token_ids) for request in self.requests),
+            cached_prompt_tokens_total=0,
+            generation_tokens_total=self._num_tokens,
+            steps_total=self._num_tokens,
+            device_idle_seconds_total=0.0,
+            device_idle_share=0.0,
+            loop_lag_seconds=0.0,
+            alive=self.is_alive,
+            draining=self.is_draining,
+        )

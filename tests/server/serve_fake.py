@@ -1,0 +1,25 @@
+"""`monoloop` with a FakeEngine in place of the real one: what the tests start as a process of its own."""
+
+import asyncio
+import os
+import sys
+
+from engine.config import EngineConfig
+from engine.errors import ModelError
+from server import cli, lifecycle
+from server.metrics import Metrics
+from server.settings import Settings
+from tests.server.fake_engine import FakeEngine
+
+
+async def start_fake_engine(settings: Settings, metrics: Metrics) -> FakeEngine:
+    """Takes FAKE_LOAD_SECONDS; the model `missing` cannot be found."""
+    await asyncio.sleep(float(os.environ.get("FAKE_LOAD_SECONDS", "0")))
+    if settings.engine.model == "missing":
+        raise ModelError("there is no model called missing")
+    return FakeEngine(EngineConfig(max_num_seqs=1024), metrics)
+
+
+if __name__ == "__main__":
+    lifecycle.start_engine = start_fake_engine  # type: ignore[assignment]
+    sys.exit(cli.main())

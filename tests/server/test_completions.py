@@ -1,0 +1,114 @@
+"""POST /v1/completions over ASGI, with a FakeEngine."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from server.schema.completions import CompletionResponse
+from tests.server.fake_engine import FakeEngine
+
+
+def ids(text: str) -> list[int]:
+    return [ord(char) for char in text]
+
+
+async def complete(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    response = await client.post("/v1/completions", json=fields)
+    assert response.status_code == 200, response.text
+    CompletionResponse.model_validate(response.json())
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def test_answer_has_the_shape_of_the_api(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    answer = await complete(client, prompt="tokens=20")
+    assert answer["id"].startswith("cmpl-")
+    assert answer["object"] == "text_completion"
+    assert answer["choices"][0]["text"].startswith("t0 t1 ")
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 16, "the API's default"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        ["say:ab", "say:cd"],
+        [ids("say:ab"), ids("say:cd")],
+    ],
+)
+async def test_lists_of_prompts_are_answered_in_order(client: httpx.AsyncClient, prompt: Any) -> None:
+    answer = await complete(client, prompt=prompt, n=2)
+    assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [
+        (0, "ab"), (1, "ab"), (2, "cd"), (3, "cd"),
+    ]  # fmt: skip
+    assert answer["usage"]["prompt_tokens"] == 12, "each prompt counts once"
+    assert answer["usage"]["completion_tokens"] == 8
+
+
+async def test_token_ids_are_taken_as_they_are(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await complete(client, prompt=ids("bos"))
+    await complete(client, prompt="bos")
+    await complete(client, prompt="bos", add_special_tokens=False)
+    assert [request.prompt_token_ids for request in engine.requests] == [
+        tuple(ids("bos")),
+        (2, *ids("bos")),
+        tuple(ids("bos")),
+    ]
+
+
+async def test_default_length_is_cut_to_the_context(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await complete(client, prompt="x" * 4090)
+    assert engine.requests[0].sampling.max_tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        (None, "prompt"),
+        ([], "prompt"),
+        ("", "prompt"),
+        ([[]], "prompt"),
+        ([True], "prompt"),
+        ([1.0], "prompt"),
+        ([1, "a"], "prompt"),
+        (["a", 1], "prompt"),
+        ([[1], "a"], "prompt"),
+        ([[1, True]], "prompt"),
+        ([-1], "prompt"),
+        ([0x110000], "prompt"),
+        ([2**70], "prompt"),
+        ({"a": 1}, "prompt"),
+        (["a"] * 1025, "prompt"),
+        (5, "prompt"),
+        ("a\x00b", "prompt"),
+    ],
+)
+async def test_bad_prompts_are_refused(client: httpx.AsyncClient, engine: FakeEngine, prompt: Any, param: str) -> None:
+    response = await client.post("/v1/completions", json={"prompt": prompt})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("suffix", "x"), ("echo", True), ("logprobs", 1), ("logprobs", 0), ("messages", [])]
+)
+async def test_fields_that_are_not_built_are_refused(client: httpx.AsyncClient, name: str, value: Any) -> None:
+    response = await client.post("/v1/completions", json={"prompt": "a", name: value})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+
+
+async def test_all_or_nothing_is_submitted(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    submit, count = engine.submit, 0
+
+    def submit_two(request: Any) -> Any:
+        nonlocal count
+        count += 1
+        engine.is_full = count > 2
+        return submit(request)
+
+    engine.submit = submit_two  # type: ignore[method-assign]
+    response = await client.post("/v1/completions", json={"prompt": ["hang", "hang", "hang"]})
+    assert response.status_code == 429
+    assert not engine.live
+    assert len(engine.aborted) == 2
