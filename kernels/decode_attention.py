@@ -7,29 +7,33 @@ import torch
 from kernels.attention_batch import AttentionBatch
 from kernels.dispatch import dispatch
 
-# Padded positions a part may have: this share of its size, or as much as one more part costs (about 20 us).
+_MAX_PART_BYTES = 2 << 20  # gathered keys stay in the cache until the product reads them
+# Padding a part may have: this share of its size, or what costs less than the calls of one more part.
 _MAX_PADDING = 1 / 8
-_FREE_PADDING = 1024
-_MAX_PART_BYTES = 4 << 20  # gathered keys stay in the last-level cache between gather and product
+_FREE_PADDING_TOKENS = 512
 
 
 class _Part(NamedTuple):
-    """Decode rows of similar length that are computed together, and buffers for one layer at a time.
+    """Decode rows of similar length, computed together over `length` positions each, whole pages."""
 
-    A unit is one KV head of one row. Units have `length` positions; those past a row's end repeat its last.
-    """
-
-    rows: torch.Tensor | slice  # which rows of q, longest first
+    rows: slice | torch.Tensor  # of q
     num_rows: int
     length: int
-    shortest: int
-    tail_bias: torch.Tensor  # [num_rows, 1, length - shortest] fp32: -inf past a row's end
+    pages: torch.Tensor  # [num_rows * pages per row] int32; past a row's end its last page again
+    value_index: torch.Tensor  # [num_rows * num_heads * length] int32 into v_cache as [slots * kv heads, :]
+    bags: torch.Tensor  # [num_rows * num_heads] int32: where each head starts in value_index
+    first_hidden: int  # positions before it are visible in all rows
+    hidden: torch.Tensor  # [num_rows, 1, length - first_hidden] bool
     distance: torch.Tensor  # [num_rows, 1, length] fp32: key position - query position
-    key_index: (
-        torch.Tensor
-    )  # [num_rows * num_kv_heads * length] int32 into the cache seen as [slots * heads, :]
-    value_index: torch.Tensor  # the same for every query head
-    bags: torch.Tensor  # [num_rows * num_heads] int32: where each query head starts in value_index
+
+
+class _Buffers(NamedTuple):
+    """Memory that the parts and layers of a step use one after the other; fresh memory costs page faults."""
+
+    queries: torch.Tensor  # [max rows, num_kv_heads, padded group, head_dim] fp32; padding stays zero
+    pages: torch.Tensor  # keys of a part, in the cache's dtype
+    keys: torch.Tensor  # [max rows * num_kv_heads * max length, head_dim] fp32
+    scores: torch.Tensor
 
 
 def decode_attention_torch(
@@ -48,99 +52,137 @@ def decode_attention_torch(
 
     q, out [num_decode_rows, num_heads, head_dim].
 
-    Keys are gathered by (row, KV head, position), so that all units are one batched product. Values are
-    summed where they lie: a weighted sum over table rows is what embedding_bag computes. On 2 AVX2 cores
-    (16 rows, 512 tokens, 9/3 heads of 64, fp32) this takes 0.4 of the time of scaled_dot_product_attention
-    over gathered keys and values, whose small products of 3 queries run at a tenth of the peak.
+    Keys are gathered page by page and laid out head by head, so that all heads of a part are one batched
+    product; values are summed where they lie, since a weighted sum of table rows is what embedding_bag
+    computes. scaled_dot_product_attention over gathered keys and values takes 1.5 to 2 times as long: its
+    products with the few queries of a group run at a tenth of the peak.
     """
     page_size, num_kv_heads, head_dim = k_cache.shape[1:]
     num_heads = q.shape[1]
     group = num_heads // num_kv_heads
-    parts = batch.once(
+    parts, buffers = batch.once(
         ("decode", page_size, num_kv_heads, num_heads, window),
-        lambda: _plan(batch, page_size, num_kv_heads, num_heads, head_dim, window),
+        lambda: _plan(batch, k_cache, num_heads, window),
     )
-    keys_table, values_table = k_cache.view(-1, head_dim), v_cache.view(-1, head_dim)
+    padded = buffers.queries.shape[2]
     for part in parts:
-        units = part.num_rows * num_kv_heads
-        queries = q[part.rows].reshape(units, group, head_dim).float()
-        keys = keys_table.index_select(0, part.key_index).float().view(units, part.length, head_dim)
-        scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(scale)
-        by_row = scores.view(part.num_rows, num_heads, part.length)
+        n, length = part.num_rows, part.length
+        queries = buffers.queries[:n]
+        queries[:, :, :group].copy_(q[part.rows].view(n, num_kv_heads, group, head_dim))
+        pages = buffers.pages[: part.pages.shape[0]]
+        torch.index_select(k_cache, 0, part.pages, out=pages)
+        keys = buffers.keys[: n * num_kv_heads * length].view(n, num_kv_heads, length, head_dim)
+        keys.copy_(pages.view(n, length, num_kv_heads, head_dim).transpose(1, 2))
+        scores = buffers.scores[: n * num_kv_heads * padded * length].view(-1, padded, length)
+        torch.baddbmm(
+            scores,
+            queries.view(-1, padded, head_dim),
+            keys.view(-1, length, head_dim).transpose(1, 2),
+            beta=0,
+            alpha=scale,
+            out=scores,
+        )
         if softcap:
             scores.div_(softcap).tanh_().mul_(softcap)
+        by_group = scores.view(n, num_kv_heads, padded, length)[:, :, :group]
         if alibi_slopes is not None:
-            by_row.addcmul_(alibi_slopes.view(1, num_heads, 1), part.distance)
-        if part.shortest < part.length:
-            by_row[..., part.shortest :].add_(part.tail_bias)
-        weights = scores.softmax(-1).to(v_cache.dtype).view(-1)
+            slopes = alibi_slopes.view(1, num_kv_heads, group, 1)
+            by_group.addcmul_(slopes, part.distance.unsqueeze(1))
+        if part.first_hidden < length:
+            by_group[..., part.first_hidden :].masked_fill_(part.hidden.unsqueeze(1), float("-inf"))
+        weights = by_group.softmax(-1).to(v_cache.dtype)
         values = torch.embedding_bag(
-            values_table, part.value_index, part.bags, False, 0, False, weights
-        )[0]  # fmt: skip
-        out[part.rows] = values.view(part.num_rows, num_heads, head_dim)
+            v_cache.view(-1, head_dim), part.value_index, part.bags, False, 0, False, weights.view(-1)
+        )
+        out[part.rows] = values[0].view(n, num_heads, head_dim)
 
 
 def _plan(
-    batch: AttentionBatch, page_size: int, num_kv_heads: int, num_heads: int, head_dim: int, window: int
-) -> list[_Part]:
-    """Divide the decode rows into parts of similar length and make their index tensors."""
+    batch: AttentionBatch, k_cache: torch.Tensor, num_heads: int, window: int
+) -> tuple[list[_Part], _Buffers]:
+    page_size, num_kv_heads, head_dim = k_cache.shape[1:]
     lengths = batch.host_lens()[1][: batch.num_decode_rows]
-    visible = [min(length, window) if window else length for length in lengths]
-    order = sorted(range(len(visible)), key=visible.__getitem__, reverse=True)
-    rows_of_parts: list[list[int]] = []
-    padding = 0
-    for row in order:
-        if rows_of_parts:
-            rows = rows_of_parts[-1]
-            longest = visible[rows[0]]
-            size = (len(rows) + 1) * longest * num_kv_heads
-            padding += (longest - visible[row]) * num_kv_heads
-            if padding <= max(_FREE_PADDING, size * _MAX_PADDING) and size * head_dim * 4 <= _MAX_PART_BYTES:
-                rows.append(row)
-                continue
-        rows_of_parts.append([row])
-        padding = 0
-    return [
-        _make_part(batch, sorted(rows), lengths, visible, page_size, num_kv_heads, num_heads)
-        for rows in rows_of_parts
+    spans = [
+        (max(0, length - window) // page_size if window else 0, -(-length // page_size)) for length in lengths
     ]
+    parts = [
+        _make_part(batch, rows, spans, lengths, window, page_size, num_kv_heads, num_heads)
+        for rows in _group_by_length(spans, page_size, page_size * num_kv_heads * head_dim * 4)
+    ]
+    group = num_heads // num_kv_heads
+    # Products with 3 or 7 rows take 1.2 times as long as those with 4 or 8 (MKL).
+    padded = group + 1 if group % 4 == 3 else group
+    units = max(part.num_rows * part.length for part in parts) * num_kv_heads
+    buffers = _Buffers(
+        queries=torch.zeros(max(part.num_rows for part in parts), num_kv_heads, padded, head_dim),
+        pages=k_cache.new_empty(units // num_kv_heads // page_size, *k_cache.shape[1:]),
+        keys=torch.empty(units, head_dim),
+        scores=torch.empty(units * padded),
+    )
+    return parts, buffers
+
+
+def _group_by_length(spans: list[tuple[int, int]], page_size: int, page_bytes: int) -> list[list[int]]:
+    """Divide rows, given as (first page, end page), into lists of row numbers of similar length."""
+    num_pages = [end - first for first, end in spans]
+    groups: list[list[int]] = []
+    padding = 0
+    for row in sorted(range(len(spans)), key=num_pages.__getitem__, reverse=True):
+        if groups:
+            longest = num_pages[groups[-1][0]]
+            size = (len(groups[-1]) + 1) * longest
+            padding += longest - num_pages[row]
+            few = padding <= max(_FREE_PADDING_TOKENS / page_size, size * _MAX_PADDING)
+            if few and size * page_bytes <= _MAX_PART_BYTES:
+                groups[-1].append(row)
+                continue
+        groups.append([row])
+        padding = 0
+    return [sorted(rows) for rows in groups]
 
 
 def _make_part(
     batch: AttentionBatch,
     rows: list[int],
+    spans: list[tuple[int, int]],
     lengths: list[int],
-    visible: list[int],
+    window: int,
     page_size: int,
     num_kv_heads: int,
     num_heads: int,
 ) -> _Part:
-    length, shortest = max(visible[row] for row in rows), min(visible[row] for row in rows)
     n = len(rows)
+    num_pages = max(spans[row][1] - spans[row][0] for row in rows)
+    length = num_pages * page_size
     consecutive = rows[-1] - rows[0] == n - 1
     row_index = slice(rows[0], rows[-1] + 1) if consecutive else torch.tensor(rows)
-    first = torch.tensor([[lengths[row] - visible[row]] for row in rows], dtype=torch.int32)
-    last = torch.tensor([[lengths[row] - 1] for row in rows], dtype=torch.int32)
-    steps = torch.arange(length, dtype=torch.int32)
-    position = torch.minimum(first + steps, last)  # [n, length]
-    page = batch.page_table[row_index].gather(1, (position // page_size).to(torch.int64))
-    slot = page * page_size + position % page_size
-    heads = torch.arange(num_kv_heads, dtype=torch.int32).view(1, -1, 1)
-    key_index = slot.unsqueeze(1) * num_kv_heads + heads  # [n, num_kv_heads, length]
-    value_index = key_index.repeat_interleave(num_heads // num_kv_heads, dim=1)
-    tail_bias = torch.zeros(n, 1, length - shortest).masked_fill_(
-        (first + steps > last)[:, None, shortest:], float("-inf")
+    first_page, end_page, context_len = (
+        torch.tensor(column).unsqueeze(1)
+        for column in zip(*((*spans[row], lengths[row]) for row in rows), strict=True)
     )
+    page_numbers = torch.minimum(first_page + torch.arange(num_pages), end_page - 1)
+    pages = batch.page_table[row_index].gather(1, page_numbers)  # [n, num_pages] int32
+    distance = first_page * page_size + torch.arange(length) - context_len + 1  # [n, length]
+    hidden = distance > 0
+    if window:
+        hidden |= distance <= -window
+    slots = (pages.unsqueeze(2) * page_size + torch.arange(page_size, dtype=torch.int32)).view(n, length)
+    # A hidden value has weight 0, but it may be NaN: the last visible one stands in for it.
+    last = (context_len - 1 - first_page * page_size).clamp_(max=length - 1)
+    slots = torch.where(hidden, slots.gather(1, last), slots)
+    heads = torch.arange(num_kv_heads, dtype=torch.int32).view(1, -1, 1)
+    value_index = slots.unsqueeze(1) * num_kv_heads + heads  # [n, num_kv_heads, length]
+    first_hidden = 0 if window else min(lengths[row] for row in rows)
     return _Part(
         rows=row_index,
         num_rows=n,
         length=length,
-        shortest=shortest,
-        tail_bias=tail_bias,
-        distance=(position - last).unsqueeze(1).float(),
-        key_index=key_index.view(-1),
-        value_index=value_index.view(-1),
+        pages=pages.view(-1),
+        value_index=value_index.repeat_interleave(num_heads // num_kv_heads, dim=1).view(-1),
         bags=torch.arange(0, n * num_heads * length, length, dtype=torch.int32),
+        first_hidden=first_hidden,
+        hidden=hidden[:, None, first_hidden:],
+        distance=distance.unsqueeze(1).float(),
     )
 
 

@@ -1,5 +1,7 @@
 """Attention of a step's queries over keys and values that lie in pages: decode rows and prefill rows."""
 
+from typing import TypedDict
+
 import torch
 
 from kernels.attention_batch import AttentionBatch
@@ -7,6 +9,13 @@ from kernels.decode_attention import decode_attention
 from kernels.prefill_attention import prefill_attention
 
 __all__ = ["AttentionBatch", "paged_attention"]
+
+
+class _Options(TypedDict):
+    scale: float
+    window: int
+    softcap: float
+    alibi_slopes: torch.Tensor | None
 
 
 def paged_attention(
@@ -30,7 +39,7 @@ def paged_attention(
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     decode = batch.num_decode_rows
-    options = {"scale": scale, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes}
+    options = _Options(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
     if decode:
         decode_attention(q[:decode], k_cache, v_cache, batch, out[:decode], **options)
     if decode < q.shape[0]:
