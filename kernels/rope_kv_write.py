@@ -2,7 +2,114 @@
 
 import torch
 
-from kernels.dispatch import dispatch
+from kernels.dispatch import dispatch, tl, triton
+
+_HEADS = 4  # heads per program
+
+
+@triton.jit
+def _rope_kv_write_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_sin_ptr,
+    positions_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slot_mapping_ptr,
+    q_stride,
+    k_stride,
+    v_stride,
+    num_q_heads,
+    num_kv_heads,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """One program per token and block of heads: first the blocks of q, then those of k with v."""
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    num_q_blocks = tl.cdiv(num_q_heads, HEADS)
+    is_q = block < num_q_blocks
+    angle = tl.arange(0, HALF_BLOCK)
+    position = tl.load(positions_ptr + token)
+    table = cos_sin_ptr + position * (2 * HALF) + angle
+    cos = tl.load(table, mask=angle < HALF, other=0.0)[None, :]
+    sin = tl.load(table + HALF, mask=angle < HALF, other=0.0)[None, :]
+    if is_q:
+        head = (block * HEADS + tl.arange(0, HEADS))[:, None]
+        inside = (head < num_q_heads) & (angle[None, :] < HALF)
+        source = q_ptr + token * q_stride + head * HEAD_DIM + angle[None, :]
+        first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
+        tl.store(source, (first * cos - second * sin).to(q_ptr.dtype.element_ty), mask=inside)
+        tl.store(source + HALF, (second * cos + first * sin).to(q_ptr.dtype.element_ty), mask=inside)
+    else:
+        slot = tl.load(slot_mapping_ptr + token)
+        head = ((block - num_q_blocks) * HEADS + tl.arange(0, HEADS))[:, None]
+        written = (head < num_kv_heads) & (slot >= 0)
+        target = (slot * num_kv_heads + head) * HEAD_DIM
+        inside = written & (angle[None, :] < HALF)
+        source = k_ptr + token * k_stride + head * HEAD_DIM
+        first = tl.load(source + angle[None, :], mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(source + HALF + angle[None, :], mask=inside, other=0.0).to(tl.float32)
+        k_target = k_cache_ptr + target + angle[None, :]
+        dtype = k_cache_ptr.dtype.element_ty
+        tl.store(k_target, (first * cos - second * sin).to(dtype), mask=inside)
+        tl.store(k_target + HALF, (second * cos + first * sin).to(dtype), mask=inside)
+        if REST_BLOCK > 0:
+            rest = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
+            inside = written & (rest < HEAD_DIM)
+            tl.store(k_cache_ptr + target + rest, tl.load(source + rest, mask=inside), mask=inside)
+        column = tl.arange(0, DIM_BLOCK)[None, :]
+        inside = written & (column < HEAD_DIM)
+        value = tl.load(v_ptr + token * v_stride + head * HEAD_DIM + column, mask=inside)
+        tl.store(v_cache_ptr + target + column, value, mask=inside)
+
+
+def rope_kv_write_triton(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    num_tokens, num_q_heads, head_dim = q.shape
+    num_kv_heads = k.shape[1]
+    half = cos_sin.shape[2]
+    assert all(t.stride(2) == 1 and t.stride(1) == head_dim for t in (q, k, v))
+    assert cos_sin.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
+    if num_tokens == 0:
+        return
+    rest = head_dim - 2 * half
+    _rope_kv_write_kernel[(num_tokens, triton.cdiv(num_q_heads, _HEADS) + triton.cdiv(num_kv_heads, _HEADS))](
+        q,
+        k,
+        v,
+        cos_sin,
+        positions,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        num_q_heads,
+        num_kv_heads,
+        HEAD_DIM=head_dim,
+        HALF=half,
+        HALF_BLOCK=triton.next_power_of_2(half),
+        REST_BLOCK=triton.next_power_of_2(rest) if rest else 0,
+        DIM_BLOCK=triton.next_power_of_2(head_dim),
+        HEADS=_HEADS,
+        num_warps=2,
+    )
 
 
 def rope_kv_write_torch(
@@ -18,7 +125,7 @@ def rope_kv_write_torch(
     """Rotate q in place, rotate k, and write k and v to their slots; k itself is left undefined.
 
     q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]; all may be views of one
-    fused projection (only the last dimension must be contiguous). cos_sin [max_position, 2, rotary_dim / 2]
+    fused projection (the heads of one token must be contiguous). cos_sin [max_position, 2, rotary_dim / 2]
     fp32: the first rotary_dim <= head_dim elements of a head are rotated, element i together with
     i + rotary_dim / 2. positions [num_tokens] int64; k_cache, v_cache [num_pages, page_size, num_kv_heads,
     head_dim]; slot_mapping [num_tokens] int64 = page * page_size + offset, or negative: not written.
@@ -51,9 +158,9 @@ def _rotate(x: torch.Tensor, table: torch.Tensor) -> None:
     cos, sin = table.unbind(2)
     half = cos.shape[-1]
     first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-    rotated = first * cos
+    turned = (first * cos).addcmul_(second, sin, value=-1)
     x[..., half : 2 * half] = (second * cos).addcmul_(first, sin)
-    x[..., :half] = rotated.addcmul_(second, sin, value=-1)
+    x[..., :half] = turned
 
 
-rope_kv_write = dispatch(rope_kv_write_torch, rope_kv_write_torch)
+rope_kv_write = dispatch(rope_kv_write_triton, rope_kv_write_torch)
