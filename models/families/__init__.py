@@ -1,0 +1,57 @@
+"""Model families: one file of data each, found by the architecture a checkpoint names."""
+
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from torch import Tensor
+
+from models.errors import ModelError
+from models.spec import DecoderSpec
+
+_BY_ARCHITECTURE = {
+    "LlamaForCausalLM": "models.families.llama",
+    "MistralForCausalLM": "models.families.llama",
+}
+_BY_GGUF_ARCHITECTURE = {
+    "llama": "models.families.llama",
+}
+
+
+class Family(Protocol):
+    """What a family file offers.
+
+    The maps go from a tensor's name in the checkpoint, without `.weight` or `.bias` and with `*` for the layer,
+    to the decoder's slot; None means: not needed.
+    """
+
+    WEIGHT_MAP: dict[str, str | None]
+    GGUF_WEIGHT_MAP: dict[str, str | None]
+
+    def spec(self, config: dict[str, Any]) -> DecoderSpec:
+        """Read a Hugging Face configuration."""
+
+    def gguf_config(self, metadata: dict[str, Any]) -> dict[str, Any]:
+        """Translate GGUF metadata to the Hugging Face configuration it was converted from."""
+
+    def from_gguf(self, slot: str, tensor: Tensor, spec: DecoderSpec) -> Tensor:
+        """Undo what the conversion to GGUF did to the tensor of this slot."""
+
+
+def family_of(architectures: list[str]) -> Family:
+    """The family of a Hugging Face checkpoint by its `architectures`. Raises ModelError for unknown ones."""
+    return _import(architectures, _BY_ARCHITECTURE)
+
+
+def gguf_family_of(architecture: str) -> Family:
+    """The family of a GGUF file by `general.architecture`. Raises ModelError for unknown ones."""
+    return _import([architecture], _BY_GGUF_ARCHITECTURE)
+
+
+def _import(architectures: list[str], registry: dict[str, str]) -> Family:
+    for name in architectures:
+        if name in registry:
+            return cast(Family, import_module(registry[name]))
+    raise ModelError(
+        f"architecture {' / '.join(architectures) or '(none named)'} is not supported; "
+        f"supported: {', '.join(registry)}"
+    )

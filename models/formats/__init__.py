@@ -1,0 +1,1 @@
+"""Weight formats: how the weights of one Linear are stored, packed and multiplied."""

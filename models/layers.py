@@ -1,0 +1,140 @@
+"""The parts a decoder is drawn from. Each declares the checkpoint tensors it wants as slots.
+
+A slot's name is its address below the decoder: `layers.0.attention.qkv.q.weight`. The loader fills every slot
+exactly once; nothing is allocated before that.
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from kernels.act_mul import gelu_mul, silu_mul
+from kernels.paged_attention import AttentionBatch, paged_attention
+from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rope_kv_write import rope_kv_write
+from models.formats.base import LinearShape
+from models.formats.dense import DenseWeights
+from models.spec import Activation, AttentionSpec, MlpSpec
+
+_ACTIVATIONS = {"silu": silu_mul, "gelu_tanh": gelu_mul}
+
+
+class Leaf(nn.Module):
+    """A module with tensors of the checkpoint directly in it. `slots` maps their names to their shapes."""
+
+    def slots(self) -> dict[str, tuple[int, ...]]:
+        """The tensors this module wants, by name below it."""
+        raise NotImplementedError
+
+    def fill(self, slot: str, tensor: Tensor) -> None:
+        """Take in the tensor of one slot, converted to the module's dtype and device."""
+        raise NotImplementedError
+
+
+class Linear(Leaf):
+    """x Wᵀ + b with one or several fused outputs; the weight format does the work."""
+
+    def __init__(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.weights = DenseWeights(shape, dtype, device)
+
+    def slots(self) -> dict[str, tuple[int, ...]]:
+        return self.weights.slots()
+
+    def fill(self, slot: str, tensor: Tensor) -> None:
+        self.weights.fill(slot, tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [num_tokens, in_features] -> [num_tokens, out_features]."""
+        return self.weights.matmul(x)
+
+
+class _SingleTensor(Leaf):
+    """A module with one tensor, `weight`, kept as a parameter: on meta until it is filled."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        meta = torch.empty(shape, dtype=dtype, device="meta")
+        self.weight = nn.Parameter(meta, requires_grad=False)
+
+    def slots(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": tuple(self.weight.shape)}
+
+    def fill(self, slot: str, tensor: Tensor) -> None:
+        own = torch.empty_like(self.weight, device=self._device).copy_(tensor)
+        self.weight = nn.Parameter(own, requires_grad=False)
+
+
+class Embedding(_SingleTensor):
+    """Rows of a table [vocab_size, hidden_size] by token id."""
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """token_ids [num_tokens] int64 -> [num_tokens, hidden_size]."""
+        return F.embedding(token_ids, self.weight)
+
+
+class Norm(_SingleTensor):
+    """RMSNorm (Zhang and Sennrich, 2019)."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__((size,), dtype, device)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [num_tokens, size] -> its norm, a new tensor."""
+        return rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Add x to the residual stream in place and return the norm of the sum, [num_tokens, size]."""
+        return add_rms_norm(x, residual, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention over pages, with rotary positions."""
+
+    def __init__(
+        self, spec: AttentionSpec, hidden_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        outputs = {"q": queries, "k": keys, "v": keys}
+        self.qkv = Linear(LinearShape(hidden_size, outputs, bias=spec.qkv_bias), dtype, device)
+        self.output = Linear(LinearShape(queries, {"": hidden_size}, bias=spec.output_bias), dtype, device)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        attention: AttentionBatch,
+        cos_sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+    ) -> Tensor:
+        """hidden [num_tokens, hidden_size] -> the same shape; writes this step's keys and values to the caches."""
+        spec = self.spec
+        qkv = self.qkv(hidden).view(hidden.shape[0], -1, spec.head_dim)
+        q, k, v = qkv.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
+        rope_kv_write(q, k, v, cos_sin, positions, k_cache, v_cache, attention.slot_mapping)
+        mixed = paged_attention(q, k_cache, v_cache, attention, scale=spec.scale, window=spec.window)
+        out: Tensor = self.output(mixed.view(hidden.shape[0], -1))
+        return out
+
+
+class Mlp(nn.Module):
+    """The gated feed-forward block (Shazeer, 2020)."""
+
+    def __init__(self, spec: MlpSpec, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.activation: Activation = spec.activation
+        halves = {"gate": spec.intermediate_size, "up": spec.intermediate_size}
+        self.gate_up = Linear(LinearShape(hidden_size, halves, bias=spec.bias), dtype, device)
+        self.down = Linear(
+            LinearShape(spec.intermediate_size, {"": hidden_size}, bias=spec.bias), dtype, device
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [num_tokens, hidden_size] -> the same shape."""
+        out: Tensor = self.down(_ACTIVATIONS[self.activation](self.gate_up(hidden)))
+        return out
