@@ -2,12 +2,37 @@
 
 import torch
 
-from kernels.dispatch import dispatch
+from kernels.dispatch import dispatch, tl, triton
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _MASK = 0xFFFFFFFF
+
+
+@triton.jit
+def philox_uniform(seed, position):
+    """The number of `uniform` for one row or a block of rows, int64 each, inside another kernel."""
+    low, high = position.to(tl.uint32), (position >> 32).to(tl.uint32)
+    zero = low * 0
+    word, _, _, _ = tl.philox(seed, low, high, zero, zero)
+    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08  # 2 ** -24
+
+
+@triton.jit
+def _uniform_kernel(seed_ptr, position_ptr, out_ptr, num_rows, BLOCK: tl.constexpr):
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = rows < num_rows
+    seed = tl.load(seed_ptr + rows, mask=inside, other=0)
+    position = tl.load(position_ptr + rows, mask=inside, other=0)
+    tl.store(out_ptr + rows, philox_uniform(seed, position), mask=inside)
+
+
+def uniform_triton(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(seed.shape, dtype=torch.float32, device=seed.device)
+    if seed.numel():
+        _uniform_kernel[(triton.cdiv(seed.numel(), 128),)](seed, position, out, seed.numel(), BLOCK=128)
+    return out
 
 
 def uniform_torch(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
@@ -32,4 +57,4 @@ def uniform_torch(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     return (even[0] >> 8).to(torch.float32) * 2.0**-24
 
 
-uniform = dispatch(uniform_torch, uniform_torch)
+uniform = dispatch(uniform_triton, uniform_torch)

@@ -2,7 +2,74 @@
 
 import torch
 
-from kernels.dispatch import dispatch
+from kernels.dispatch import dispatch, tl, triton
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    x_stride,
+    residual_stride,
+    out_stride,
+    hidden,
+    eps,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program per token, the whole row in registers."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < hidden
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0)
+    if ADD:
+        residual_row = residual_ptr + row * residual_stride + columns
+        total = x.to(tl.float32) + tl.load(residual_row, mask=inside, other=0.0).to(tl.float32)
+        x = total.to(x.dtype)
+        tl.store(residual_row, x, mask=inside)
+    value = x.to(tl.float32)
+    inverse = 1.0 / tl.sqrt_rn(tl.sum(value * value, axis=0) / hidden + eps)
+    normed = (value * inverse).to(x.dtype).to(tl.float32)
+    y = normed * weight.to(tl.float32)
+    tl.store(out_ptr + row * out_stride + columns, y.to(x.dtype), mask=inside)
+
+
+def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    num_tokens, hidden = x.shape
+    assert x.stride(1) == 1 and weight.is_contiguous()
+    assert residual is None or (residual.shape == x.shape and residual.stride(1) == 1)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if num_tokens == 0:
+        return out
+    block = triton.next_power_of_2(hidden)
+    _rms_norm_kernel[(num_tokens,)](
+        x,
+        residual if residual is not None else x,
+        weight,
+        out,
+        x.stride(0),
+        residual.stride(0) if residual is not None else 0,
+        out.stride(0),
+        hidden,
+        eps,
+        ADD=residual is not None,
+        BLOCK=block,
+        num_warps=min(16, max(1, block // 512)),  # one 16-byte access per thread and 256 elements of bf16
+    )
+    return out
+
+
+def rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return _launch(x, None, weight, eps)
+
+
+def add_rms_norm_triton(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    return _launch(x, residual, weight, eps)
 
 
 def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -26,5 +93,5 @@ def add_rms_norm_torch(
     return rms_norm_torch(residual.add_(x), weight, eps)
 
 
-rms_norm = dispatch(rms_norm_torch, rms_norm_torch)
-add_rms_norm = dispatch(add_rms_norm_torch, add_rms_norm_torch)
+rms_norm = dispatch(rms_norm_triton, rms_norm_torch)
+add_rms_norm = dispatch(add_rms_norm_triton, add_rms_norm_torch)

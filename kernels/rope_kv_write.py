@@ -50,7 +50,7 @@ def _rope_kv_write_kernel(
     else:
         slot = tl.load(slot_mapping_ptr + token)
         head = ((block - num_q_blocks) * HEADS + tl.arange(0, HEADS))[:, None]
-        written = (head < num_kv_heads) & (slot >= 0)
+        written = head < tl.where(slot >= 0, num_kv_heads, 0)
         target = (slot * num_kv_heads + head) * HEAD_DIM
         inside = written & (angle[None, :] < HALF)
         source = k_ptr + token * k_stride + head * HEAD_DIM

@@ -1,0 +1,88 @@
+import pytest
+import torch
+
+from kernels.rope_kv_write import rope_kv_write
+from tests.kernels.conftest import Target
+from tests.kernels.tolerances import assert_close
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def angles(max_position, rotary_dim):
+    frequencies = 10000.0 ** (-torch.arange(0, rotary_dim, 2).double() / rotary_dim)
+    phase = torch.arange(max_position).double().unsqueeze(1) * frequencies
+    return torch.stack((phase.cos(), phase.sin()), 1).float()
+
+
+def exact_rotation(x, table, positions):
+    """Rotate-half as in the paper's complex form: (a + ib) * (cos + i sin)."""
+    half = table.shape[2]
+    turn = torch.complex(table[positions, 0].double(), table[positions, 1].double()).unsqueeze(1)
+    pairs = torch.complex(x[..., :half].double(), x[..., half : 2 * half].double()) * turn
+    return torch.cat((pairs.real, pairs.imag, x[..., 2 * half :].double()), -1)
+
+
+def check(target, dtype, heads, head_dim, rotary_dim, num_tokens, page_size, fused=True):
+    num_heads, num_kv_heads = heads
+    sizes = [num_heads, num_kv_heads, num_kv_heads]
+    if fused:
+        rows = torch.randn(num_tokens, sum(sizes) * head_dim).to(dtype).to(target.device)
+        q, k, v = (
+            part.view(num_tokens, -1, head_dim) for part in rows.split([n * head_dim for n in sizes], -1)
+        )
+    else:
+        q, k, v = (torch.randn(num_tokens, n, head_dim).to(dtype).to(target.device) for n in sizes)
+    before = [t.cpu().clone() for t in (q, k, v)]
+    table = angles(5000, rotary_dim)
+    positions = torch.randint(0, 5000, (num_tokens,))
+    num_pages = num_tokens // page_size + 2
+    slots = torch.randperm(num_pages * page_size)[:num_tokens]
+    slots[num_tokens // 2] = -1
+    shape = (num_pages, page_size, num_kv_heads, head_dim)
+    caches = [torch.full(shape, 7.0, dtype=dtype, device=target.device) for _ in range(2)]
+    rope_kv_write(q, k, v, *target.to(table, positions), *caches, slots.to(target.device))
+
+    assert_close(q, exact_rotation(before[0], table, positions), dtype)
+    exact_k = exact_rotation(before[1], table, positions)
+    written = slots >= 0
+    k_rows, v_rows = (cache.cpu().view(-1, num_kv_heads, head_dim) for cache in caches)
+    assert_close(k_rows[slots[written]], exact_k[written], dtype)
+    assert torch.equal(v_rows[slots[written]], before[2][written])
+    untouched = torch.ones(num_pages * page_size, dtype=torch.bool)
+    untouched[slots[written]] = False
+    assert (k_rows[untouched] == 7).all(), "only the given slots of k are written"
+    assert (v_rows[untouched] == 7).all(), "only the given slots of v are written"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fused", [True, False])
+def test_dtypes_and_layouts(target: Target, dtype: torch.dtype, fused: bool):
+    check(target, dtype, (9, 3), 64, 64, 5, 16, fused)
+
+
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(80, 80), (80, 32), (96, 96), (128, 64), (256, 256)])
+def test_head_dims_and_partial_rotation(target: Target, head_dim: int, rotary_dim: int):
+    check(target, torch.float32, (4, 2), head_dim, rotary_dim, 3, 16)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 32, 64])
+def test_page_sizes(target: Target, page_size: int):
+    check(target, torch.float32, (7, 1), 64, 64, 2 * page_size + 1, page_size)
+
+
+def test_one_token(target: Target):
+    q = torch.randn(1, 2, 64, device=target.device)
+    cache = torch.zeros(2, 16, 1, 64, device=target.device)
+    k, v = torch.randn(2, 1, 1, 64, device=target.device)
+    position, slot = target.to(torch.tensor([0]), torch.tensor([17]))
+    before = q.clone()
+    rope_kv_write(q, k, v, angles(4, 64).to(target.device), position, cache, torch.zeros_like(cache), slot)
+    assert torch.equal(q, before), "position 0 is not turned"
+    assert cache[1, 1, 0].any()
+    assert not cache[0].any()
+
+
+def test_prefill_sizes(target: Target):
+    if not target.large:
+        pytest.skip("8192 tokens are for a GPU")
+    check(target, torch.bfloat16, (32, 8), 128, 128, 8192, 16)
