@@ -54,9 +54,10 @@ def catalog_names() -> list[str]:
 
 
 def locate(name: str, cache_dir: Path | None = None, *, progress: bool = True) -> ModelFiles:
-    """Find a model's files, fetching and converting what is not there yet. Blocks; several processes may do it.
+    """Find a model's files, fetching and converting what is not there yet. Blocks.
 
-    A catalog name goes first, then a path, then a hub id. Raises ModelError that says what to do.
+    A catalog name goes first, then a path, then a hub id. Several processes may do it at once. Raises
+    ModelError that says what to do.
     """
     cache = (cache_dir or default_cache_dir()).expanduser()
     if (entry := _read_catalog().get(name)) is not None:
@@ -75,8 +76,8 @@ def locate(name: str, cache_dir: Path | None = None, *, progress: bool = True) -
     if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
         return _folder_files(name, fetch_from_hub(name, cache_dir, progress=progress))
     raise ModelError(
-        f"there is no model '{name}': it is no folder or .gguf file on this machine, not of the form of a hub "
-        f"id (owner/name), and not in the catalog ({', '.join(catalog_names())})"
+        f"there is no model '{name}': it is no folder or .gguf file on this machine, not of the form of a "
+        f"hub id (owner/name), and not in the catalog ({', '.join(catalog_names())})"
     )
 
 

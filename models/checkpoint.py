@@ -29,7 +29,7 @@ class Checkpoint(Protocol):
     total_bytes: int
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, int]]:
-        """Name, values on the CPU, bytes on disk, one tensor after the other. Quantized ones come in `dtype`."""
+        """Name, values on the CPU, bytes on disk, tensor after tensor. Quantized ones come in `dtype`."""
 
     def restore(self, slot: str, tensor: Tensor) -> Tensor:
         """Bring the tensor of a decoder slot into our layout."""
@@ -105,7 +105,7 @@ def _spec(family: Family, config: dict[str, Any], origin: Path) -> DecoderSpec:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The .safetensors files of a folder, in name order. Raises ModelError if there is nothing it may read."""
+    """The .safetensors files of a folder, in name order. Raises ModelError if there are none."""
     if (folder / INDEX_FILE).is_file():
         names = set(read_json(folder / INDEX_FILE).get("weight_map", {}).values())
         for name in names:
@@ -122,8 +122,8 @@ def weight_files(folder: Path) -> list[Path]:
         return files
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
         raise ModelError(
-            f"{folder} has its weights only as pickle files (.bin, .pt), and reading a pickle runs whatever code "
-            "is in it; take a safetensors version of the model, or convert it once with save_pretrained"
+            f"{folder} has its weights only as pickle files (.bin, .pt), and reading a pickle runs whatever "
+            "code is in it; take a safetensors version of the model, or convert it once with save_pretrained"
         )
     raise ModelError(f"{folder} holds no .safetensors file")
 

