@@ -155,7 +155,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": version("torch"),
         "transformers": version("transformers"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
     }
 
 

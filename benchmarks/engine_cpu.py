@@ -1,6 +1,6 @@
 """The engine in this process against transformers' `generate`, and against the matmuls of a decode step.
 
-    python benchmarks/engine_cpu.py [--dtype float32,bfloat16] [--batch 1,16] [--prompt 64,448] [--rounds 3]
+    python -m benchmarks.engine_cpu [--dtype float32,bfloat16] [--batch 1,16] [--prompt 64,448] [--rounds 3]
 
 Each round runs all contenders one after the other, since CPU speed drifts from minute to minute; a ratio is
 the median of the rounds' ratios. "floor" is the chain of a step's weight products through `F.linear`,
@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from common import StepRecorder, generate, parser, prompts, show
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from benchmarks.common import StepRecorder, generate, parser, prompts, show
 from engine import Engine
 from engine.config import EngineConfig
 from kernels.linear import linear, pack_weight
@@ -74,7 +74,7 @@ def run_dtype(
     config = EngineConfig(
         dtype=dtype_name, device="cpu", kv_tokens=16_384, page_size=PAGE_SIZE, threads=threads
     )
-    peer = load_peer(files, dtype)
+    peer = make_peer(spec, dtype)
     rows = []
     with torch.inference_mode(), asyncio.Runner() as runner:
         engine = runner.run(Engine.start(config, observer=recorder))
@@ -122,13 +122,22 @@ def summary(measured: list[dict[str, float]], batch: int) -> dict[str, float]:
     }
 
 
-def load_peer(files: ModelFiles, dtype: torch.dtype) -> PreTrainedModel:
-    """transformers' model with the same weights."""
-    if files.format == "gguf":
-        return AutoModelForCausalLM.from_pretrained(
-            files.weights.parent, gguf_file=files.weights.name, dtype=dtype
-        ).eval()
-    return AutoModelForCausalLM.from_pretrained(files.weights, dtype=dtype).eval()
+def make_peer(spec: DecoderSpec, dtype: torch.dtype) -> PreTrainedModel:
+    """transformers' model of the same shape. Its weights are random: speed does not depend on them."""
+    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    config = LlamaConfig(
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        intermediate_size=mlp.intermediate_size,
+        num_hidden_layers=spec.num_layers,
+        num_attention_heads=attention.num_heads,
+        num_key_value_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        max_position_embeddings=spec.max_position,
+        tie_word_embeddings=spec.tie_embeddings,
+        dtype=dtype,
+    )
+    return LlamaForCausalLM(config).to(dtype).eval()
 
 
 def run_peer(model: PreTrainedModel, batch: list[tuple[int, ...]]) -> float:

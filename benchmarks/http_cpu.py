@@ -1,6 +1,6 @@
 """What HTTP costs: a live server against the engine in this process, interleaved.
 
-    python benchmarks/http_cpu.py [--streams 16] [--rounds 5]
+    python -m benchmarks.http_cpu [--streams 16] [--rounds 5]
 
 Throughput: the same requests through both, as many streams as `--streams`. First chunk: one request at a time
 on an idle server, against the device's time for the prefill step of an equally long prompt.
@@ -11,8 +11,7 @@ import asyncio
 import statistics
 from typing import Any
 
-from common import Served, StepRecorder, generate, parser, prompts, serve, show
-
+from benchmarks.common import Served, StepRecorder, generate, parser, prompts, serve, show
 from engine import Engine
 from engine.config import EngineConfig
 from server.bench.client import Client

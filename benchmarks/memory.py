@@ -1,6 +1,6 @@
 """Start-up time and resident memory of a server with a large KV pool, over thousands of requests.
 
-    python benchmarks/memory.py [--dtype bfloat16] [--kv-tokens 65536] [--requests 2000]
+    python -m benchmarks.memory [--dtype bfloat16] [--kv-tokens 65536] [--requests 2000]
 
 First the whole pool is touched by prompts that fill it together; from then on memory should stay where it is.
 """
@@ -10,8 +10,7 @@ import asyncio
 import statistics
 from typing import Any
 
-from common import Served, parser, serve, show
-
+from benchmarks.common import Served, parser, serve, show
 from server.bench.client import Client
 from server.bench.load import drive
 from server.bench.workload import jobs
