@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.answer import ClientGone
@@ -55,7 +56,7 @@ class RequestScope:
         self.context.request_began()
         try:
             await self.app(scope, receive, send_with_id)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             pass  # nobody is there to answer to
         except Exception as error:
             logger.exception("%s failed", request_id)

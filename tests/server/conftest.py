@@ -44,7 +44,12 @@ class LiveServer:
     """`monoloop serve` with a FakeEngine, on a free port of loopback."""
 
     def __init__(self, *flags: str, load_seconds: float = 0, **variables: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "FAKE_LOAD_SECONDS": str(load_seconds), **variables}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "FAKE_LOAD_SECONDS": str(load_seconds),
+            **variables,
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "tests.server.serve_fake", "serve", "--port", "0", *flags],
             cwd=ROOT,
@@ -76,7 +81,9 @@ class LiveServer:
         with self._news:
             while not (found := re.search(pattern, self.log)):
                 assert time.monotonic() < deadline, f"{pattern!r} did not come:\n{self.log}"
-                assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log}"
+                assert self.process.poll() is None, (
+                    f"the server ended with {self.process.returncode}:\n{self.log}"
+                )
                 self._news.wait(0.1)
         return found
 

@@ -1,7 +1,7 @@
-"""An engine without a model: it says what the prompt tells it to, as fast as it is told, with faults on order.
+"""An engine without a model: it says what the prompt tells it to, with delays and faults on order.
 
 The prompt's characters are its token ids, so that submit() can read the prompt back. Words in it give orders:
-`tokens=20 delay=0.01 fail=3 die=3 hang say:text to say`.
+`tokens=20 size=3 delay=0.01 fail=3 die=3 hang say:text to say`.
 """
 
 import asyncio
@@ -159,7 +159,9 @@ class FakeEngine:
             return float(found[1]) if found else default
 
         said = orders.partition("say:")[2]
-        pieces = list(said) if said else [f"t{number} " for number in range(int(order("tokens", 5)))]
+        pieces = (
+            list(said) if said else [f"t{i} " * int(order("size", 1)) for i in range(int(order("tokens", 5)))]
+        )
         limit = stream.request.sampling.max_tokens
         fail, die, delay = order("fail", -1), order("die", -1), order("delay", 0)
         if "hang" in orders:

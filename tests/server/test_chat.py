@@ -46,7 +46,9 @@ async def test_length_is_a_finish_reason(client: httpx.AsyncClient) -> None:
     assert (choice["message"]["content"], choice["finish_reason"]) == ("t0 t1 ", "length")
 
 
-async def test_n_answers_share_the_prompt_and_shift_the_seed(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_n_answers_share_the_prompt_and_shift_the_seed(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     response = await client.post("/v1/chat/completions", json=body("tokens=2", n=3, seed=2**63 - 1))
     answer = response.json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
@@ -56,7 +58,9 @@ async def test_n_answers_share_the_prompt_and_shift_the_seed(client: httpx.Async
     assert seeds == [2**63 - 1, -(2**63), -(2**63) + 1], "seeds stay 64-bit numbers"
 
 
-async def test_content_parts_are_joined_and_roles_mapped(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_content_parts_are_joined_and_roles_mapped(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     messages = [
         {"role": "developer", "content": "be brief"},
@@ -77,7 +81,9 @@ async def test_content_parts_are_joined_and_roles_mapped(client: httpx.AsyncClie
     assert options["add_generation_prompt"] is True
 
 
-async def test_developer_stays_if_the_template_knows_it(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_developer_stays_if_the_template_knows_it(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     engine.tokenizer.chat_template = "{% if role == 'developer' %}"
     await client.post("/v1/chat/completions", json={"messages": [{"role": "developer", "content": "x"}]})
     assert engine.tokenizer.chats[-1][0][0]["role"] == "developer"
@@ -101,7 +107,9 @@ async def test_template_options_reach_the_template(client: httpx.AsyncClient, en
 
 
 @pytest.mark.parametrize("name", ["tokenize", "chat_template", "messages", "tools", "__class__", "a b", ""])
-async def test_template_options_cannot_change_how_it_is_rendered(client: httpx.AsyncClient, name: str) -> None:
+async def test_template_options_cannot_change_how_it_is_rendered(
+    client: httpx.AsyncClient, name: str
+) -> None:
     response = await client.post("/v1/chat/completions", json=body(chat_template_kwargs={name: 1}))
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "chat_template_kwargs"
@@ -116,7 +124,8 @@ async def test_template_that_refuses_is_a_bad_request(client: httpx.AsyncClient)
 async def test_sampling_fields_arrive_unchanged(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     request = body(
         temperature=0, top_p=0.5, top_k=7, min_p=0.1, seed=-5, presence_penalty=1, frequency_penalty=-1,
-        repetition_penalty=1.1, logit_bias={"5": -100, "6": 1.5}, stop=["x", "y"], stop_token_ids=[9], min_tokens=1,
+        repetition_penalty=1.1, logit_bias={"5": -100, "6": 1.5}, stop=["x", "y"], stop_token_ids=[9],
+        min_tokens=1,
         max_completion_tokens=4, max_tokens=400, ignore_eos=True, include_stop_str_in_output=True,
         skip_special_tokens=False,
     )  # fmt: skip
@@ -124,14 +133,20 @@ async def test_sampling_fields_arrive_unchanged(client: httpx.AsyncClient, engin
     sampling = engine.requests[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.0, 0.5, 7, 0.1)
     assert (sampling.seed, sampling.max_tokens, sampling.min_tokens) == (-5, 4, 1)
-    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1, -1, 1.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (
+        1,
+        -1,
+        1.1,
+    )
     assert sampling.logit_bias == ((5, -100.0), (6, 1.5))
     assert (sampling.stop, sampling.stop_token_ids) == (("x", "y"), frozenset({9}))
     assert (sampling.ignore_eos, sampling.include_stop_str_in_output) == (True, True)
     assert not sampling.skip_special_tokens
 
 
-async def test_request_before_model_before_api_defaults(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_request_before_model_before_api_defaults(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     engine.model.generation_defaults.update(temperature=0.6, top_k=20, max_new_tokens=7)
     await client.post("/v1/chat/completions", json=body(top_k=0, temperature=None))
     sampling = engine.requests[0].sampling
@@ -142,10 +157,12 @@ async def test_request_before_model_before_api_defaults(client: httpx.AsyncClien
 
 
 NEUTRAL = {
-    "stop": None, "stream_options": None, "tools": [], "tool_choice": "none", "functions": [], "logprobs": False,
+    "stop": None, "stream_options": None, "tools": [], "tool_choice": "none", "functions": [],
+    "logprobs": False,
     "top_logprobs": None, "response_format": {"type": "text"}, "guided_json": None, "best_of": 2, "n": 2,
     "user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "parallel_tool_calls": True,
-    "priority": 0, "echo": False, "add_special_tokens": False, "never_heard_of": {"x": [1]}, "max_tokens": None,
+    "priority": 0, "echo": False, "add_special_tokens": False,
+    "never_heard_of": {"x": [1]}, "max_tokens": None,
 }  # fmt: skip
 
 
@@ -232,7 +249,9 @@ async def test_context_overflow_is_recognised_by_clients(client: httpx.AsyncClie
         assert error["message"].startswith("This model's maximum context length is 4096 tokens")
 
 
-async def test_queue_full_and_draining_say_when_to_come_back(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_queue_full_and_draining_say_when_to_come_back(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
     engine.is_full = True
     response = await client.post("/v1/chat/completions", json=body())
     assert (response.status_code, response.headers["retry-after"]) == (429, "7")

@@ -84,7 +84,9 @@ async def test_default_length_is_cut_to_the_context(client: httpx.AsyncClient, e
         ("a\x00b", "prompt"),
     ],
 )
-async def test_bad_prompts_are_refused(client: httpx.AsyncClient, engine: FakeEngine, prompt: Any, param: str) -> None:
+async def test_bad_prompts_are_refused(
+    client: httpx.AsyncClient, engine: FakeEngine, prompt: Any, param: str
+) -> None:
     response = await client.post("/v1/completions", json={"prompt": prompt})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
     assert not engine.requests
@@ -93,7 +95,9 @@ async def test_bad_prompts_are_refused(client: httpx.AsyncClient, engine: FakeEn
 @pytest.mark.parametrize(
     ("name", "value"), [("suffix", "x"), ("echo", True), ("logprobs", 1), ("logprobs", 0), ("messages", [])]
 )
-async def test_fields_that_are_not_built_are_refused(client: httpx.AsyncClient, name: str, value: Any) -> None:
+async def test_fields_that_are_not_built_are_refused(
+    client: httpx.AsyncClient, name: str, value: Any
+) -> None:
     response = await client.post("/v1/completions", json={"prompt": "a", name: value})
     assert (response.status_code, response.json()["error"]["param"]) == (400, name)
 

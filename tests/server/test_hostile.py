@@ -1,0 +1,232 @@
+"""Bodies made to hurt: each gets a 4xx with the error envelope, and the server goes on."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from server.body import MAX_STRUCTURE, OFF_LOOP_BYTES, check_structure
+from server.schema.errors import ErrorResponse
+from tests.server.conftest import client_for
+from tests.server.fake_engine import FakeEngine
+
+CHAT = "/v1/chat/completions"
+USER = '{"role": "user", "content": "hi"}'
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi"}], **fields}
+
+
+RAW: list[tuple[str, bytes]] = [
+    ("nothing", b""),
+    ("half an object", b'{"messages": ['),
+    ("a list", b"[]"),
+    ("null", b"null"),
+    ("a string", b'"x"'),
+    ("not UTF-8", b'{"messages": "\xff\xfe"}'),
+    ("UTF-16", '{"messages": []}'.encode("utf-16")),
+    ("byte order mark", b"\xef\xbb\xbf{}"),
+    ("NaN", b'{"temperature": NaN, "messages": [%s]}' % USER.encode()),
+    ("Infinity", b'{"temperature": Infinity, "messages": [%s]}' % USER.encode()),
+    ("an infinite exponent", b'{"temperature": 1e999, "messages": [%s]}' % USER.encode()),
+    ("a number of 100,000 digits", b'{"seed": %s, "messages": [%s]}' % (b"9" * 100_000, USER.encode())),
+    ("a lone surrogate", b'{"messages": [{"role": "user", "content": "\\ud800"}]}'),
+    ("a raw NUL", b'{"messages": [{"role": "user", "content": "\x00"}]}'),
+    ("an escaped NUL", b'{"messages": [{"role": "user", "content": "a\\u0000b"}]}'),
+    ("100,000 brackets", b'{"messages": ' + b"[" * 100_000),
+    ("5,000 closed brackets", b'{"messages": ' + b"[" * 5_000 + b"]" * 5_000 + b"}"),
+    ("a million empty lists", b'{"messages": [%s], "x": [' % USER.encode() + b"[]," * 500_000 + b"[]]}"),
+    ("a million keys", b'{"messages": [%s]' % USER.encode() + b',"a":1' * 300_000 + b"}"),
+    ("a million numbers", b'{"messages": [%s], "x": [' % USER.encode() + b"0," * 900_000 + b"0]}"),
+    ("no messages", b"{}"),
+    ("trailing text", b'{"messages": [%s]} x' % USER.encode()),
+]
+
+
+@pytest.mark.parametrize("body", [body for _, body in RAW], ids=[name for name, _ in RAW])
+async def test_body_is_refused(client: httpx.AsyncClient, engine: FakeEngine, body: bytes) -> None:
+    response = await client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400, response.text[:500]
+    error = ErrorResponse.model_validate(response.json()).error
+    assert error.type == "invalid_request_error"
+    assert len(response.content) < 3000
+    assert not engine.requests
+
+
+FIELDS: list[tuple[dict[str, Any], str]] = [
+    (chat(temperature="hot"), "temperature"),
+    (chat(temperature=-0.1), "temperature"),
+    (chat(temperature=2.1), "temperature"),
+    (chat(temperature=True), "temperature"),
+    (chat(top_p=0), "top_p"),
+    (chat(top_p=1.01), "top_p"),
+    (chat(top_k=-2), "top_k"),
+    (chat(top_k=1.5), "top_k"),
+    (chat(top_k=2**40), "top_k"),
+    (chat(min_p=-1), "min_p"),
+    (chat(n=True), "n"),
+    (chat(n="2"), "n"),
+    (chat(n=10**9), "n"),
+    (chat(max_tokens=0), "max_tokens"),
+    (chat(max_tokens=-1), "max_tokens"),
+    (chat(max_tokens=16.0), "max_tokens"),
+    (chat(max_tokens=10**25), "max_tokens"),
+    (chat(max_completion_tokens=0), "max_completion_tokens"),
+    (chat(min_tokens=5, max_tokens=4), "min_tokens"),
+    (chat(seed=2**63), "seed"),
+    (chat(seed=0.5), "seed"),
+    (chat(presence_penalty=3), "presence_penalty"),
+    (chat(frequency_penalty=-3), "frequency_penalty"),
+    (chat(repetition_penalty=0), "repetition_penalty"),
+    (chat(repetition_penalty=1e30), "repetition_penalty"),
+    (chat(logit_bias={"x": 1}), "logit_bias"),
+    (chat(logit_bias={"-1": 1}), "logit_bias"),
+    (chat(logit_bias={"1": 101}), "logit_bias.1"),
+    (chat(logit_bias={str(2**31): 1}), "logit_bias"),
+    (chat(logit_bias={"9" * 50: 1}), "logit_bias"),
+    (chat(logit_bias={"٣": 1}), "logit_bias"),
+    (chat(logit_bias={str(i): 1 for i in range(1025)}), "logit_bias"),
+    (chat(logit_bias=[1]), "logit_bias"),
+    (chat(stop=""), "stop"),
+    (chat(stop=["a", ""]), "stop"),
+    (chat(stop=["a"] * 17), "stop"),
+    (chat(stop=5), "stop"),
+    (chat(stop=[1]), "stop"),
+    (chat(stop="x" * 2000), "stop"),
+    (chat(stop="a\x00"), "stop"),
+    (chat(stop_token_ids=[0x110000]), "stop_token_ids"),
+    (chat(stop_token_ids=[-1]), "stop_token_ids"),
+    (chat(stop_token_ids=[True]), "stop_token_ids[0]"),
+    (chat(stop_token_ids=[1] * 2000), "stop_token_ids"),
+    (chat(stream="yes"), "stream"),
+    (chat(stream_options=5), "stream_options"),
+    (chat(model=5), "model"),
+    (chat(model="m" * 10_000), "model"),
+    (chat(chat_template_kwargs=[]), "chat_template_kwargs"),
+    (chat(reasoning_effort="enormous"), "reasoning_effort"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": {"role": "user"}}, "messages"),
+    ({"messages": ["hi"]}, "messages[0]"),
+    ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user"}]}, "messages[0]"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]"),
+    (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}
+            ]
+        },
+        "messages[0].content[0]",
+    ),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
+    (
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]},
+        "messages[0].tool_calls[0].function",
+    ),
+    ({"messages": [{"role": "user", "content": "x"}] * 5000}, "messages"),
+    (chat(add_generation_prompt=True, continue_final_message=True), ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"), FIELDS, ids=[f"{param}-{n}" for n, (_, param) in enumerate(FIELDS)]
+)
+async def test_field_is_named(
+    client: httpx.AsyncClient, engine: FakeEngine, body: dict[str, Any], param: str
+) -> None:
+    response = await client.post(CHAT, json=body)
+    assert response.status_code == 400, response.text[:500]
+    error = ErrorResponse.model_validate(response.json()).error
+    assert (error.param or "") == param, error.message
+    assert param.partition("[")[0].partition(".")[0] in error.message
+    assert len(response.content) < 2000, "an error is never larger than what caused it"
+    assert not engine.requests
+
+
+async def test_image_part_is_called_by_its_name(client: httpx.AsyncClient) -> None:
+    content = [{"type": "image_url", "image_url": {"url": "http://x"}}]
+    response = await client.post(CHAT, json={"messages": [{"role": "user", "content": content}]})
+    assert "'image_url' are not supported" in response.json()["error"]["message"]
+
+
+async def test_error_about_large_input_is_short(client: httpx.AsyncClient) -> None:
+    messages = [{"role": "x" * 5000, "content": "hi"}] * 100
+    response = await client.post(CHAT, json={"messages": messages})
+    assert response.status_code == 400
+    assert len(response.content) < 2000
+    assert "and 97 more" in response.json()["error"]["message"]
+
+
+def test_long_text_is_not_taken_for_structure() -> None:
+    text = b'{"a": "' + b'[],{}:\\"' * OFF_LOOP_BYTES + b'"}'
+    assert text.count(b"[") > MAX_STRUCTURE[b"["]
+    check_structure(text)
+
+
+@pytest.mark.parametrize(
+    "body", [b'"' + b'\\"' * 500_000, b'"' * 500_001, b"\\" * 1_000_000, b'"[",' * 250_000]
+)
+def test_counting_structure_is_linear(body: bytes) -> None:
+    check_structure(body)  # a quadratic search would take hours
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"content-type": "application/json; charset=utf-8"}, 200),
+        ({"content-type": "application/x-www-form-urlencoded"}, 200),
+        ({"content-type": "application/vnd.x+json"}, 200),
+        ({"content-type": "multipart/form-data; boundary=x"}, 415),
+        ({"content-type": "application/xml"}, 415),
+        ({"content-encoding": "gzip"}, 415),
+    ],
+)
+async def test_declared_type_of_the_body(
+    client: httpx.AsyncClient, headers: dict[str, str], status: int
+) -> None:
+    response = await client.post(CHAT, content=b'{"messages": [%s]}' % USER.encode(), headers=headers)
+    assert response.status_code == status, response.text
+    if status == 415:
+        assert response.json()["error"]["code"] == "unsupported_media_type"
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_body_over_the_limit(engine: FakeEngine, announced: bool) -> None:
+    async def pieces() -> Any:
+        for _ in range(64):
+            yield b" " * 1024
+
+    async with client_for(engine, max_body_bytes=10_000) as client:
+        content = b" " * 65_536 if announced else pieces()
+        response = await client.post(CHAT, content=content)
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "request_too_large"
+    assert response.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nothing", 404, "unknown_url"),
+        ("POST", "/chat/completions", 404, "unknown_url"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+        ("POST", "/v1/models/x", 405, "method_not_allowed"),
+        ("GET", "/v1/models/none/such", 404, "model_not_found"),
+    ],
+)
+async def test_routing_errors_have_the_envelope(
+    client: httpx.AsyncClient, method: str, path: str, status: int, code: str
+) -> None:
+    response = await client.request(method, path)
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    if status == 405:
+        assert "OPTIONS" in response.headers["allow"]

@@ -1,0 +1,191 @@
+"""Start and end of the process: loading, drain, signals, death of the engine, what cannot start."""
+
+import json
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from server.flags import SettingsError
+from server.lifecycle import bind, loop_factory, url_of, warn_if_open
+from server.settings import ServerConfig
+from tests.server.conftest import LiveServer
+
+Start = Callable[..., LiveServer]
+
+
+def user(content: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": content}]
+
+
+class Reader(threading.Thread):
+    """Reads a streamed answer in the background."""
+
+    def __init__(self, live: LiveServer, content: str) -> None:
+        super().__init__(daemon=True)
+        self.url, self.content = live.url, content
+        self.begun = threading.Event()
+        self.lines: list[str] = []
+        self.start()
+        assert self.begun.wait(10), live.log
+
+    def run(self) -> None:
+        body = {"messages": user(self.content), "stream": True, "max_tokens": 4000}
+        url = f"{self.url}/v1/chat/completions"
+        with suppress(httpx.TransportError), httpx.stream("POST", url, json=body, timeout=30) as response:
+            for line in response.iter_lines():
+                self.lines.append(line)
+                if "t0" in line:
+                    self.begun.set()
+
+    def data(self) -> list[str]:
+        """All events, once the stream has ended."""
+        self.join(20)
+        assert not self.is_alive(), "the stream did not end"
+        return [line.removeprefix("data: ") for line in self.lines if line]
+
+
+def error_of(event: str) -> dict[str, Any]:
+    error: dict[str, Any] = json.loads(event)["error"]
+    return error
+
+
+def test_answers_probes_while_the_model_loads(start: Start) -> None:
+    live = start(load_seconds=1.5)
+    assert httpx.get(f"{live.url}/health").status_code == 200
+    ready = httpx.get(f"{live.url}/ready")
+    assert ready.status_code == 503
+    assert "retry-after" in ready.headers
+    response = httpx.post(f"{live.url}/v1/chat/completions", json={"messages": user("hi")})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "server_is_overloaded")
+    assert httpx.get(f"{live.url}/v1/models").status_code == 503
+    assert httpx.get(f"{live.url}/metrics").status_code == 200
+    live.ready()
+    assert httpx.get(f"{live.url}/ready").status_code == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_first_signal_lets_streams_finish(start: Start, number: signal.Signals) -> None:
+    live = start().ready()
+    reader = Reader(live, "tokens=40 delay=0.03")
+    live.send(number)
+    live.wait_for("finishing what runs")
+    assert httpx.get(f"{live.url}/health").status_code == 200
+    assert httpx.get(f"{live.url}/ready").status_code == 503
+    refused = httpx.post(f"{live.url}/v1/chat/completions", json={"messages": user("hi")})
+    assert refused.status_code == 503
+    data = reader.data()
+    assert data[-1] == "[DONE]"
+    assert json.loads(data[-2])["choices"][0]["finish_reason"] == "stop"
+    assert live.exit_code() == 0
+    assert "Traceback" not in live.log, live.log
+
+
+def test_idle_connections_do_not_hold_the_end_up(start: Start) -> None:
+    live = start().ready()
+    with httpx.Client() as client, socket.create_connection(("127.0.0.1", live.port)) as half_sent:
+        client.get(f"{live.url}/health")
+        half_sent.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+        live.send(signal.SIGTERM)
+        assert live.exit_code(4) == 0, "before any of the time limits"
+
+
+def test_what_outlives_the_drain_ends_with_an_error(start: Start) -> None:
+    live = start("--drain-timeout-seconds", "0.2").ready()
+    reader = Reader(live, "tokens=4000 delay=0.02")
+    live.send(signal.SIGTERM)
+    data = reader.data()
+    assert data[-1] == "[DONE]"
+    assert error_of(data[-2])["code"] == "server_is_overloaded"
+    assert live.exit_code() == 0
+
+
+def test_second_signal_ends_at_once(start: Start) -> None:
+    live = start().ready()
+    Reader(live, "tokens=4000 delay=0.02")
+    live.send(signal.SIGTERM)
+    live.wait_for("finishing what runs")
+    live.send(signal.SIGINT)
+    assert live.exit_code(5) == 128 + signal.SIGINT
+
+
+def test_signal_while_loading_ends_at_once(start: Start) -> None:
+    live = start(load_seconds=60)
+    httpx.get(f"{live.url}/health")
+    live.send(signal.SIGTERM)
+    assert live.exit_code(5) == 0
+
+
+def test_death_of_the_engine_ends_streams_and_process(start: Start) -> None:
+    live = start().ready()
+    reader = Reader(live, "tokens=4000 delay=0.02")
+    body = {"messages": user("die=1")}
+    response = httpx.post(f"{live.url}/v1/chat/completions", json=body)
+    assert response.status_code == 503
+    data = reader.data()
+    assert data[-1] == "[DONE]"
+    assert error_of(data[-2])["message"] == "The engine has stopped after a fault."
+    assert live.exit_code() == 1
+    assert "Traceback" not in live.log, live.log
+
+
+def test_model_that_cannot_be_found_ends_the_start(start: Start) -> None:
+    live = start("--model", "missing")
+    assert live.exit_code() == 1
+    assert "there is no model called missing" in live.log
+    assert "Traceback" not in live.log, live.log
+
+
+def test_port_in_use_is_named(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        live = start("--port", port)
+        assert live.exit_code() == 2
+    assert f"--port {port}" in live.log
+    assert "in use" in live.log
+    assert "Traceback" not in live.log, live.log
+
+
+def test_host_that_is_not_ours_is_named() -> None:
+    with pytest.raises(SettingsError, match=r"--host no\.such\.host\.invalid"):
+        bind("no.such.host.invalid", 0)
+    with pytest.raises(SettingsError, match=r"192\.0\.2\.1"):
+        bind("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:"),
+        ("0.0.0.0", "http://127.0.0.1:"),
+        ("localhost", "http://localhost:"),
+    ],
+)
+def test_url_is_one_a_person_can_use(host: str, url: str) -> None:
+    with bind(host, 0) as listener:
+        assert url_of(listener, host) == url + str(listener.getsockname()[1])
+
+
+def test_warns_of_an_open_door(caplog: pytest.LogCaptureFixture) -> None:
+    for host in ("127.0.0.1", "localhost", "::1"):
+        warn_if_open(ServerConfig(host=host))
+    warn_if_open(ServerConfig(host="0.0.0.0", api_key=("k",)))  # type: ignore[arg-type]
+    assert not caplog.records
+    warn_if_open(ServerConfig(host="0.0.0.0"))
+    assert "WITHOUT an API key" in caplog.text
+
+
+def test_uvloop_is_asked_for_only_if_wanted() -> None:
+    assert loop_factory(ServerConfig()) is None
+    try:
+        import uvloop
+    except ImportError:
+        with pytest.raises(SettingsError, match="uvloop is not installed"):
+            loop_factory(ServerConfig(uvloop=True))
+    else:
+        assert loop_factory(ServerConfig(uvloop=True)) is uvloop.new_event_loop

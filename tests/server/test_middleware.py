@@ -1,0 +1,129 @@
+"""Request ids, log lines, API keys, CORS, OPTIONS and HEAD."""
+
+import logging
+
+import httpx
+import pytest
+
+from tests.server.conftest import client_for
+from tests.server.fake_engine import FakeEngine
+
+
+@pytest.mark.parametrize(
+    ("given", "is_kept"),
+    [
+        ("abc-1.2_X", True),
+        ("a" * 128, True),
+        ("a" * 129, False),
+        ("a b", False),
+        ("a\u00e9", False),
+        ("", False),
+    ],
+)
+async def test_request_id_is_kept_if_it_is_sane(client: httpx.AsyncClient, given: str, is_kept: bool) -> None:
+    response = await client.get("/v1/models", headers={"x-request-id": given.encode("latin1")})
+    assert (response.headers["x-request-id"] == given) is is_kept
+    assert response.headers["x-request-id"].isascii()
+
+
+async def test_errors_have_a_request_id_too(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/nothing")).headers["x-request-id"]
+
+
+async def test_one_line_per_request_without_content(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="monoloop")
+    body = {"messages": [{"role": "user", "content": "private"}]}
+    await client.post("/v1/chat/completions?key=hidden", json=body, headers={"x-request-id": "id-1"})
+    await client.get("/health")
+    await client.get("/evil%0aline%1b")
+    lines = [record.getMessage() for record in caplog.records if record.name == "monoloop.access"]
+    assert len(lines) == 2, "probes are not worth a line"
+    assert lines[0].startswith("id-1 POST /v1/chat/completions 200 ")
+    assert "private" not in caplog.text
+    assert "hidden" not in caplog.text
+    assert "/evil\\nline\\x1b" in lines[1]
+
+
+KEYS = ("one", "zwei\u00fc")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"authorization": "Bearer one"}, 200),
+        ({"authorization": "bearer  one "}, 200),
+        ({"authorization": "BEARER one"}, 200),
+        ({"authorization": "Basic one"}, 401),
+        ({"authorization": "one"}, 401),
+        ({"authorization": "Bearer on"}, 401),
+        ({"authorization": "Bearer "}, 401),
+        ({"authorization": "Bearer one, Bearer one"}, 401),
+        ({"x-api-key": "one"}, 200),
+        ({"x-api-key": "One"}, 401),
+        ({"authorization": "Bearer x", "x-api-key": "one"}, 401),
+    ],
+)
+async def test_keys(engine: FakeEngine, headers: dict[str, str], status: int) -> None:
+    async with client_for(engine, api_key=KEYS) as client:
+        response = await client.get("/v1/models", headers=headers)
+        assert response.status_code == status
+        if status == 401:
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert response.json()["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    ("path", "is_open"),
+    [
+        ("/health", True),
+        ("/ready", True),
+        ("/metrics", True),
+        ("/version", True),
+        ("/load", False),
+        ("/openapi.json", False),
+        ("/v1/models", False),
+        ("/v1/models/x", False),
+        ("/nothing", False),
+        ("/health/", False),
+        ("//health", False),
+        ("/health/../v1/models", False),
+        ("/v1/models?x=/health", False),
+    ],
+)
+async def test_only_probes_are_open(engine: FakeEngine, path: str, is_open: bool) -> None:
+    async with client_for(engine, api_key=KEYS) as client:
+        for host in ("test", "x/health?", "a@b:80"):
+            response = await client.get(path, headers={"host": host})
+            assert (response.status_code == 200) is is_open, response.text
+
+
+async def test_options_tells_what_is_allowed(engine: FakeEngine) -> None:
+    async with client_for(engine, api_key=KEYS) as client:
+        response = await client.options("/v1/chat/completions")
+        assert (response.status_code, response.headers["allow"]) == (204, "OPTIONS, POST")
+        assert "access-control-allow-origin" not in response.headers, "CORS is off"
+        assert (await client.options("/nothing")).status_code == 404
+
+
+async def test_head_is_get_without_a_body(client: httpx.AsyncClient) -> None:
+    for path in ("/health", "/v1/models", "/metrics"):
+        response = await client.head(path)
+        assert (response.status_code, response.content) == (200, b"")
+
+
+async def test_cors_answers_the_origins_it_knows(engine: FakeEngine) -> None:
+    async with client_for(engine, cors_origins=("http://page",), api_key=KEYS) as client:
+        preflight = {"origin": "http://page", "access-control-request-method": "POST"}
+        response = await client.options("/v1/chat/completions", headers=preflight)
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == "http://page"
+        response = await client.options(
+            "/v1/chat/completions", headers=preflight | {"origin": "http://other"}
+        )
+        assert response.status_code == 400
+        response = await client.post("/v1/chat/completions", headers={"origin": "http://page"})
+        assert response.status_code == 401
+        assert response.headers["access-control-allow-origin"] == "http://page", "pages can read errors"

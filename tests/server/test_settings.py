@@ -1,0 +1,232 @@
+"""Settings: four sources, one set of names, and messages that say what is wrong and where."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from engine.config import EngineConfig
+from server import cli
+from server.flags import SettingsError
+from server.settings import FlatSettings, ServerConfig, parse, sample_yaml
+from tests.server.conftest import ROOT
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*FlatSettings.model_fields, "config"):
+        monkeypatch.delenv(f"MONOLOOP_{name.upper()}", raising=False)
+
+
+def test_flags_before_environment_before_file_before_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("port: 1\nhost: from-file\nmax_num_seqs: 3\n")
+    monkeypatch.setenv("MONOLOOP_PORT", "2")
+    monkeypatch.setenv("MONOLOOP_HOST", "from-environment")
+    settings = parse(["--config", str(file), "--port", "3"])
+    assert (settings.server.port, settings.server.host) == (3, "from-environment")
+    assert settings.engine.max_num_seqs == 3
+    assert settings.engine.max_waiting == EngineConfig().max_waiting
+
+
+def test_file_may_be_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("port: 1\n")
+    monkeypatch.setenv("MONOLOOP_CONFIG", str(file))
+    assert parse([]).server.port == 1
+
+
+def test_every_kind_of_value_is_read_from_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOLOOP_PAGE_SIZE", "32")
+    monkeypatch.setenv("MONOLOOP_UVLOOP", "true")
+    monkeypatch.setenv("MONOLOOP_API_KEY", "a, b")
+    monkeypatch.setenv("MONOLOOP_KV_TOKENS", "")
+    settings = parse(
+        ["--served-model-name", "x,y", "--served-model-name", "z", "--run-ahead", "0", "--no-uvloop"]
+    )
+    assert (settings.engine.page_size, settings.engine.run_ahead) == (32, 0)
+    assert settings.engine.kv_tokens is None, "an empty variable counts as none"
+    assert settings.server.uvloop is False
+    assert [key.get_secret_value() for key in settings.server.api_key] == ["a", "b"]
+    assert settings.server.served_model_name == ("x", "y", "z")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--port", "99999"], ["--port", "65535", "99999"]),
+        (["--port", "http"], ["--port", "integer"]),
+        (["--page-size", "17"], ["--page-size", "1, 16, 32 or 64"]),
+        (["--dtype", "int3"], ["--dtype", "bfloat16"]),
+        (["--kv-tokens", "-5"], ["--kv-tokens"]),
+        (["--send-timeout-seconds", "0"], ["--send-timeout-seconds"]),
+        (["--port", "-1", "--max-num-seqs", "0"], ["--port", "--max-num-seqs"]),
+    ],
+)
+def test_wrong_flag_is_named(flags: list[str], words: list[str]) -> None:
+    with pytest.raises(SettingsError) as wrong:
+        parse(flags)
+    assert all(word in str(wrong.value) for word in words), wrong.value
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("port: abc", ["port", "integer"]),
+        ("prot: 1", ["prot", "no such setting", "did you mean port?"]),
+        ("port: [1", ["not valid YAML", "line 1"]),
+        ("- port", ["name: value"]),
+        ("1: 2", ["name: value"]),
+        ("api_key: 5", ["api_key"]),
+    ],
+)
+def test_wrong_file_is_named(tmp_path: Path, text: str, words: list[str]) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    with pytest.raises(SettingsError) as wrong:
+        parse(["--config", str(file)])
+    assert all(word in str(wrong.value) for word in [str(file), *words]), wrong.value
+
+
+def test_missing_and_undecodable_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"nowhere\.yaml: cannot be read"):
+        parse(["--config", str(tmp_path / "nowhere.yaml")])
+    file = tmp_path / "binary.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SettingsError, match="not valid YAML"):
+        parse(["--config", str(file)])
+
+
+def test_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOLOOP_PORT", "tcp://10.0.0.1:80")
+    with pytest.raises(SettingsError, match=r"MONOLOOP_PORT.*tcp://10"):
+        parse([])
+
+
+def test_unknown_variables_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOLOOP_PROT", "1")
+    monkeypatch.setenv("MONOLOOP_SERVICE_HOST", "10.0.0.1")
+    assert parse([]).warnings == ("MONOLOOP_PROT is not a setting and is ignored",)
+
+
+def test_keys_are_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOLOOP_API_KEY", "hush")
+    assert "hush" not in repr(parse([]))
+    file = tmp_path / "x.yaml"
+    file.write_text("api_key: [[hush]]\n")
+    monkeypatch.delenv("MONOLOOP_API_KEY")
+    with pytest.raises(SettingsError) as wrong:
+        parse(["--config", str(file)])
+    assert "hush" not in str(wrong.value)
+
+
+def test_help_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help"])
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for config in (ServerConfig, EngineConfig):
+        for name, field in config.model_fields.items():
+            assert "--" + name.replace("_", "-") in shown
+            assert str(field.description).split(";")[0].split("-")[0].strip() in shown, name
+
+
+def test_names_of_both_floors_do_not_clash() -> None:
+    assert not set(ServerConfig.model_fields) & set(EngineConfig.model_fields)
+
+
+def test_sample_file_is_up_to_date() -> None:
+    stored = (ROOT / "configs" / "default.yaml").read_text()
+    assert stored == sample_yaml(), "run: python -m server.settings > configs/default.yaml"
+
+
+def test_sample_file_holds_the_defaults(tmp_path: Path) -> None:
+    lines = [line.removeprefix("# ") for line in sample_yaml().splitlines()]
+    names = tuple(f"{name}: " for name in FlatSettings.model_fields)
+    file = tmp_path / "all.yaml"
+    file.write_text("\n".join(line for line in lines if line.startswith(names)))
+    assert set(yaml.safe_load(file.read_text())) == set(FlatSettings.model_fields)
+    assert parse(["--config", str(file)])[:2] == parse([])[:2]
+
+
+# The command
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "server", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("arguments", [["serve", "--prot", "1"], ["serve", "--port", "x"], ["sevre"], []])
+def test_wrong_usage_ends_with_2_and_no_traceback(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = cli.main(arguments)
+    except SystemExit as ended:  # argparse
+        code = int(ended.code or 0)
+    assert code == 2
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    assert not arguments or arguments[-2:][0].lstrip("-") in shown.err
+
+
+def test_module_is_the_command_and_help_is_quick() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert all(command in done.stdout for command in ("serve", "chat", "bench", "pull"))
+    code = "import sys; from server import cli; cli.main(['--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True).returncode == 0
+    code = (
+        "import sys; from server import settings; settings.serve_parser().format_help(); "
+        "sys.exit(bool({'torch', 'transformers', 'starlette'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "bench", "pull"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"monoloop {command}" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("monoloop ")
+
+
+def test_foreign_kernels_package_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Foreign:
+        version = "9.9"
+
+    cli.refuse_foreign_kernels()
+    monkeypatch.setattr(cli, "distribution", lambda name: Foreign())
+    with pytest.raises(SettingsError, match=r"kernels 9\.9"):
+        cli.refuse_foreign_kernels()
+
+
+def test_pull_says_where_the_weights_lie(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import engine
+    from engine.errors import ModelError
+
+    async def found(name: str, cache_dir: Path | None) -> str:
+        return f"{cache_dir}/{name}"
+
+    async def missing(name: str, cache_dir: Path | None) -> str:
+        raise ModelError(f"no {name}")
+
+    monkeypatch.setattr(engine, "pull", found)
+    assert cli.main(["pull", "m", "--cache-dir", "/c"]) == 0
+    assert capsys.readouterr().out == "/c/m\n"
+    monkeypatch.setattr(engine, "pull", missing)
+    assert cli.main(["pull", "m"]) == 1
+    assert "error: no m" in capsys.readouterr().err

@@ -1,0 +1,193 @@
+"""Models, health, readiness, load, version, metrics, and the description of the API."""
+
+import json
+
+import httpx
+import pytest
+from openai.types import Model
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.outputs import FinishReason
+from engine.stats import EngineObserver, RequestTimes
+from server.metrics import Histogram, Metrics, token_buckets
+from server.openapi import document, stored_copy
+from server.schema.fields import CHAT, COMPLETION, NO_OPS
+from tests.server.conftest import ROOT, client_for
+from tests.server.fake_engine import MODEL_NAME, FakeEngine
+
+
+async def test_models(engine: FakeEngine) -> None:
+    async with client_for(engine, served_model_name=("org/name", "short")) as client:
+        listed = (await client.get("/v1/models")).json()
+        assert listed["object"] == "list"
+        assert [card["id"] for card in listed["data"]] == ["org/name", "short"]
+        card = (await client.get("/v1/models/org/name")).json()
+        assert card == listed["data"][0]
+        Model.model_validate(card)
+        assert (card["root"], card["max_model_len"], card["permission"]) == (MODEL_NAME, 4096, [])
+        assert (await client.get("/v1/models/name")).status_code == 404
+
+
+async def test_health_and_ready_follow_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def statuses() -> tuple[int, int]:
+        return (await client.get("/health")).status_code, (await client.get("/ready")).status_code
+
+    assert await statuses() == (200, 200)
+    assert (await client.get("/health")).content == b""
+    engine.is_draining = True
+    assert await statuses() == (200, 503)
+    engine.is_draining = False
+    engine.die()
+    assert await statuses() == (503, 503)
+
+
+async def test_before_the_model_is_there() -> None:
+    async with client_for(None) as client:
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/metrics")).status_code == 200
+        for path in ("/ready", "/v1/models", "/v1/models/x", "/load"):
+            response = await client.get(path)
+            assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+        response = await client.post("/v1/completions", json={"prompt": "x"})
+        assert response.json()["error"]["code"] == "server_is_overloaded"
+
+
+async def test_load_and_version(client: httpx.AsyncClient) -> None:
+    load = (await client.get("/load")).json()
+    assert load["server_load"] == 0
+    assert load["pages_free"] == 1000
+    assert (await client.get("/version")).json()["version"]
+
+
+def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """All series of an exposition, by name."""
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
+    return found
+
+
+CORE = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:request_success_total",
+    "vllm:num_preemptions_total",
+    "vllm:cache_config_info",
+    "vllm:time_to_first_token_seconds_bucket",
+    "vllm:inter_token_latency_seconds_bucket",
+    "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:request_queue_time_seconds_bucket",
+    "vllm:request_prefill_time_seconds_bucket",
+    "vllm:request_decode_time_seconds_bucket",
+    "vllm:request_inference_time_seconds_bucket",
+    "vllm:request_prompt_tokens_bucket",
+    "vllm:request_generation_tokens_bucket",
+    "vllm:request_params_max_tokens_bucket",
+    "vllm:request_params_n_bucket",
+    "vllm:iteration_tokens_total_bucket",
+    "monoloop_device_idle_share",
+    "monoloop_loop_lag_seconds_bucket",
+    "monoloop_step_seconds_bucket",
+    "monoloop_step_tokens_bucket",
+    "monoloop_pages_used",
+    "monoloop_pages_cached",
+    "monoloop_pages_free",
+)
+
+
+async def test_metrics(client: httpx.AsyncClient) -> None:
+    await client.post("/v1/completions", json={"prompt": "tokens=3"})
+    await client.get("/some/path/%s" % ("x" * 50))
+    response = await client.get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    found = samples(response.text)
+    assert not set(CORE) - set(found)
+    for name in CORE:
+        labels = found[name][0][0]
+        assert labels["model_name"] == MODEL_NAME
+        assert labels["engine"] == "0"
+    assert found["vllm:generation_tokens_total"][0][1] == 3
+    reasons = {labels["finished_reason"] for labels, _ in found["vllm:request_success_total"]}
+    assert reasons == {"stop", "length", "abort", "error"}
+    answered = {(labels["route"], labels["status"]) for labels, _ in found["monoloop_http_requests_total"]}
+    assert answered == {("/v1/completions", "200"), ("other", "404")}, "label values come from a closed set"
+
+
+def test_observer_fills_the_histograms(engine: FakeEngine) -> None:
+    metrics = Metrics()
+    observer: EngineObserver = metrics
+    metrics.attach(engine.stats, "m", 4096)
+    observer.step_finished(0.01, 17, 3)
+    observer.first_token(0.2)
+    observer.inter_token(0.06, 3)
+    observer.loop_lag(0.002)
+    observer.request_finished(RequestTimes(FinishReason.ABORT, 5, 11, 100, 1, 2.0, 0.5, 0.5, 1.0))
+    observer.request_finished(RequestTimes(FinishReason.ABORT, 5, 0, 100, 0, 2.0, None, None, None))
+    found = samples(metrics.exposition().decode())
+
+    def value(name: str, **labels: str) -> float:
+        [result] = [value for given, value in found[name] if given.items() >= labels.items()]
+        return result
+
+    assert value("monoloop_step_tokens_sum") == 17
+    assert value("vllm:time_to_first_token_seconds_bucket", le="0.1") == 0
+    assert value("vllm:time_to_first_token_seconds_bucket", le="0.25") == 1
+    assert value("vllm:inter_token_latency_seconds_count") == 3
+    assert value("vllm:inter_token_latency_seconds_sum") == pytest.approx(0.06)
+    assert value("vllm:request_success_total", finished_reason="abort") == 2
+    assert value("vllm:request_queue_time_seconds_count") == 1
+    assert value("vllm:e2e_request_latency_seconds_count") == 2
+    assert value("vllm:request_inference_time_seconds_sum") == 1.5
+    assert value("vllm:request_time_per_output_token_seconds_sum") == pytest.approx(0.1)
+    assert value("monoloop_loop_lag_seconds_bucket", le="0.002") == 1
+
+
+def test_histogram_counts_as_prometheus_does() -> None:
+    histogram = Histogram((1, 2))
+    for value in (0.5, 1, 1.5, 2, 3):
+        histogram.observe(value)
+    assert histogram.buckets() == [("1.0", 2), ("2.0", 4), ("+Inf", 5)]
+    assert histogram.total == 8
+
+
+def test_token_buckets() -> None:
+    assert token_buckets(100) == (1, 2, 5, 10, 20, 50, 100)
+    assert token_buckets(8192)[-1] == 5000
+
+
+def test_stored_openapi_document_is_up_to_date() -> None:
+    stored = (ROOT / "docs" / "openapi.json").read_text()
+    assert stored == stored_copy(), "run: python -m server.openapi > docs/openapi.json"
+
+
+async def test_openapi_document_is_served_and_whole(client: httpx.AsyncClient) -> None:
+    served = (await client.get("/openapi.json")).json()
+    assert served == json.loads(json.dumps(document()))
+    assert served["openapi"] == "3.1.0"
+    assert "/v1/models/{model}" in served["paths"]
+    text = json.dumps(served)
+    schemas = served["components"]["schemas"]
+    references = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
+    assert references <= set(schemas), "every reference is defined"
+    assert schemas["ChatRequest"]["properties"]["temperature"]["anyOf"][0]["maximum"] == 2
+
+
+def test_api_page_lists_every_field_that_is_refused_or_ignored() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    for name in {*CHAT, *COMPLETION, *NO_OPS}:
+        assert f"`{name}`" in page, name
+
+
+async def test_fields_are_declared_or_refused_but_never_both() -> None:
+    schemas = document()["components"]["schemas"]
+    for name, table in (("ChatRequest", CHAT), ("CompletionRequest", COMPLETION)):
+        refused = {
+            field for field, schema in schemas[name]["properties"].items() if "not supported" in str(schema)
+        }
+        assert refused == set(table)
+    assert not (set(CHAT) | set(COMPLETION)) & NO_OPS

@@ -1,0 +1,277 @@
+"""Streamed answers: every byte, the order of chunks, and what happens when something goes wrong."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.types import Message
+
+from engine.outputs import FinishReason, TextDelta
+from engine.request import Request, SamplingParams
+from server.answer import Answer
+from server.schema.chat import ChatChunk
+from server.schema.completions import CompletionChunk
+from server.schema.sampling import StreamOptions
+from server.stream import DONE, ChatFrames, CompletionFrames, EventStream, events
+from tests.server.conftest import client_for
+from tests.server.fake_engine import FakeEngine, FakeStream
+
+
+def data_lines(body: str) -> list[str]:
+    """The data of each event; checks that there is nothing but data lines, each followed by an empty one."""
+    events = body.split("\n\n")
+    assert events[-1] == "", "the last event ends with an empty line"
+    assert all(event.startswith("data: ") and "\n" not in event for event in events[:-1]), body
+    return [event.removeprefix("data: ") for event in events[:-1]]
+
+
+async def stream(
+    client: httpx.AsyncClient, path: str = "/v1/chat/completions", **fields: Any
+) -> list[dict[str, Any]]:
+    """The chunks of a streamed answer."""
+    response = await client.post(path, json={**fields, "stream": True})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["cache-control"] in ("no-store", "no-cache")
+    assert response.headers["x-accel-buffering"] == "no"
+    lines = data_lines(response.text)
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def chat(content: str, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}], **fields}
+
+
+async def test_role_text_and_reason_come_in_this_order(client: httpx.AsyncClient) -> None:
+    chunks = await stream(client, **chat("tokens=3 delay=0.001"))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert all("role" not in delta for delta in deltas[1:])
+    assert "".join(delta.get("content", "") for delta in deltas) == "t0 t1 t2 "
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons[-1] == "stop"
+    assert set(reasons[:-1]) == {None}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+async def test_usage_is_the_last_chunk_and_only_if_asked_for(client: httpx.AsyncClient) -> None:
+    chunks = await stream(client, **chat("tokens=3", stream_options={"include_usage": True}))
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 3
+
+
+async def test_continuous_usage_counts_up(client: httpx.AsyncClient) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = await stream(client, **chat("tokens=3 delay=0.005", stream_options=options))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts[0] == 0
+    assert counts[-1] == 3
+    assert counts == sorted(counts)
+
+
+async def test_stream_options_do_not_matter_without_a_stream(client: httpx.AsyncClient) -> None:
+    response = await client.post(
+        "/v1/chat/completions",
+        json=chat("x", stream_options={"include_usage": True, "include_obfuscation": False}),
+    )
+    assert response.status_code == 200
+
+
+async def test_choices_are_interleaved_after_all_roles(client: httpx.AsyncClient) -> None:
+    chunks = await stream(client, **chat("tokens=4 delay=0.002", n=3))
+    assert [chunk["choices"][0]["index"] for chunk in chunks[:3]] == [0, 1, 2]
+    assert all(chunk["choices"][0]["delta"].get("role") == "assistant" for chunk in chunks[:3])
+    texts = dict.fromkeys(range(3), "")
+    for chunk in chunks[3:]:
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["delta"].get("content", "")
+    assert set(texts.values()) == {"t0 t1 t2 t3 "}
+    assert sum(chunk["choices"][0]["finish_reason"] == "stop" for chunk in chunks) == 3
+
+
+async def test_text_completions_stream_lists_of_prompts(client: httpx.AsyncClient) -> None:
+    chunks = await stream(
+        client, "/v1/completions", prompt=["say:ab", "say:cd"], n=2, stream_options={"include_usage": True}
+    )
+    texts = dict.fromkeys(range(4), "")
+    for chunk in chunks[:-1]:
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert texts == {0: "ab", 1: "ab", 2: "cd", 3: "cd"}
+    assert chunks[-1]["usage"]["prompt_tokens"] == 12
+
+
+async def test_fault_in_a_stream_is_an_event(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    chunks = await stream(client, **chat("tokens=5 fail=2 delay=0.001", n=2))
+    assert chunks[-1]["error"] == {
+        "message": "Computing this request failed.",
+        "type": "server_error",
+        "param": None,
+        "code": "internal_error",
+    }
+    assert not engine.live, "the other choice is ended too"
+
+
+async def test_error_before_the_stream_has_its_status(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.is_full = True
+    response = await client.post("/v1/chat/completions", json=chat("x", stream=True))
+    assert response.status_code == 429
+    assert response.headers["content-type"] == "application/json"
+
+
+async def test_stream_past_its_deadline_ends_with_an_event(engine: FakeEngine) -> None:
+    async with client_for(engine, request_timeout_seconds=0.05) as client:
+        chunks = await stream(client, **chat("hang"))
+    assert chunks[-1]["error"]["code"] == "timeout"
+    assert not engine.live
+
+
+SAMPLING = SamplingParams(max_tokens=1)
+
+
+def make_frames(kind: type[ChatFrames] | type[CompletionFrames], options: StreamOptions | None = None) -> Any:
+    """Frames of an answer with two choices, and its streams."""
+    engine_stream = FakeStream(Request("a", (1, 2), SAMPLING), lambda: None)
+    answer = Answer.__new__(Answer)
+    answer.id, answer.created, answer.model, answer.fingerprint = "x-1", 5, 'odd "model"\n\\ 名', "fp_1"
+    return kind(answer, [engine_stream, engine_stream], 2, options)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1), index=st.integers(0, 1))
+def test_prepared_bytes_are_the_schemas_own(text: str, index: int) -> None:
+    for kind in (ChatFrames, CompletionFrames):
+        for options in (None, StreamOptions(include_usage=True)):
+            frames = make_frames(kind, options)
+            delta = TextDelta(text, 1)
+            assert frames.delta(index, delta) == frames.event(
+                [frames.choice(index, delta)], with_counts=False
+            )
+
+
+def test_every_event_parses_as_its_schema() -> None:
+    options = StreamOptions(include_usage=True, continuous_usage_stats=True)
+    for kind, schema in ((ChatFrames, ChatChunk), (CompletionFrames, CompletionChunk)):
+        frames = make_frames(kind, options)
+        body = frames.opening() + frames.delta(1, TextDelta('a\n"', 1))
+        body += frames.delta(0, TextDelta("", 1, FinishReason.STOP, "###")) + frames.ending()
+        lines = data_lines(body.decode())
+        for line in lines[:-1]:
+            schema.model_validate(json.loads(line))
+        assert json.loads(lines[-3])["choices"][0]["stop_reason"] == "###"
+
+
+def test_held_back_text_makes_no_event() -> None:
+    assert make_frames(ChatFrames).delta(0, TextDelta("", 3)) == b""
+
+
+class SlowReader:
+    """An ASGI peer that stops reading after a while."""
+
+    def __init__(self, num_messages: int) -> None:
+        self.num_messages = num_messages
+        self.received: list[Message] = []
+
+    async def send(self, message: Message) -> None:
+        self.received.append(message)
+        if len(self.received) > self.num_messages:
+            await asyncio.Event().wait()
+
+    async def receive(self) -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+SCOPE = {"type": "http", "method": "POST"}
+
+
+async def endless(ended: asyncio.Event) -> Any:
+    try:
+        while True:
+            await asyncio.sleep(0)
+            yield b"data: x\n\n"
+    finally:
+        ended.set()
+
+
+async def test_client_that_stops_reading_is_given_up() -> None:
+    ended, closed = asyncio.Event(), asyncio.Event()
+    response = EventStream(endless(ended), closed.set, ping_seconds=0, send_timeout_seconds=0.05)
+    reader = SlowReader(10)
+    async with asyncio.timeout(5):
+        await response(SCOPE, reader.receive, reader.send)
+    assert ended.is_set(), "the events are closed"
+    assert closed.is_set(), "the requests are aborted"
+    assert len(reader.received) == 11
+
+
+async def test_client_that_leaves_before_the_first_event_ends_its_request() -> None:
+    closed = asyncio.Event()
+
+    async def gone() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        await asyncio.sleep(0)
+
+    response = EventStream(endless(asyncio.Event()), closed.set, ping_seconds=0, send_timeout_seconds=5)
+    async with asyncio.timeout(5):
+        await response(SCOPE, gone, send)
+    assert closed.is_set()
+
+
+async def test_pings_are_comments() -> None:
+    sent = b""
+
+    async def send(message: Message) -> None:
+        nonlocal sent
+        sent += message.get("body", b"")
+
+    async def quiet() -> Any:
+        yield b"data: a\n\n"
+        await asyncio.sleep(0.1)
+        yield DONE
+
+    response = EventStream(quiet(), lambda: None, ping_seconds=0.03, send_timeout_seconds=5)
+    await response(SCOPE, SlowReader(0).receive, send)
+    assert b"\n\n: ping\n\n" in sent
+    assert sent.replace(b": ping\n\n", b"") == b"data: a\n\n" + DONE
+
+
+async def test_slow_reader_gets_merged_text() -> None:
+    engine = FakeEngine()
+    prompt = tuple(map(ord, "tokens=50"))
+    streams = [engine.submit(Request(str(i), prompt, SamplingParams(max_tokens=50))) for i in range(2)]
+    frames = make_frames(ChatFrames)
+    frames.streams = streams
+    received = []
+    async for event in events(streams, frames):  # type: ignore[arg-type]
+        received.append(event)
+        await asyncio.sleep(0.01)
+    text = b"".join(received).decode()
+    chunks = [json.loads(line) for line in data_lines(text)[:-1]]
+    assert len(chunks) < 20, "100 tokens came in few chunks"
+    for index in range(2):
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert "".join(choice["delta"].get("content", "") for choice in own).split() == [
+            f"t{i}" for i in range(50)
+        ]
+
+
+async def test_bug_in_a_stream_is_told_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    frames = make_frames(ChatFrames)
+
+    class Broken(FakeStream):
+        async def __anext__(self) -> TextDelta:
+            raise RuntimeError("/secret/path")
+
+    broken = Broken(Request("a", (1,), SAMPLING), lambda: None)
+    for streams in ([broken], [broken, broken]):
+        text = b"".join([event async for event in events(streams, frames)]).decode()  # type: ignore[arg-type]
+        assert "secret" not in text
+        assert json.loads(data_lines(text)[-2])["error"]["code"] == "internal_error"
+    assert "/secret/path" in caplog.text
