@@ -1,0 +1,207 @@
+"""Our decoder against transformers on the same weights: tiny random models in every variant, and a real one."""
+
+import dataclasses
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from models.loader import load
+from tests.models.harness import (
+    CPU,
+    GGUF_TO_HF,
+    files_of,
+    forward_logits,
+    to_gguf_order,
+    transformers_llama,
+    transformers_logits,
+)
+
+BASE = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+VARIANTS = {
+    "mha": {},
+    "gqa 4": {"num_key_value_heads": 1},
+    "gqa 3": {"num_attention_heads": 6, "num_key_value_heads": 2},
+    "tied": {"tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 2},
+    "head_dim": {"head_dim": 20, "num_key_value_heads": 2},
+    "gelu": {"hidden_act": "gelu_pytorch_tanh"},
+    "rope linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+    "rope dynamic": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+    "rope llama3": {"rope_parameters": LLAMA3},
+    "rope yarn": {"rope_parameters": YARN},
+}
+# Two float32 models that differ in the order of their sums only: about 1e-6 of logits of size 1.
+TOLERANCE = 2e-5
+
+
+def randomised(model):
+    """Biases and norms start at 0 and 1, which would hide that they are not used."""
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.2 + (parameter.data.mean() > 0.5)
+    return model.eval()
+
+
+def prompt(length, vocab_size=BASE["vocab_size"]):
+    return torch.randint(0, vocab_size, (length,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def assert_parity(model, folder, chunks=None):
+    decoder = load(files_of(folder), torch.float32, CPU)
+    ids = prompt(70)
+    expected = transformers_logits(model, ids)
+    found = forward_logits(decoder, ids, chunks)
+    worst = (found - expected).abs().max().item() / expected.abs().max().item()
+    assert worst < TOLERANCE, f"logits differ by {worst:.1e} of the largest"
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+def test_llama_variants(variant, tmp_path):
+    model = randomised(LlamaForCausalLM(LlamaConfig(**{**BASE, **variant})))
+    model.save_pretrained(tmp_path)
+    assert_parity(model, tmp_path)
+
+
+@pytest.mark.parametrize("chunks", [[1] * 70, [16, 16, 38], [17, 1, 1, 51], [69, 1]], ids=str)
+def test_chunked_prefill_and_decode(chunks, tmp_path):
+    model = randomised(LlamaForCausalLM(LlamaConfig(**{**BASE, "num_key_value_heads": 2})))
+    model.save_pretrained(tmp_path)
+    assert_parity(model, tmp_path, chunks)
+
+
+def test_sharded_checkpoint(tmp_path):
+    model = randomised(LlamaForCausalLM(LlamaConfig(**BASE)))
+    model.save_pretrained(tmp_path, max_shard_size="30KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert_parity(model, tmp_path)
+
+
+def test_mistral_sliding_window(tmp_path):
+    config = MistralConfig(**{**BASE, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": 19})
+    config._attn_implementation = "eager"
+    model = randomised(MistralForCausalLM(config))
+    model.save_pretrained(tmp_path)
+    assert_parity(model, tmp_path)
+    assert_parity(model, tmp_path, [30, 1, 1, 38])
+
+
+def write_gguf(path, model, kind=gguf.GGMLQuantizationType.F32, rope_divisors=None):
+    """Write a tiny Llama the way llama.cpp's converter does."""
+    config = model.config
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_token_list(["a token", "日本"])
+
+    def add(name, tensor):
+        values = tensor.detach().numpy()
+        quantized = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(name, gguf.quantize(values, quantized), raw_dtype=quantized)
+
+    state = model.state_dict()
+    add("token_embd.weight", state["model.embed_tokens.weight"])
+    add("output_norm.weight", state["model.norm.weight"])
+    if not config.tie_word_embeddings:
+        add("output.weight", state["lm_head.weight"])
+    if rope_divisors is not None:
+        add("rope_freqs.weight", rope_divisors)
+    for layer in range(config.num_hidden_layers):
+        for ours, theirs in GGUF_TO_HF.items():
+            for suffix in ("weight", "bias"):
+                tensor = state.get(f"model.layers.{layer}.{theirs}.{suffix}")
+                if tensor is not None:
+                    if ours in heads:
+                        tensor = torch.from_numpy(to_gguf_order(tensor.numpy(), heads[ours]).copy())
+                    add(f"blk.{layer}.{ours}.{suffix}", tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_gguf_round_trip(tied, tmp_path):
+    config = LlamaConfig(**{**BASE, "num_key_value_heads": 2, "tie_word_embeddings": tied})
+    model = randomised(LlamaForCausalLM(config))
+    assert_parity(model, write_gguf(tmp_path / "tiny.gguf", model))
+
+
+def test_gguf_rope_freqs(tmp_path):
+    """Llama 3.1 files carry the scaling of their frequencies as a tensor of divisors."""
+    config = LlamaConfig(**{**BASE, "rope_parameters": LLAMA3})
+    model = randomised(LlamaForCausalLM(config))
+    plain = 1.0 / LLAMA3["rope_theta"] ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
+    divisors = plain / model.model.rotary_emb.inv_freq
+    assert divisors.max() > 2, "the scaling does nothing here, and so the test would not either"
+    assert_parity(model, write_gguf(tmp_path / "tiny.gguf", model, rope_divisors=divisors))
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0"])
+def test_gguf_quantized(kind, tmp_path):
+    """Against a transformers model whose weights went through the same rounding."""
+    kind = gguf.GGMLQuantizationType[kind]
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
+    model = randomised(LlamaForCausalLM(LlamaConfig(**{**BASE, **sizes})))
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            rounded = gguf.dequantize(gguf.quantize(parameter.detach().numpy(), kind), kind)
+            parameter.data = torch.from_numpy(np.ascontiguousarray(rounded))
+    assert_parity(model, write_gguf(tmp_path / "tiny.gguf", model, kind))
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)], ids=str)
+def test_sixteen_bit_is_as_close_as_transformers(dtype, unit, tmp_path):
+    """Both round at the same places; neither may be much further from float32 than the other."""
+    config = LlamaConfig(**{**BASE, "num_key_value_heads": 2})
+    model = randomised(LlamaForCausalLM(config))
+    model.save_pretrained(tmp_path)
+    ids = prompt(70)
+    exact = transformers_logits(model, ids)
+    theirs = (transformers_logits(model.to(dtype), ids) - exact).abs().mean().item()
+    ours = (forward_logits(load(files_of(tmp_path), dtype, CPU), ids) - exact).abs().mean().item()
+    assert ours < 1.3 * theirs + unit * 0.01, f"mean error {ours:.2e}, transformers {theirs:.2e}"
+
+
+@pytest.mark.slow
+def test_smollm2_logits(smollm):
+    """The real weights, dequantised and brought into order twice: here, and by the gguf package."""
+    decoder = load(smollm, torch.float32, CPU)
+    model = transformers_llama(smollm.weights)
+    assert dataclasses.asdict(decoder.spec)["vocab_size"] == model.config.vocab_size
+    ids = prompt(100, vocab_size=49152)
+    expected, found = transformers_logits(model, ids), forward_logits(decoder, ids, [64, 1, 35])
+    worst = (found - expected).abs().max().item()
+    assert worst < 1e-3, f"logits differ by {worst:.1e}"
