@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.device.runner import ModelRunner
+from engine.device.runner import ModelRunner, choose_device
 from engine.device.thread import DeviceThread
 from engine.engine import ModelInfo
 from engine.errors import ModelError
@@ -42,10 +42,11 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
 
     files = await locate(config.model, config.cache_dir)
     report(f"found {files.name}")
+    token_budget = config.token_budget or default_token_budget(config)
     device = DeviceThread(config.run_ahead)
     try:
         runner, tokenizer = await asyncio.gather(
-            device.start(lambda: ModelRunner.load(config, files)),
+            device.start(lambda: ModelRunner.load(config, files, token_budget)),
             asyncio.to_thread(Tokenizer, files.tokenizer_dir),
         )
     except BaseException:
@@ -56,7 +57,6 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
         f"loaded weights and tokenizer; {runner.dtype} on {runner.device}, "
         f"KV pool of {num_tokens:,} tokens, context of {runner.max_model_len:,}"
     )
-    default_budget = CPU_TOKEN_BUDGET if runner.device == "cpu" else CUDA_TOKEN_BUDGET
     return EngineParts(
         model=ModelInfo(
             name=files.name,
@@ -74,8 +74,13 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
             tokenizer, num_threads=config.tokenizer_threads, max_model_len=runner.max_model_len
         ),
         device=device,
-        token_budget=config.token_budget or default_budget,
+        token_budget=token_budget,
     )
+
+
+def default_token_budget(config: EngineConfig) -> int:
+    """Tokens of one step where the settings name none."""
+    return CPU_TOKEN_BUDGET if choose_device(config).type == "cpu" else CUDA_TOKEN_BUDGET
 
 
 async def locate(name: str, cache_dir: Path | None) -> catalog.ModelFiles:

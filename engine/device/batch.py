@@ -16,8 +16,8 @@ from models.decoder import ForwardBatch
 class StepBatch:
     """A step on the device: the forward pass's input, and which of its rows are sampled.
 
-    `logits_positions` int64 [num_sampled]: tokens whose logits are wanted. `slots` int64 [num_sampled] and
-    `positions` int64 [num_sampled]: slot and position of the tokens to be sampled.
+    `logits_positions` int64 [num_sampled]: tokens whose logits are wanted. `slots` and `positions`, both
+    int64 [num_sampled]: slot and position of the tokens to be sampled; `slots_host`: the same as a list.
     `num_outputs`: output tokens each sampled row has already.
     """
 
@@ -31,7 +31,8 @@ class StepBatch:
 
 def build_batch(plan: StepPlan, slots: StateSlots, page_size: int, device: torch.device) -> StepBatch:
     """Stage the plan's changes into `slots` and draw up its batch."""
-    slots.stage(plan.rows)
+    slots.start(plan.rows)
+    slots.append_pages(plan.rows)
     rows = plan.rows
     row_slots = np.fromiter((row.slot for row in rows), np.int64, len(rows))
     starts = np.fromiter((row.start for row in rows), np.int64, len(rows))

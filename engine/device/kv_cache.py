@@ -6,13 +6,18 @@ from dataclasses import dataclass
 import torch
 
 from engine.config import EngineConfig
+from kernels.paged_attention import AttentionBatch
+from models.decoder import Decoder, ForwardBatch
 from models.spec import DecoderSpec
 
-# Of what is free when the weights are loaded. A CPU shares its memory with everything else on the machine.
+# A CPU shares its memory with everything else on the machine, and more tokens than this are rarely of use to
+# one that computes a few hundred a second.
 CPU_MEMORY_SHARE = 0.25
-CUDA_MEMORY_SHARE = 0.90
-# More than this many tokens are rarely of use to a CPU, which computes a few hundred a second.
 CPU_MAX_TOKENS = 65_536
+# Of what a GPU has left beside weights and the largest step; the rest is for graphs and fragmentation.
+CUDA_MEMORY_SHARE = 0.92
+
+KVLayers = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 
 @dataclass(frozen=True)
@@ -23,34 +28,33 @@ class KVCache:
     write there.
     """
 
-    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    layers: KVLayers
     num_pages: int
     page_size: int
 
     @classmethod
-    def allocate(
-        cls, spec: DecoderSpec, config: EngineConfig, dtype: torch.dtype, device: torch.device
-    ) -> "KVCache":
+    def allocate(cls, model: Decoder, config: EngineConfig, token_budget: int) -> "KVCache":
         """Size the pool from the settings or from free memory, and allocate it.
 
-        Raises ValueError when not even one page fits.
+        Raises ValueError when it does not fit.
         """
-        page_bytes = bytes_per_token(spec, dtype) * config.page_size
+        page_bytes = bytes_per_token(model.spec, model.dtype) * config.page_size
         if config.kv_tokens is not None:
             num_pages = -(-config.kv_tokens // config.page_size)
+        elif model.device.type == "cuda":
+            num_pages = _free_cuda_bytes(model, config.page_size, token_budget) // page_bytes
         else:
-            num_pages = _bytes_for_pool(device) // page_bytes
-            if device.type == "cpu":
-                num_pages = min(num_pages, max(CPU_MAX_TOKENS, spec.max_position) // config.page_size)
+            max_tokens = max(CPU_MAX_TOKENS, model.spec.max_position)
+            num_pages = min(_free_cpu_bytes() // page_bytes, max_tokens // config.page_size)
         if num_pages < 1:
-            raise ValueError(f"kv_tokens: no memory is left for KV pages of {page_bytes} bytes each")
-        shape = (num_pages + 1, config.page_size, spec.num_kv_heads, spec.head_dim)
-        # Zeros, not empty: a masked position still enters a product with weight 0, and 0 * NaN is NaN. The
-        # zeros of a large CPU tensor come from the kernel untouched, so memory is used as pages are.
-        layers = tuple(
-            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-            for _ in range(spec.num_layers)
-        )
+            raise ValueError(f"kv_tokens: no memory is left for KV pages of {page_bytes:,} bytes each")
+        try:
+            layers = _layers(model, num_pages, config.page_size)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            raise ValueError(
+                f"kv_tokens: a pool of {num_pages * config.page_size:,} tokens takes "
+                f"{num_pages * page_bytes / 2**30:.2f} GiB, more than is free"
+            ) from error
         return cls(layers, num_pages, config.page_size)
 
     @property
@@ -58,19 +62,49 @@ class KVCache:
         """Tokens the pool holds."""
         return self.num_pages * self.page_size
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(tensor.nbytes for pair in self.layers for tensor in pair)
-
 
 def bytes_per_token(spec: DecoderSpec, dtype: torch.dtype) -> int:
     """Bytes of keys and values of one token in all layers."""
-    return int(2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize)
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
 
 
-def _bytes_for_pool(device: torch.device) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * CUDA_MEMORY_SHARE)
+def _layers(model: Decoder, num_pages: int, page_size: int) -> KVLayers:
+    """Zeros, not empty: a masked position still enters a product with weight 0, and 0 * NaN is NaN.
+
+    The zeros of a large CPU tensor come from the kernel untouched, so memory is used as pages are.
+    """
+    shape = (num_pages + 1, page_size, model.spec.num_kv_heads, model.spec.head_dim)
+
+    def zeros() -> torch.Tensor:
+        return torch.zeros(shape, dtype=model.dtype, device=model.device)
+
+    return tuple((zeros(), zeros()) for _ in range(model.spec.num_layers))
+
+
+def _free_cpu_bytes() -> int:
     return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_MEMORY_SHARE)
+
+
+def _free_cuda_bytes(model: Decoder, page_size: int, token_budget: int) -> int:
+    """What the largest step leaves free: one is run, on pages that nobody reads again."""
+    device = model.device
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    num_tokens = min(token_budget, model.spec.max_position)
+    positions = torch.arange(num_tokens, device=device)
+    attention = AttentionBatch(
+        page_table=torch.zeros(1, -(-num_tokens // page_size), dtype=torch.int32, device=device),
+        query_start=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
+        context_lens=torch.tensor([num_tokens], dtype=torch.int32, device=device),
+        slot_mapping=positions % page_size,
+        num_decode_rows=0,
+        query_lens=[num_tokens],
+        context_lens_host=[num_tokens],
+    )
+    model(ForwardBatch(torch.zeros_like(positions), positions, attention), _layers(model, 1, page_size))
+    torch.cuda.synchronize(device)
+    step_bytes = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    return int((free - step_bytes) * CUDA_MEMORY_SHARE)

@@ -1,11 +1,11 @@
 """State slots: rows of device tensors that live as long as a sequence runs.
 
 A step names slots, and only what changed since the last step is staged. What a slot holds can be rebuilt
-from the sequence's history, so preemption simply drops it. The last slot belongs to nobody: padded rows
-use it.
+from the sequence's history, so preemption simply drops it. The last slot belongs to nobody, and so does the
+last page: padded rows use them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 
@@ -20,13 +20,16 @@ class StateSlots:
     `prompt_mask` bool [num_slots + 1, vocab_size] exist from the first request that has a penalty.
     """
 
-    def __init__(self, num_slots: int, *, max_pages: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, num_slots: int, *, max_pages: int, dummy_page: int, vocab_size: int, device: torch.device
+    ) -> None:
         rows = num_slots + 1
+        self.nobody = num_slots
         self._vocab_size = vocab_size
         self._device = device
         self._num_pages = [0] * rows
         self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.page_table = torch.zeros(rows, max_pages, dtype=torch.int32, device=device)
+        self.page_table = torch.full((rows, max_pages), dummy_page, dtype=torch.int32, device=device)
         self.temperature = torch.zeros(rows, device=device)
         self.top_p = torch.ones(rows, device=device)
         self.min_p = torch.zeros(rows, device=device)
@@ -39,27 +42,11 @@ class StateSlots:
         self.prompt_mask: torch.Tensor | None = None
         self.inits: dict[int, SlotInit] = {}
 
-    def stage(self, rows: Iterable[Row]) -> None:
-        """Take in what the rows of a step bring: new sequences in their slots, and new pages."""
-        changed = [row for row in rows if row.init is not None or row.new_pages]
-        if not changed:
+    def start(self, rows: Sequence[Row]) -> None:
+        """Set up the slots of sequences that take one with this step."""
+        started = [(row.slot, row.init) for row in rows if row.init is not None]
+        if not started:
             return
-        started = [(row.slot, row.init) for row in changed if row.init is not None]
-        if started:
-            self._start(started)
-        table_rows: list[int] = []
-        table_columns: list[int] = []
-        pages: list[int] = []
-        for row in changed:
-            first = self._num_pages[row.slot]
-            self._num_pages[row.slot] = first + len(row.new_pages)
-            table_rows += [row.slot] * len(row.new_pages)
-            table_columns += range(first, first + len(row.new_pages))
-            pages += row.new_pages
-        index = torch.tensor((table_rows, table_columns), device=self._device)
-        self.page_table[index[0], index[1]] = torch.tensor(pages, dtype=torch.int32, device=self._device)
-
-    def _start(self, started: list[tuple[int, SlotInit]]) -> None:
         for slot, init in started:
             self._num_pages[slot] = 0
             self.inits[slot] = init
@@ -79,6 +66,27 @@ class StateSlots:
         for slot, init in started:
             if init.sampling.has_penalties:
                 self._count_history(slot, init)
+
+    def append_pages(self, rows: Sequence[Row]) -> None:
+        """Append the rows' new pages to their slots' page tables."""
+        table_rows: list[int] = []
+        table_columns: list[int] = []
+        pages: list[int] = []
+        for row in rows:
+            if row.new_pages:
+                columns = self.claim_columns(row)
+                table_rows += [row.slot] * len(columns)
+                table_columns += columns
+                pages += row.new_pages
+        if pages:
+            index = torch.tensor((table_rows, table_columns), device=self._device)
+            self.page_table[index[0], index[1]] = torch.tensor(pages, dtype=torch.int32, device=self._device)
+
+    def claim_columns(self, row: Row) -> range:
+        """Where in its page table the row's new pages belong; counts them."""
+        first = self._num_pages[row.slot]
+        self._num_pages[row.slot] = first + len(row.new_pages)
+        return range(first, first + len(row.new_pages))
 
     def _count_history(self, slot: int, init: SlotInit) -> None:
         if self.output_counts is None or self.prompt_mask is None:

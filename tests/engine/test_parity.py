@@ -1,0 +1,140 @@
+"""Greedy text of the real model equals transformers', whatever else is in the batch and however it is cut."""
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from engine import Engine
+from engine.config import EngineConfig
+from engine.request import Request, SamplingParams
+
+PROMPT_LENGTHS = [1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100, 128, 200, 255, 256, 257, 511, 1200, 3000]
+NUM_NEW_TOKENS = 64
+# Where transformers' two best logits are closer than this, rounding decides, and either token is right.
+LOGIT_GAP = 1e-3
+MAX_SEQUENCES_THAT_DIFFER = 2
+
+
+@dataclass
+class Reference:
+    """transformers' own model, asked what it would have said."""
+
+    model: torch.nn.Module
+
+    @torch.inference_mode()
+    def differences(self, prompt: list[int], output: list[int]) -> list[tuple[int, float]]:
+        """Positions where greedy search takes another token, and how much better its logit is.
+
+        One forward pass over prompt and output: if every output token is the argmax after the tokens before
+        it, greedy search produces exactly this output.
+        """
+        logits = self.model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
+        gaps = logits.amax(-1) - logits.gather(1, torch.tensor(output).unsqueeze(1)).squeeze(1)
+        best = logits.argmax(-1)
+        return [
+            (index, gaps[index].item()) for index, token in enumerate(output) if best[index].item() != token
+        ]
+
+
+@pytest.fixture(scope="module")
+def reference(smollm):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        str(smollm.weights.parent), gguf_file=smollm.weights.name, dtype=torch.float32
+    )
+    return Reference(model.eval())
+
+
+@pytest.fixture(scope="module")
+def prompts(smollm) -> list[list[int]]:
+    """Prompts of exactly the wanted lengths, cut from varied text."""
+    from engine.text.tokenizer import Tokenizer
+
+    words = "the river tokens 17 engine of a quiet café, paged memory; Zürich 東京 numbers: 3.14 and so on\n".split(" ")
+    rng = random.Random(1)
+    tokenizer = Tokenizer(smollm.tokenizer_dir)
+    text = " ".join(rng.choice(words) for _ in range(6000))
+    token_ids = tokenizer.encode(text)
+    starts = [rng.randrange(len(token_ids) - 3000) for _ in PROMPT_LENGTHS]
+    return [token_ids[start : start + length] for start, length in zip(starts, PROMPT_LENGTHS, strict=True)]
+
+
+class TokenRecorder:
+    """Keeps the tokens of every sequence that ends; the engine itself hands out text only."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.outputs: dict[tuple[int, ...], list[int]] = {}
+        commit = engine._scheduler.commit
+
+        def recording_commit(plan, output):
+            progress = commit(plan, output)
+            for sequence, _ in progress:
+                if sequence.is_finished:
+                    prompt = tuple(sequence.token_ids[: sequence.num_prompt_tokens])
+                    self.outputs[prompt] = sequence.token_ids[sequence.num_prompt_tokens :]
+            return progress
+
+        engine._scheduler.commit = recording_commit
+
+
+async def generate(prompts: list[list[int]], *, one_by_one: bool = False, **config) -> tuple[list[list[int]], int]:
+    """Greedy outputs of all prompts, and how many preemptions it took."""
+    engine = await Engine.start(EngineConfig(dtype="float32", device="cpu", **config))
+    recorder = TokenRecorder(engine)
+    sampling = SamplingParams(max_tokens=NUM_NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    try:
+        requests = [Request(str(index), tuple(prompt), sampling) for index, prompt in enumerate(prompts)]
+        if one_by_one:
+            for request in requests:
+                await engine.submit(request).collect()
+        else:
+            await asyncio.gather(*(engine.submit(request).collect() for request in requests))
+        return [recorder.outputs[tuple(prompt)] for prompt in prompts], engine.stats().preemptions_total
+    finally:
+        await engine.stop()
+
+
+def check(reference: Reference, prompts: list[list[int]], outputs: list[list[int]]) -> None:
+    num_differ = 0
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert len(output) == NUM_NEW_TOKENS
+        differences = reference.differences(prompt, output)
+        for index, gap in differences:
+            print(f"prompt of {len(prompt)}: token {index} differs, logit gap {gap:.2e}")
+            assert gap < LOGIT_GAP, f"prompt of {len(prompt)}: token {index} is wrong by a logit gap of {gap}"
+        num_differ += bool(differences)
+    assert num_differ <= MAX_SEQUENCES_THAT_DIFFER
+
+
+@pytest.mark.slow
+async def test_each_alone(reference, prompts):
+    outputs, _ = await generate(prompts, one_by_one=True)
+    check(reference, prompts, outputs)
+
+
+@pytest.mark.slow
+async def test_all_at_once(reference, prompts):
+    outputs, _ = await generate(prompts)
+    check(reference, prompts, outputs)
+
+
+@pytest.mark.slow
+async def test_in_a_pool_that_is_too_small(reference, prompts):
+    # The long prompts leave no room for the others to grow.
+    outputs, num_preemptions = await generate(prompts, kv_tokens=3200, max_model_len=3100)
+    assert num_preemptions >= 5, f"the pool is not small enough to show anything: {num_preemptions} preemptions"
+    check(reference, prompts, outputs)
+
+
+@pytest.mark.slow
+async def test_other_page_sizes_and_budgets(reference, prompts):
+    short = prompts[:12]
+    for page_size, token_budget, run_ahead in ((1, 64, 0), (64, 33, 1)):
+        outputs, _ = await generate(
+            short, page_size=page_size, token_budget=token_budget, run_ahead=run_ahead, kv_tokens=4096
+        )
+        check(reference, short, outputs)
