@@ -5,7 +5,33 @@ from typing import NamedTuple
 import torch
 
 from kernels.attention_batch import AttentionBatch
-from kernels.dispatch import dispatch
+from kernels.attention_tile import LOG2_E, attend_tile
+from kernels.dispatch import dispatch, tl, triton
+
+_LOG2_E = tl.constexpr(LOG2_E)
+
+
+class TileShape(NamedTuple):
+    """How the kernel is cut: queries times heads of a group, keys, and what the compiler makes of it."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def tile_shape(dim_block: int, itemsize: int) -> TileShape:
+    """Return the tile for a head dimension (rounded up to a power of 2) and the bytes of a value."""
+    if (
+        itemsize == 4
+    ):  # exact fp32 products have no matrix unit; small tiles keep the accumulators in registers
+        return TileShape(32, 32, 4, 1)
+    if dim_block <= 64:
+        return TileShape(128, 128, 4, 3)
+    if dim_block <= 128:
+        return TileShape(128, 128, 8, 2)
+    return TileShape(64, 64, 4, 2)
+
 
 _BLOCK = 128  # queries at a time; 64 to 256 are within 10 %, a whole prompt of 512 takes 1.5 times as long
 _MAX_SCORES = 4 << 20  # elements of the explicit score matrix
@@ -23,6 +49,157 @@ class _Row(NamedTuple):
     key_index: torch.Tensor  # [num_kv_heads * num_keys] int32 into the cache seen as [slots * heads, :]
     bias: torch.Tensor  # [num_queries + num_keys] fp32: 0 where visible, else -inf
     distance: torch.Tensor  # [num_queries + num_keys] fp32: key position - query position
+
+
+@triton.jit
+def _prefill_kernel(
+    q_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    out_ptr,
+    page_table_ptr,
+    query_start_ptr,
+    context_lens_ptr,
+    slopes_ptr,
+    first_row,
+    end_row,
+    num_tiles,
+    scale,
+    softcap,
+    q_stride,
+    out_stride,
+    page_table_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One program per KV head and tile of a row's queries, all heads of a group in the tile.
+
+    Tiles of row r start at number `first token * GROUP // BLOCK_M + r`, counted from the first prefill row:
+    the host needs no table of them, and a row ends with at most one empty tile.
+    """
+    TOKEN_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
+    # The tiles with the most keys start first, so that the last programs to end are short ones.
+    tile = num_tiles - 1 - tl.program_id(0) // NUM_KV_HEADS
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    row = first_row
+    beyond = end_row
+    while beyond - row > 1:
+        middle = (row + beyond) // 2
+        tokens_before = tl.load(query_start_ptr + middle) - first_row
+        if tokens_before * GROUP // BLOCK_M + middle - first_row <= tile:
+            row = middle
+        else:
+            beyond = middle
+    first_token = tl.load(query_start_ptr + row)
+    num_queries = tl.load(query_start_ptr + row + 1) - first_token
+    context_len = tl.load(context_lens_ptr + row)
+    tile -= (first_token - first_row) * GROUP // BLOCK_M + row - first_row
+    first_m = tile * BLOCK_M
+    if first_m >= num_queries * GROUP:
+        return
+
+    m = first_m + tl.arange(0, BLOCK_M)
+    query = m // GROUP
+    head = kv_head * GROUP + m % GROUP
+    dim = tl.arange(0, DIM_BLOCK)
+    inside = (query < num_queries)[:, None] & (dim < HEAD_DIM)[None, :]
+    token = (first_token + query).to(tl.int64)
+    columns = (head * HEAD_DIM)[:, None] + dim[None, :]
+    q = tl.load(q_ptr + token[:, None] * q_stride + columns, mask=inside, other=0.0)
+    past = context_len - num_queries
+    position = past + query
+    slope = tl.zeros([BLOCK_M], tl.float32)
+    if ALIBI:
+        slope = tl.load(slopes_ptr + head) * _LOG2_E
+
+    acc = tl.zeros([BLOCK_M, DIM_BLOCK], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    pages = page_table_ptr + row.to(tl.int64) * page_table_stride
+    k_head = k_cache_ptr + kv_head * HEAD_DIM
+    v_head = v_cache_ptr + kv_head * HEAD_DIM
+    factor = scale * _LOG2_E
+    end = past + tl.minimum((first_m + BLOCK_M - 1) // GROUP, num_queries - 1) + 1
+    # Tiles of keys before this are visible to all queries: only those on the diagonal need a mask.
+    masked_from = (past + first_m // GROUP + 1) // BLOCK_N * BLOCK_N
+    if WINDOW > 0:
+        masked_from = tl.maximum(past + first_m // GROUP + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
+    else:
+        for start in range(0, masked_from, BLOCK_N):
+            acc, total, peak = attend_tile(
+                acc, total, peak, q, position, slope, start, end, pages, k_head, v_head, factor, softcap,
+                TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, ALIBI, False, BLOCK_N,
+            )  # fmt: skip
+    for start in range(masked_from, end, BLOCK_N):
+        acc, total, peak = attend_tile(
+            acc, total, peak, q, position, slope, start, end, pages, k_head, v_head, factor, softcap,
+            TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, ALIBI, True, BLOCK_N,
+        )  # fmt: skip
+    result = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + token[:, None] * out_stride + columns, result, mask=inside)
+
+
+def prefill_attention_triton(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: AttentionBatch,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    shape: TileShape | None = None,
+) -> None:
+    page_size, num_kv_heads, head_dim = k_cache.shape[1:]
+    num_tokens, num_heads = q.shape[:2]
+    group = num_heads // num_kv_heads
+    assert q.stride(2) == 1 and q.stride(1) == head_dim and out.stride(1) == head_dim
+    assert k_cache.is_contiguous() and v_cache.is_contiguous() and scale > 0
+    dim_block = triton.next_power_of_2(head_dim)
+    shape = shape or tile_shape(dim_block, q.element_size())
+    first_row, end_row = batch.num_decode_rows, batch.context_lens.shape[0]
+    # Decode rows have one token each, so first_row is also the number of tokens before the prefill rows.
+    num_tiles = (num_tokens - first_row) * group // shape.block_m + end_row - first_row
+    _prefill_kernel[(num_tiles * num_kv_heads,)](
+        q,
+        k_cache,
+        v_cache,
+        out,
+        batch.page_table,
+        batch.query_start,
+        batch.context_lens,
+        alibi_slopes if alibi_slopes is not None else q,
+        first_row,
+        end_row,
+        num_tiles,
+        scale,
+        softcap / scale,
+        q.stride(0),
+        out.stride(0),
+        batch.page_table.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        DIM_BLOCK=dim_block,
+        PAGE_SIZE=page_size,
+        WINDOW=window,
+        SOFTCAP=softcap > 0,
+        ALIBI=alibi_slopes is not None,
+        BLOCK_M=shape.block_m,
+        BLOCK_N=shape.block_n,
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+    )
 
 
 def prefill_attention_torch(
@@ -110,4 +287,4 @@ def _plan(batch: AttentionBatch, page_size: int, num_kv_heads: int, window: int)
     return rows
 
 
-prefill_attention = dispatch(prefill_attention_torch, prefill_attention_torch)
+prefill_attention = dispatch(prefill_attention_triton, prefill_attention_torch)

@@ -7,11 +7,14 @@ from tests.kernels.conftest import Target
 from tests.kernels.tolerances import assert_close
 
 MIXED = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 50), (2, 2), (5, 33), (17, 17), (40, 71)]
-LARGE = [(1, n) for n in (1, 511, 512, 513, 4096, 8191)] + [(2, 8000), (513, 513), (1024, 3000)]
+LARGE_DECODE = [(1, n) for n in (255, 256, 257, 512, 4096, 8191, 8192, 8193, 9000)]
+LARGE_PREFILL = [(2, 8000), (513, 513), (1024, 3000)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def check(target: Target, rows, heads=(4, 2), head_dim=64, page_size=16, dtype=torch.float32, **options):
+    if dtype == torch.bfloat16 and target.backend == "triton" and target.device.type == "cpu":
+        pytest.skip("Triton's interpreter multiplies the bit patterns of bfloat16 matrices")
     case = make_case(
         rows,
         num_heads=heads[0],
@@ -31,7 +34,11 @@ def check(target: Target, rows, heads=(4, 2), head_dim=64, page_size=16, dtype=t
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_mixed_batch(target: Target, dtype: torch.dtype):
-    check(target, MIXED + (LARGE if target.large and dtype != torch.float32 else [])[:0], dtype=dtype)
+    check(
+        target,
+        [*MIXED[:5], *LARGE_DECODE * target.large, *MIXED[5:], *LARGE_PREFILL * target.large],
+        dtype=dtype,
+    )
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
@@ -75,6 +82,8 @@ def test_several_splits_and_tiles(target: Target, rows):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_alone_equals_the_row_in_a_batch(target: Target, dtype: torch.dtype):
+    if dtype == torch.bfloat16 and target.backend == "triton" and target.device.type == "cpu":
+        pytest.skip("Triton's interpreter multiplies the bit patterns of bfloat16 matrices")
     case = make_case(MIXED, num_heads=6, num_kv_heads=2, head_dim=64, page_size=16, dtype=dtype).to(
         target.device
     )

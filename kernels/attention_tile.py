@@ -1,0 +1,86 @@
+"""One tile of attention inside a kernel: a block of queries against a block of keys read through pages."""
+
+from kernels.dispatch import tl, triton
+
+LOG2_E = 1.4426950408889634
+_LOG2_E = tl.constexpr(LOG2_E)
+# Finite, so that a row whose keys so far were all hidden has a difference of 0, not NaN, in its exponent;
+# what such a row has summed is wiped by its first visible key, whose rescaling factor is exactly 0.
+_HIDDEN = tl.constexpr(-1.0e30)
+
+
+@triton.jit
+def attend_tile(
+    acc,  # [M, DIM_BLOCK] fp32: values weighted so far
+    total,  # [M] fp32: sum of the weights so far
+    peak,  # [M] fp32: largest score so far, times factor
+    q,  # [M, DIM_BLOCK]
+    position,  # [M] int32: of each query
+    slope,  # [M] fp32: ALiBi slope, in units of log2
+    start,  # first key of the tile
+    end,  # keys from here on are not read
+    pages_ptr,  # page table of the row
+    k_ptr,  # k_cache at this KV head
+    v_ptr,
+    factor,  # what turns a score into an exponent of 2
+    softcap,  # softcap / scale, in the units of q·k
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Return (acc, total, peak) with the tile's keys taken in: one step of the online softmax.
+
+    (Milakov and Gimelshein, 2018; Dao, 2023.) Without MASKED every key of the tile is visible to every query.
+    """
+    key = start + tl.arange(0, BLOCK_N)
+    dim = tl.arange(0, DIM_BLOCK)
+    read = key < end
+    if MASKED:
+        page = tl.load(pages_ptr + key // PAGE_SIZE, mask=read, other=0)
+    else:
+        page = tl.load(pages_ptr + key // PAGE_SIZE)
+    slot = page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
+    offset = slot[:, None] * TOKEN_STRIDE + dim[None, :]
+    if MASKED:
+        if DIM_BLOCK == HEAD_DIM:
+            k = tl.load(k_ptr + offset, mask=read[:, None], other=0.0)
+        else:
+            k = tl.load(k_ptr + offset, mask=read[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
+    elif DIM_BLOCK == HEAD_DIM:
+        k = tl.load(k_ptr + offset)
+    else:
+        k = tl.load(k_ptr + offset, mask=(dim < HEAD_DIM)[None, :], other=0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if SOFTCAP:
+        # tanh(x) = 2 * sigmoid(2 * x) - 1
+        scores = softcap * (2.0 * tl.sigmoid(scores * (2.0 / softcap)) - 1.0)
+    if ALIBI:
+        scores += (slope / factor)[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
+    if MASKED:
+        visible = read[None, :] & (key[None, :] <= position[:, None])
+        if WINDOW > 0:
+            visible &= key[None, :] > position[:, None] - WINDOW
+        scores = tl.where(visible, scores, _HIDDEN)
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
+    weights = tl.exp2(scores * factor - new_peak[:, None])
+    rescale = tl.exp2(peak - new_peak)
+    total = total * rescale + tl.sum(weights, 1)
+    acc = acc * rescale[:, None]
+    if MASKED:
+        # Cache memory past the row's end may hold NaN, which a weight of 0 would not silence.
+        if DIM_BLOCK == HEAD_DIM:
+            v = tl.load(v_ptr + offset, mask=read[:, None], other=0.0)
+        else:
+            v = tl.load(v_ptr + offset, mask=read[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
+    elif DIM_BLOCK == HEAD_DIM:
+        v = tl.load(v_ptr + offset)
+    else:
+        v = tl.load(v_ptr + offset, mask=(dim < HEAD_DIM)[None, :], other=0.0)
+    acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+    return acc, total, new_peak
