@@ -33,6 +33,36 @@ class Answer:
         self.created = int(time.time())
         self.model = model
         self.fingerprint = fingerprint(info)
+        self.streams: Sequence[RequestStream] = ()
+        self.n = 1
+
+    def __str__(self) -> str:
+        """For the log: its id and its tokens, in and out."""
+        usage = self.usage()
+        return f"{self.id} {usage.prompt_tokens}+{usage.completion_tokens} tokens"
+
+    def usage(self) -> Usage:
+        """Token counts from the engine's ledger; the n samples of a prompt count its tokens once."""
+        prompts = self.streams[:: self.n]
+        prompt_tokens = sum(stream.num_prompt_tokens for stream in prompts)
+        completion_tokens = sum(stream.num_output_tokens for stream in self.streams)
+        cached_tokens = sum(stream.num_cached_tokens for stream in prompts)
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+        )
+
+    def submit(self, engine: "Engine", requests: Sequence[Request], n: int) -> None:
+        """Submit the requests: all of them, or none. `n` of them share a prompt."""
+        streams: list[RequestStream] = []
+        try:
+            streams.extend(engine.submit(request) for request in requests)
+        except BaseException:
+            abort_all(streams)
+            raise
+        self.streams, self.n = streams, n
 
 
 def fingerprint(info: "ModelInfo") -> str:
@@ -41,38 +71,12 @@ def fingerprint(info: "ModelInfo") -> str:
     return f"fp_{hashlib.sha256(parts.encode()).hexdigest()[:10]}"
 
 
-def usage_of(streams: Sequence["RequestStream"], n: int) -> Usage:
-    """Token counts from the engine's ledger; the n samples of a prompt count its tokens once."""
-    prompts = streams[::n]
-    prompt_tokens = sum(stream.num_prompt_tokens for stream in prompts)
-    completion_tokens = sum(stream.num_output_tokens for stream in streams)
-    return Usage(
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        total_tokens=prompt_tokens + completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(
-            cached_tokens=sum(stream.num_cached_tokens for stream in prompts)
-        ),
-    )
-
-
 FINISH: dict[FinishReason | None, Finish] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 def finish_of(delta: TextDelta) -> Finish:
     """The reason a client sees; an abort or a fault is an error and never gets here."""
     return FINISH[delta.finish_reason]
-
-
-def submit_all(engine: "Engine", requests: Sequence[Request]) -> list["RequestStream"]:
-    """Submit the requests of one answer: all of them, or none."""
-    streams: list[RequestStream] = []
-    try:
-        streams.extend(engine.submit(request) for request in requests)
-    except BaseException:
-        abort_all(streams)
-        raise
-    return streams
 
 
 def abort_all(streams: Sequence["RequestStream"]) -> None:

@@ -54,7 +54,9 @@ def run(settings: Settings) -> int:
     warn_if_open(settings.server)
     listener = bind(settings.server.host, settings.server.port)
     with asyncio.Runner(loop_factory=loop_factory(settings.server)) as runner:
-        return runner.run(Server(settings, listener).run())
+        code = runner.run(Server(settings, listener).run())
+    gc.unfreeze()  # or libraries that count their objects at exit report leaks
+    return code
 
 
 class Server:

@@ -74,10 +74,10 @@ class RequestScope:
             self.context.metrics.http_request(scope["method"], self.context.route_of(scope), status, seconds)
         level = logging.DEBUG if is_probe else logging.INFO
         if logger.isEnabledFor(level):
-            note = scope["state"].get("note", "")
             shown = path[:200].encode("unicode_escape").decode()
+            answer = scope["state"].get("answer", "")
             logger.log(
-                level, "%s %s %s %d %.3fs%s", request_id, scope["method"], shown, status, seconds, note
+                level, "%s %s %s %d %.3fs %s", request_id, scope["method"], shown, status, seconds, answer
             )
 
 

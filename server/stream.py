@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
 from engine.outputs import TextDelta
-from server.answer import Answer, abort_all, finish_of, usage_of
+from server.answer import Answer, abort_all, finish_of
 from server.errors import DeadlinePassed, envelope
 from server.schema.chat import ChatChunk, ChatChunkChoice, ChatDelta
 from server.schema.completions import CompletionChunk, CompletionChunkChoice
@@ -44,15 +44,11 @@ class Frames(ABC):
     chunk: type[ChatChunk] | type[CompletionChunk]
     kind: str
 
-    def __init__(
-        self, answer: Answer, streams: Sequence["RequestStream"], n: int, options: StreamOptions | None
-    ) -> None:
+    def __init__(self, answer: Answer, options: StreamOptions | None) -> None:
         self.answer = answer
-        self.streams = streams
-        self.n = n
         self.with_usage = bool(options and options.include_usage)
         self.is_continuous = bool(options and self.with_usage and options.continuous_usage_stats)
-        self._parts = [self._cut(index) for index in range(len(streams))]
+        self._parts = [self._cut(index) for index in range(len(answer.streams))]
 
     @abstractmethod
     def choice(self, index: int, delta: TextDelta) -> ChunkChoice:
@@ -73,7 +69,7 @@ class Frames(ABC):
             "choices": choices,
         }
         if self.with_usage:
-            fields["usage"] = usage_of(self.streams, self.n) if with_counts else None
+            fields["usage"] = self.answer.usage() if with_counts else None
         return b"data: " + self.chunk(**fields).model_dump_json(exclude_unset=True).encode() + b"\n\n"
 
     def _cut(self, index: int) -> tuple[bytes, bytes]:
@@ -91,7 +87,7 @@ class Frames(ABC):
             return b""
         before, after = self._parts[index]
         if self.is_continuous:
-            counts = usage_of(self.streams, self.n).model_dump_json().encode()
+            counts = self.answer.usage().model_dump_json().encode()
             after = after.removesuffix(b"null}\n\n") + counts + b"}\n\n"
         return before + orjson.dumps(delta.text) + after
 
@@ -119,7 +115,7 @@ class ChatFrames(Frames):
                 [ChatChunkChoice(index=index, delta=role, logprobs=None, **ending_fields(TextDelta("", 0)))],
                 with_counts=self.is_continuous,
             )
-            for index in range(len(self.streams))
+            for index in range(len(self.answer.streams))
         )
 
 
@@ -181,12 +177,12 @@ async def merge(streams: Sequence["RequestStream"]) -> AsyncGenerator[tuple[int,
             task.cancel()
 
 
-async def events(streams: Sequence["RequestStream"], frames: Frames) -> AsyncGenerator[bytes, None]:
+async def events(frames: Frames) -> AsyncGenerator[bytes, None]:
     """All events of an answer, [DONE] last; an error becomes an event, since the status has been sent."""
     if opening := frames.opening():
         yield opening
     try:
-        async with aclosing(merge(streams)) as deltas:
+        async with aclosing(merge(frames.answer.streams)) as deltas:
             async for index, delta in deltas:
                 if event := frames.delta(index, delta):
                     yield event
@@ -276,14 +272,12 @@ class EventStream(EventSourceResponse):
         )
 
 
-def stream_answer(
-    config: ServerConfig, streams: Sequence["RequestStream"], frames: Frames, started: float
-) -> EventStream:
+def stream_answer(config: ServerConfig, frames: Frames, started: float) -> EventStream:
     """The response that streams an answer; `started` is the loop's time when its request arrived."""
     limit = config.request_timeout_seconds
     return EventStream(
-        events(streams, frames),
-        lambda: abort_all(streams),
+        events(frames),
+        lambda: abort_all(frames.answer.streams),
         ping_seconds=config.ping_seconds,
         send_timeout_seconds=config.send_timeout_seconds,
         deadline=None if limit is None else started + limit,

@@ -5,7 +5,7 @@ import asyncio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from server.answer import Answer, collect_all, finish_of, submit_all, usage_of, while_connected
+from server.answer import Answer, collect_all, finish_of, while_connected
 from server.body import read_json
 from server.context import ServerContext, context_of
 from server.convert import encode_chat, make_requests
@@ -21,6 +21,7 @@ async def chat_completions(http: HttpRequest) -> Response:
     wire = await read_json(http, ChatRequest)
     context.note_unknown_fields(refuse_unsupported(wire.model_extra or {}, CHAT, n=wire.n or 1))
     answer = Answer("chatcmpl", context.model_name(wire.model), context.engine.model)
+    http.state.answer = answer
     return await while_connected(
         http, context.config.request_timeout_seconds, lambda: reply(context, wire, answer)
     )
@@ -39,12 +40,11 @@ async def reply(context: ServerContext, wire: ChatRequest, answer: Answer) -> Re
         default_max_tokens=limits.generation_defaults.get("max_new_tokens"),
         prompt_param="messages",
     )
-    streams = submit_all(context.engine, requests)
-    context.metrics.request_params(n=len(streams))
+    answer.submit(context.engine, requests, n=len(requests))
+    context.metrics.request_params(answer.n)
     if wire.stream:
-        frames = ChatFrames(answer, streams, len(streams), wire.stream_options)
-        return stream_answer(context.config, streams, frames, started)
-    deltas = await collect_all(streams)
+        return stream_answer(context.config, ChatFrames(answer, wire.stream_options), started)
+    deltas = await collect_all(answer.streams)
     response = ChatResponse(
         id=answer.id,
         object="chat.completion",
@@ -60,6 +60,6 @@ async def reply(context: ServerContext, wire: ChatRequest, answer: Answer) -> Re
             )
             for index, delta in enumerate(deltas)
         ],
-        usage=usage_of(streams, len(streams)),
+        usage=answer.usage(),
     )
     return Response(response.model_dump_json(), media_type="application/json")

@@ -5,7 +5,7 @@ import asyncio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from server.answer import Answer, collect_all, finish_of, submit_all, usage_of, while_connected
+from server.answer import Answer, collect_all, finish_of, while_connected
 from server.body import read_json
 from server.context import ServerContext, context_of
 from server.convert import encode_prompts, make_requests
@@ -23,6 +23,7 @@ async def completions(http: HttpRequest) -> Response:
     wire = await read_json(http, CompletionRequest)
     context.note_unknown_fields(refuse_unsupported(wire.model_extra or {}, COMPLETION, n=wire.n or 1))
     answer = Answer("cmpl", context.model_name(wire.model), context.engine.model)
+    http.state.answer = answer
     return await while_connected(
         http, context.config.request_timeout_seconds, lambda: reply(context, wire, answer)
     )
@@ -41,13 +42,11 @@ async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer)
         default_max_tokens=DEFAULT_MAX_TOKENS,
         prompt_param="prompt",
     )
-    n = wire.n or 1
-    streams = submit_all(context.engine, requests)
-    context.metrics.request_params(n)
+    answer.submit(context.engine, requests, n=wire.n or 1)
+    context.metrics.request_params(answer.n)
     if wire.stream:
-        frames = CompletionFrames(answer, streams, n, wire.stream_options)
-        return stream_answer(context.config, streams, frames, started)
-    deltas = await collect_all(streams)
+        return stream_answer(context.config, CompletionFrames(answer, wire.stream_options), started)
+    deltas = await collect_all(answer.streams)
     response = CompletionResponse(
         id=answer.id,
         object="text_completion",
@@ -60,6 +59,6 @@ async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer)
             )
             for index, delta in enumerate(deltas)
         ],
-        usage=usage_of(streams, n),
+        usage=answer.usage(),
     )
     return Response(response.model_dump_json(), media_type="application/json")

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Message
 
@@ -139,9 +139,11 @@ def make_frames(kind: type[ChatFrames] | type[CompletionFrames], options: Stream
     engine_stream = FakeStream(Request("a", (1, 2), SAMPLING), lambda: None)
     answer = Answer.__new__(Answer)
     answer.id, answer.created, answer.model, answer.fingerprint = "x-1", 5, 'odd "model"\n\\ 名', "fp_1"
-    return kind(answer, [engine_stream, engine_stream], 2, options)
+    answer.streams, answer.n = [engine_stream, engine_stream], 2  # type: ignore[list-item]
+    return kind(answer, options)
 
 
+@settings(deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1), index=st.integers(0, 1))
 def test_prepared_bytes_are_the_schemas_own(text: str, index: int) -> None:
     for kind in (ChatFrames, CompletionFrames):
@@ -247,9 +249,9 @@ async def test_slow_reader_gets_merged_text() -> None:
     prompt = tuple(map(ord, "tokens=50"))
     streams = [engine.submit(Request(str(i), prompt, SamplingParams(max_tokens=50))) for i in range(2)]
     frames = make_frames(ChatFrames)
-    frames.streams = streams
+    frames.answer.streams = streams
     received = []
-    async for event in events(streams, frames):  # type: ignore[arg-type]
+    async for event in events(frames):
         received.append(event)
         await asyncio.sleep(0.01)
     text = b"".join(received).decode()
@@ -271,7 +273,8 @@ async def test_bug_in_a_stream_is_told_without_its_text(caplog: pytest.LogCaptur
 
     broken = Broken(Request("a", (1,), SAMPLING), lambda: None)
     for streams in ([broken], [broken, broken]):
-        text = b"".join([event async for event in events(streams, frames)]).decode()  # type: ignore[arg-type]
+        frames.answer.streams = streams
+        text = b"".join([event async for event in events(frames)]).decode()
         assert "secret" not in text
         assert json.loads(data_lines(text)[-2])["error"]["code"] == "internal_error"
     assert "/secret/path" in caplog.text
