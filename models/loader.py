@@ -82,6 +82,8 @@ def _renamed(
         done += size
         if on_progress is not None:
             on_progress(min(done, checkpoint.total_bytes), checkpoint.total_bytes)
+    if on_progress is not None:
+        on_progress(checkpoint.total_bytes, checkpoint.total_bytes)  # headers and padding count, too
 
 
 def _slot(name: str, weight_map: dict[str, str | None]) -> str | None:

@@ -16,8 +16,8 @@ from models.errors import ModelError
 from models.gguf_file import GGUFTensor
 
 # Values unpacked at a time. Temporaries stay in the cache, and torch keeps operations of this size on the
-# calling thread: 98 MB take 0.6 s, and little more while the tokenizer loads on another core. Larger ones, spread over
-# the cores, take 0.5 s alone but 4 s then, waiting for each other.
+# calling thread: 98 MB take 0.6 s, and little more while the tokenizer loads on another core. Larger ones,
+# spread over the cores, take 0.5 s alone but 4 s then, waiting for each other.
 _CHUNK_VALUES = 1 << 15
 
 

@@ -1,4 +1,4 @@
-"""Our decoder against transformers on the same weights: tiny random models in every variant, and a real one."""
+"""Our decoder against transformers on the same weights: tiny random models in every variant, a real one."""
 
 import dataclasses
 

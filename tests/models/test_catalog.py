@@ -1,0 +1,168 @@
+"""Names to files: the catalog, folders, .gguf files, and what their configurations say."""
+
+import json
+
+import pytest
+from transformers import AutoTokenizer
+
+from models import catalog
+from models.catalog import ModelFiles, catalog_names, locate
+from models.errors import ModelError
+
+
+def write(folder, name, content):
+    (folder / name).write_text(json.dumps(content))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "some-model"
+    folder.mkdir()
+    write(folder, "config.json", {"architectures": ["LlamaForCausalLM"], "eos_token_id": 5})
+    write(
+        folder,
+        "tokenizer.json",
+        {"added_tokens": [{"id": 7, "content": "<end>"}], "model": {"vocab": {"a": 0}}},
+    )
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+def test_catalog_has_the_default_model_first():
+    assert catalog_names()[0] == "SmolLM2-135M-Instruct"
+
+
+def test_folder(folder):
+    assert locate(str(folder)) == ModelFiles(
+        name="some-model",
+        weights=folder,
+        format="safetensors",
+        tokenizer_dir=folder,
+        generation_defaults={},
+        eos_token_ids=(5,),
+    )
+
+
+def test_end_tokens_are_the_union_of_all_sources(folder):
+    write(folder, "generation_config.json", {"eos_token_id": [3, 5]})
+    write(folder, "tokenizer_config.json", {"eos_token": "<end>"})
+    assert locate(str(folder)).eos_token_ids == (3, 5, 7)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer_config", "expected"),
+    [
+        ({"eos_token": {"content": "<stop>"}, "added_tokens_decoder": {"9": {"content": "<stop>"}}}, (9,)),
+        ({"eos_token": "<end>"}, (7,)),
+        ({"eos_token": "a"}, (0,)),
+        ({"eos_token": "nowhere"}, ()),
+        ({"eos_token": None}, ()),
+    ],
+)
+def test_end_token_of_the_tokenizer(folder, tokenizer_config, expected):
+    write(folder, "config.json", {"architectures": ["LlamaForCausalLM"]})
+    write(folder, "tokenizer_config.json", tokenizer_config)
+    assert locate(str(folder)).eos_token_ids == expected
+
+
+@pytest.mark.parametrize("do_sample", [True, False])
+def test_generation_defaults(folder, do_sample):
+    values = {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": None,
+        "repetition_penalty": 1.1,
+        "max_new_tokens": 100,
+    }
+    write(folder, "generation_config.json", {"do_sample": do_sample, "transformers_version": "5", **values})
+    expected = {"repetition_penalty": 1.1, "max_new_tokens": 100}
+    if do_sample:
+        expected |= {"temperature": 0.6, "top_p": 0.9}
+    assert locate(str(folder)).generation_defaults == expected
+
+
+def test_folder_without_configuration(folder):
+    (folder / "config.json").unlink()
+    (folder / "weights.gguf").touch()
+    with pytest.raises(ModelError, match=r"has no config\.json; .* name the file: weights\.gguf"):
+        locate(str(folder))
+
+
+def test_folder_without_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match="has no tokenizer"):
+        locate(str(folder))
+
+
+def test_folder_with_pickles_only(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="pickle"):
+        locate(str(folder))
+
+
+def test_file_of_another_kind(folder):
+    with pytest.raises(ModelError, match=r"config\.json is neither a folder nor a \.gguf file"):
+        locate(str(folder / "config.json"))
+
+
+@pytest.mark.parametrize("name", ["nonsense", "/no/such/folder", "a/b/c", "missing/model.gguf"])
+def test_unknown_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"there is no model '.*SmolLM2-135M-Instruct"):
+        locate(name)
+
+
+def test_hub_entries_of_the_catalog(monkeypatch, folder):
+    asked = []
+
+    def fetched(repository, cache_dir, *, progress):
+        asked.append((repository, cache_dir, progress))
+        return folder
+
+    monkeypatch.setattr(catalog, "fetch_from_hub", fetched)
+    assert locate("Llama-3.2-1B-Instruct", folder, progress=False).name == "Llama-3.2-1B-Instruct"
+    assert locate("owner/Some.Model-1", None).name == "owner/Some.Model-1"
+    assert asked == [("meta-llama/Llama-3.2-1B-Instruct", folder, False), ("owner/Some.Model-1", None, True)]
+
+
+def test_cache_folder_follows_xdg(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert catalog.default_cache_dir() == tmp_path / "monoloop"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert catalog.default_cache_dir() == tmp_path / ".cache" / "monoloop"
+
+
+def test_default_model(smollm):
+    assert smollm.name == "SmolLM2-135M-Instruct"
+    assert smollm.format == "gguf"
+    assert smollm.eos_token_ids == (2,)
+    tokenizer = AutoTokenizer.from_pretrained(smollm.tokenizer_dir, local_files_only=True)
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert chat.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    text = "naïve 日本 🙂  12 345\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_default_tokenizer_splits_digits_as_in_training(smollm):
+    """Two spaces before a digit are one token, since digits are set apart before words are looked for."""
+    tokenizer = AutoTokenizer.from_pretrained(smollm.tokenizer_dir, local_files_only=True)
+    assert tokenizer.tokenize("a  12") == ["a", "ĠĠ", "1", "2"]
+
+
+@pytest.mark.slow
+def test_gguf_file_of_the_user(smollm, tmp_path):
+    """Its tokenizer is converted once into the cache; the folder of the file stays as it is."""
+    own = tmp_path / "own" / "mine.gguf"
+    own.parent.mkdir()
+    own.symlink_to(smollm.weights)
+    cache = tmp_path / "cache"
+    files = locate(str(own), cache)
+    assert (files.name, files.weights, files.eos_token_ids) == ("mine", own, (2,))
+    assert files.tokenizer_dir.is_relative_to(cache / "tokenizers")
+    stamp = files.tokenizer_dir.stat().st_mtime_ns
+    assert locate(str(own), cache) == files
+    assert files.tokenizer_dir.stat().st_mtime_ns == stamp
+    assert list(own.parent.iterdir()) == [own]

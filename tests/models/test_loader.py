@@ -1,0 +1,219 @@
+"""What the loader refuses, by name; and models with random weights."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kernels.linear import computes_natively
+from models.errors import ModelError
+from models.loader import default_dtype, load, random_decoder, read_spec
+from models.shapes import SHAPES
+from tests.models.harness import CPU, files_of, forward_logits
+
+SHARDED = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def change_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def change_json(path, **changes):
+    values = json.loads(path.read_text())
+    values.update(changes)
+    path.write_text(json.dumps(values))
+
+
+def load_folder(folder, on_progress=None):
+    return load(files_of(folder), torch.float32, CPU, on_progress)
+
+
+def test_missing_tensor(checkpoint):
+    change_weights(checkpoint, lambda weights: weights.pop("model.layers.1.self_attn.k_proj.weight"))
+    with pytest.raises(ModelError, match=r"lacks layers\.1\.attention\.qkv\.k\.weight$"):
+        load_folder(checkpoint)
+
+
+def test_many_missing_tensors_are_counted(checkpoint):
+    def keep_the_norm(weights):
+        for name in [name for name in weights if name != "model.norm.weight"]:
+            del weights[name]
+
+    change_weights(checkpoint, keep_the_norm)
+    with pytest.raises(ModelError, match="and 15 more"):
+        load_folder(checkpoint)
+
+
+def test_unknown_tensor(checkpoint):
+    change_weights(checkpoint, lambda weights: weights.update({"model.layers.0.extra.weight": torch.ones(3)}))
+    with pytest.raises(ModelError, match=r"does not know: model\.layers\.0\.extra\.weight"):
+        load_folder(checkpoint)
+
+
+def test_tensor_of_a_layer_too_many(checkpoint):
+    change_json(checkpoint / "config.json", num_hidden_layers=1)
+    with pytest.raises(ModelError, match=r"no place for: layers\.1\."):
+        load_folder(checkpoint)
+
+
+def test_bias_the_configuration_does_not_announce(checkpoint):
+    name = "model.layers.0.self_attn.q_proj.bias"
+    change_weights(checkpoint, lambda weights: weights.update({name: torch.ones(32)}))
+    with pytest.raises(ModelError, match=r"no place for: layers\.0\.attention\.qkv\.q\.bias"):
+        load_folder(checkpoint)
+
+
+def test_wrong_shape(checkpoint):
+    change_json(checkpoint / "config.json", vocab_size=65)
+    with pytest.raises(ModelError, match=r"has the shape \[64, 32\]; the configuration says \[65, 32\]"):
+        load_folder(checkpoint)
+
+
+def test_tensor_in_two_shards(checkpoint):
+    weights = load_file(checkpoint / "model.safetensors")
+    save_file({"model.norm.weight": weights["model.norm.weight"]}, checkpoint / "more.safetensors")
+    index = dict.fromkeys(weights, "model.safetensors") | {"model.norm.weight": "more.safetensors"}
+    (checkpoint / SHARDED).write_text(json.dumps({"weight_map": index}))
+    with pytest.raises(ModelError, match=r"norm\.weight more than once"):
+        load_folder(checkpoint)
+
+
+def test_tied_output_stored_all_the_same(checkpoint):
+    """Some checkpoints keep lm_head beside a tied embedding; transformers ignores it, too."""
+    change_json(checkpoint / "config.json", tie_word_embeddings=True)
+    decoder = load_folder(checkpoint)
+    embedding = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
+    hidden = torch.randn(3, 32)
+    torch.testing.assert_close(decoder.logits(hidden), hidden @ embedding.t(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["../other.safetensors", "/etc/passwd", "a/../../b", "..\\b", "C:\\b", "", 7]
+)
+def test_index_that_points_outside(checkpoint, name):
+    (checkpoint / SHARDED).write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    with pytest.raises(ModelError, match="points outside its folder"):
+        load_folder(checkpoint)
+
+
+def test_index_that_names_a_missing_file(checkpoint):
+    (checkpoint / SHARDED).write_text(json.dumps({"weight_map": {"model.norm.weight": "gone.safetensors"}}))
+    with pytest.raises(ModelError, match=r"lacks gone\.safetensors"):
+        load_folder(checkpoint)
+
+
+def test_pickles_are_refused_with_the_reason(checkpoint):
+    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="reading a pickle runs whatever code is in it"):
+        load_folder(checkpoint)
+
+
+def test_no_weights_at_all(checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no \.safetensors file"):
+        load_folder(checkpoint)
+
+
+def test_broken_safetensors(checkpoint):
+    whole = (checkpoint / "model.safetensors").read_bytes()
+    (checkpoint / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
+        load_folder(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "GPT2LMHeadModel is not supported; supported: LlamaForCausalLM",
+        ),
+        ({"architectures": None}, "none named"),
+        ({"quantization_config": {"quant_method": "awq"}}, "'awq' is not supported"),
+        ({"hidden_act": "relu"}, "'relu' is not supported"),
+        ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
+        ({"vocab_size": "many"}, "makes no sense"),
+    ],
+)
+def test_configuration_that_cannot_be_served(checkpoint, changes, message):
+    change_json(checkpoint / "config.json", **changes)
+    with pytest.raises(ModelError, match=message):
+        read_spec(files_of(checkpoint))
+
+
+def test_configuration_that_lacks_a_value(checkpoint):
+    config = json.loads((checkpoint / "config.json").read_text())
+    del config["hidden_size"]
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="lacks 'hidden_size'"):
+        read_spec(files_of(checkpoint))
+
+
+def test_configuration_that_is_no_json(checkpoint):
+    (checkpoint / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json cannot be read"):
+        read_spec(files_of(checkpoint))
+
+
+def test_progress_ends_at_the_total(checkpoint):
+    calls = []
+    load_folder(checkpoint, lambda done, total: calls.append((done, total)))
+    done = [done for done, _ in calls]
+    assert done == sorted(done)
+    assert len({total for _, total in calls}) == 1
+    assert calls[-1][0] == calls[-1][1]
+
+
+def test_random_decoder_depends_on_its_seed():
+    ids = list(range(40))
+    first, again, other = (
+        forward_logits(random_decoder(SHAPES["tiny"], torch.float32, CPU, seed), ids) for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, other)
+    assert first.isfinite().all()
+    assert 0.1 < first.std() < 10, "logits of random weights are far from any real model's"
+
+
+@pytest.mark.parametrize(
+    ("shape", "parameters"),
+    [("smollm2-135m", 134_515_008), ("llama-1b", 1_235_814_400), ("llama-8b", 8_030_261_248)],
+)
+def test_named_shapes_have_the_published_size(shape, parameters):
+    from models.decoder import Decoder
+
+    decoder = Decoder(SHAPES[shape], torch.bfloat16, torch.device("meta"))
+    assert sum(torch.Size(size).numel() for _, _, size in decoder.slots().values()) == parameters
+
+
+def test_kv_groups():
+    spec = SHAPES["tiny"]
+    (group,) = spec.kv_groups
+    assert group.layers == (0, 1)
+    assert (group.num_kv_heads, group.head_dim, group.window) == (spec.num_kv_heads, spec.head_dim, 0)
+
+
+def test_default_dtype():
+    assert default_dtype(torch.device("cuda")) == torch.bfloat16
+    expected = torch.bfloat16 if computes_natively(torch.bfloat16) else torch.float32
+    assert default_dtype(CPU) == expected
