@@ -16,8 +16,6 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 ADDRESS = "http://127.0.0.1:8000"
 START_SECONDS = 300
 
-pytestmark = pytest.mark.slow
-
 
 def example(language: str, word: str) -> str:
     """The code block in `language` that contains `word`."""
@@ -49,6 +47,7 @@ def address(smollm: object) -> Iterator[str]:
         drainer.join()
 
 
+@pytest.mark.slow
 def test_curl_streams_an_answer(address: str) -> None:
     command = example("sh", "curl -N").replace(ADDRESS, address)
     output = subprocess.run(["sh", "-ec", command], capture_output=True, timeout=120, check=True).stdout
@@ -60,11 +59,34 @@ def test_curl_streams_an_answer(address: str) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] in ("stop", "length")
 
 
+@pytest.mark.slow
 def test_the_openai_client_streams_the_same(address: str) -> None:
     program = example("python", "from openai").replace(ADDRESS, address)
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip()
+
+
+def test_the_tree_names_every_file_of_the_floors() -> None:
+    """One line per file: a new one gets its line, a removed one loses it."""
+    tree = README.split("## The tree")[1].split("```")[1]
+    listed, folders = set(), []
+    for line in tree.strip("\n").splitlines():
+        name = line.split()[0]
+        folders[(len(line) - len(line.lstrip())) // 2 :] = [name]
+        if name.endswith(".py"):
+            listed.add("".join(folders))
+    floors = ("server", "engine", "models", "kernels")
+    there = {
+        path.relative_to(ROOT).as_posix()
+        for floor in floors
+        for path in (ROOT / floor).rglob("*.py")
+        if not path.name.startswith("__")
+    }
+    listed = {path for path in listed if path.startswith(floors)}
+    assert listed == there, (
+        f"not in README: {sorted(there - listed)}; no such files: {sorted(listed - there)}"
+    )
 
 
 def test_every_file_readme_points_at_is_there() -> None:
