@@ -53,21 +53,21 @@ def _rope_kv_write_kernel(
         written = head < tl.where(slot >= 0, num_kv_heads, 0)
         target = (slot * num_kv_heads + head) * HEAD_DIM
         inside = written & (angle[None, :] < HALF)
-        source = k_ptr + token * k_stride + head * HEAD_DIM
-        first = tl.load(source + angle[None, :], mask=inside, other=0.0).to(tl.float32)
-        second = tl.load(source + HALF + angle[None, :], mask=inside, other=0.0).to(tl.float32)
+        k_row = k_ptr + token * k_stride + head * HEAD_DIM
+        first = tl.load(k_row + angle[None, :], mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(k_row + HALF + angle[None, :], mask=inside, other=0.0).to(tl.float32)
         k_target = k_cache_ptr + target + angle[None, :]
         dtype = k_cache_ptr.dtype.element_ty
         tl.store(k_target, (first * cos - second * sin).to(dtype), mask=inside)
         tl.store(k_target + HALF, (second * cos + first * sin).to(dtype), mask=inside)
         if REST_BLOCK > 0:
             rest = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
-            inside = written & (rest < HEAD_DIM)
-            tl.store(k_cache_ptr + target + rest, tl.load(source + rest, mask=inside), mask=inside)
+            in_rest = written & (rest < HEAD_DIM)
+            tl.store(k_cache_ptr + target + rest, tl.load(k_row + rest, mask=in_rest), mask=in_rest)
         column = tl.arange(0, DIM_BLOCK)[None, :]
-        inside = written & (column < HEAD_DIM)
-        value = tl.load(v_ptr + token * v_stride + head * HEAD_DIM + column, mask=inside)
-        tl.store(v_cache_ptr + target + column, value, mask=inside)
+        in_head = written & (column < HEAD_DIM)
+        value = tl.load(v_ptr + token * v_stride + head * HEAD_DIM + column, mask=in_head)
+        tl.store(v_cache_ptr + target + column, value, mask=in_head)
 
 
 def rope_kv_write_triton(
