@@ -12,6 +12,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -44,6 +45,7 @@ FLUSH_SECONDS = 5.0
 STOP_SECONDS = 10.0
 BACKLOG = 2048
 HTTP2_STREAMS = 4096
+MAX_FILES = 65_536
 
 
 def run(settings: Settings) -> int:
@@ -52,6 +54,7 @@ def run(settings: Settings) -> int:
     for warning in settings.warnings:
         logger.warning("%s", warning)
     warn_if_open(settings.server)
+    raise_file_limit()
     listener = bind(settings.server.host, settings.server.port)
     with asyncio.Runner(loop_factory=loop_factory(settings.server)) as runner:
         code = runner.run(Server(settings, listener).run())
@@ -89,9 +92,7 @@ class Server:
             self.announce(context, time.perf_counter() - started)
             return await self.serve_until_the_end(engine, context, stop, http)
         finally:
-            self.http_may_end.set()
-            await asyncio.wait([http], timeout=FLUSH_SECONDS)
-            http.cancel()
+            await self.end_http(http)
             stop.cancel()
 
     async def load(
@@ -136,8 +137,7 @@ class Server:
             await engine.drain(limit)
         with suppress(TimeoutError):
             await asyncio.wait_for(context.all_answered.wait(), FLUSH_SECONDS)
-        self.http_may_end.set()
-        await asyncio.wait([http], timeout=FLUSH_SECONDS)
+        await self.end_http(http)
         death.cancel()
         try:
             await asyncio.wait_for(engine.stop(), STOP_SECONDS)
@@ -160,6 +160,15 @@ class Server:
         config.errorlog = logging.getLogger("monoloop.hypercorn")
         config.errorlog.setLevel(logging.WARNING)  # it announces an address that means nothing with fd://
         await hypercorn_serve(app, config, shutdown_trigger=self.http_may_end.wait)
+
+    async def end_http(self, http: "asyncio.Task[None]") -> None:
+        """Let hypercorn close its connections; those that will not are cut."""
+        self.http_may_end.set()
+        await asyncio.wait([http], timeout=FLUSH_SECONDS)
+        if not http.done():
+            logger.warning("connections were still open and are cut")
+            http.cancel()
+            await asyncio.wait([http])
 
     def on_signal(self, number: int) -> None:
         """The first signal drains, the second ends at once."""
@@ -217,6 +226,14 @@ def warn_if_open(config: ServerConfig) -> None:
         "Set MONOLOOP_API_KEY, or --host 127.0.0.1.",
         config.host,
     )
+
+
+def raise_file_limit() -> None:
+    """As many connections as the system allows: the usual 1,024 open files are few for a server."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def loop_factory(config: ServerConfig) -> Callable[[], asyncio.AbstractEventLoop] | None:

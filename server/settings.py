@@ -34,12 +34,12 @@ def split_commas(value: Any) -> Any:
     parts = [value] if isinstance(value, str) else value
     if not isinstance(parts, list | tuple):
         return value
-    return [
-        name.strip() if isinstance(name, str) else name
-        for part in parts
-        for name in (part.split(",") if isinstance(part, str) else [part])
-        if name != ""
-    ]
+    names: list[Any] = []
+    for part in parts:
+        names += [name.strip() for name in part.split(",")] if isinstance(part, str) else [part]
+    if "" in names:  # an empty API key would let everybody in
+        raise ValueError("holds an empty value")
+    return names
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(split_commas)]

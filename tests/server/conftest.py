@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -59,6 +60,8 @@ class LiveServer:
             text=True,
         )
         self.lines: list[str] = []
+        # One client, since each loads the machine's certificates; without keep-alive, to hold up no drain.
+        self._http = httpx.Client(verify=False, headers={"connection": "close"}, timeout=30)
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -102,6 +105,14 @@ class LiveServer:
         self.wait_for("is ready after")
         return self
 
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """A GET."""
+        return self._http.get(self.url + path, **options)
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        """A POST."""
+        return self._http.post(self.url + path, **options)
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal."""
         self.process.send_signal(number)
@@ -120,6 +131,7 @@ class LiveServer:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        self._http.close()
         self._reader.join(5)
         assert self.process.stderr is not None
         self.process.stderr.close()

@@ -37,7 +37,11 @@ class Reader(threading.Thread):
     def run(self) -> None:
         body = {"messages": user(self.content), "stream": True, "max_tokens": 4000}
         url = f"{self.url}/v1/chat/completions"
-        with suppress(httpx.TransportError), httpx.stream("POST", url, json=body, timeout=30) as response:
+        with (
+            suppress(httpx.TransportError),
+            httpx.Client(verify=False, timeout=30) as client,
+            client.stream("POST", url, json=body) as response,
+        ):
             for line in response.iter_lines():
                 self.lines.append(line)
                 if "t0" in line:
@@ -57,16 +61,16 @@ def error_of(event: str) -> dict[str, Any]:
 
 def test_answers_probes_while_the_model_loads(start: Start) -> None:
     live = start(load_seconds=1.5)
-    assert httpx.get(f"{live.url}/health").status_code == 200
-    ready = httpx.get(f"{live.url}/ready")
+    assert live.get("/health").status_code == 200
+    ready = live.get("/ready")
     assert ready.status_code == 503
     assert "retry-after" in ready.headers
-    response = httpx.post(f"{live.url}/v1/chat/completions", json={"messages": user("hi")})
+    response = live.post("/v1/chat/completions", json={"messages": user("hi")})
     assert (response.status_code, response.json()["error"]["code"]) == (503, "server_is_overloaded")
-    assert httpx.get(f"{live.url}/v1/models").status_code == 503
-    assert httpx.get(f"{live.url}/metrics").status_code == 200
+    assert live.get("/v1/models").status_code == 503
+    assert live.get("/metrics").status_code == 200
     live.ready()
-    assert httpx.get(f"{live.url}/ready").status_code == 200
+    assert live.get("/ready").status_code == 200
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -75,9 +79,9 @@ def test_first_signal_lets_streams_finish(start: Start, number: signal.Signals) 
     reader = Reader(live, "tokens=40 delay=0.03")
     live.send(number)
     live.wait_for("finishing what runs")
-    assert httpx.get(f"{live.url}/health").status_code == 200
-    assert httpx.get(f"{live.url}/ready").status_code == 503
-    refused = httpx.post(f"{live.url}/v1/chat/completions", json={"messages": user("hi")})
+    assert live.get("/health").status_code == 200
+    assert live.get("/ready").status_code == 503
+    refused = live.post("/v1/chat/completions", json={"messages": user("hi")})
     assert refused.status_code == 503
     data = reader.data()
     assert data[-1] == "[DONE]"
@@ -88,11 +92,15 @@ def test_first_signal_lets_streams_finish(start: Start, number: signal.Signals) 
 
 def test_idle_connections_do_not_hold_the_end_up(start: Start) -> None:
     live = start().ready()
-    with httpx.Client() as client, socket.create_connection(("127.0.0.1", live.port)) as half_sent:
+    with (
+        httpx.Client(verify=False) as client,
+        socket.create_connection(("127.0.0.1", live.port)) as half_sent,
+    ):
         client.get(f"{live.url}/health")
         half_sent.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
         live.send(signal.SIGTERM)
-        assert live.exit_code(4) == 0, "before any of the time limits"
+        assert live.exit_code() == 0
+    assert "still open" not in live.log
 
 
 def test_what_outlives_the_drain_ends_with_an_error(start: Start) -> None:
@@ -116,7 +124,7 @@ def test_second_signal_ends_at_once(start: Start) -> None:
 
 def test_signal_while_loading_ends_at_once(start: Start) -> None:
     live = start(load_seconds=60)
-    httpx.get(f"{live.url}/health")
+    live.get("/health")
     live.send(signal.SIGTERM)
     assert live.exit_code(5) == 0
 
@@ -125,7 +133,7 @@ def test_death_of_the_engine_ends_streams_and_process(start: Start) -> None:
     live = start().ready()
     reader = Reader(live, "tokens=4000 delay=0.02")
     body = {"messages": user("die=1")}
-    response = httpx.post(f"{live.url}/v1/chat/completions", json=body)
+    response = live.post("/v1/chat/completions", json=body)
     assert response.status_code == 503
     data = reader.data()
     assert data[-1] == "[DONE]"

@@ -28,7 +28,7 @@ def user(content: str) -> list[Any]:
 
 
 def num_running(live: LiveServer) -> int:
-    load: dict[str, int] = httpx.get(f"{live.url}/load").json()
+    load: dict[str, int] = live.get("/load").json()
     assert load["running"] == load["pages_used"]
     return load["server_load"]
 
@@ -155,7 +155,7 @@ def test_curl_asks_before_it_sends_a_long_body(
 
 
 def test_http_2(live: LiveServer) -> None:
-    with httpx.Client(http1=False, http2=True) as client:
+    with httpx.Client(http1=False, http2=True, verify=False) as client:
         assert client.get(f"{live.url}/health").http_version == "HTTP/2"
         body = {"messages": user("tokens=3 delay=0.001"), "stream": True}
         response = client.post(f"{live.url}/v1/chat/completions", json=body)
@@ -206,7 +206,7 @@ def test_half_sent_body_ends_after_a_while(live: LiveServer) -> None:
         answer = read_all(peer)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b'"code":"timeout"' in answer
-    assert httpx.get(f"{live.url}/health").status_code == 200
+    assert live.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -216,7 +216,7 @@ def test_long_body_is_answered_and_closed(live: LiveServer, chunked: bool) -> No
             yield b" " * 10_000
 
     content = pieces() if chunked else b" " * 6_000_000
-    with httpx.Client() as client:
+    with httpx.Client(verify=False) as client:
         response = client.post(f"{live.url}/v1/chat/completions", content=content)
         assert response.status_code == 413
         assert response.json()["error"]["code"] == "request_too_large"
@@ -224,7 +224,7 @@ def test_long_body_is_answered_and_closed(live: LiveServer, chunked: bool) -> No
 
 
 def test_long_body_nobody_reads_does_not_stall_the_connection(live: LiveServer) -> None:
-    with httpx.Client() as client:
+    with httpx.Client(verify=False) as client:
         for _ in range(2):
             response = client.post(f"{live.url}/nothing", content=b" " * 1_900_000)
             assert response.status_code == 404
@@ -260,7 +260,7 @@ def test_what_is_no_http_harms_nobody(live: LiveServer, data: bytes) -> None:
             peer.recv(65536)
         except (ConnectionError, TimeoutError):
             pass
-    assert httpx.get(f"{live.url}/health").status_code == 200
+    assert live.get("/health").status_code == 200
 
 
 # Many
@@ -292,7 +292,7 @@ def test_keys_are_asked_for_and_never_logged(start: Callable[..., LiveServer]) -
         ({"Authorization": "bearer secret-one"}, 200),
         ({"x-api-key": "secret-two"}, 200),
     ):
-        assert httpx.get(f"{live.url}/v1/models", headers=headers).status_code == status
-    assert httpx.get(f"{live.url}/health").status_code == 200
+        assert live.get("/v1/models", headers=headers).status_code == status
+    assert live.get("/health").status_code == 200
     assert "secret" not in live.log
     assert "$MONOLOOP_API_KEY" in live.log

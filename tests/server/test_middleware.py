@@ -1,6 +1,7 @@
 """Request ids, log lines, API keys, CORS, OPTIONS and HEAD."""
 
 import logging
+from typing import Any
 
 import httpx
 import pytest
@@ -63,11 +64,13 @@ KEYS = ("one", "zwei\u00fc")
         ({"authorization": "Bearer "}, 401),
         ({"authorization": "Bearer one, Bearer one"}, 401),
         ({"x-api-key": "one"}, 200),
+        ({"x-api-key": "zwei\u00fc".encode()}, 200),
+        ({"x-api-key": ""}, 401),
         ({"x-api-key": "One"}, 401),
         ({"authorization": "Bearer x", "x-api-key": "one"}, 401),
     ],
 )
-async def test_keys(engine: FakeEngine, headers: dict[str, str], status: int) -> None:
+async def test_keys(engine: FakeEngine, headers: dict[str, Any], status: int) -> None:
     async with client_for(engine, api_key=KEYS) as client:
         response = await client.get("/v1/models", headers=headers)
         assert response.status_code == status

@@ -107,6 +107,13 @@ def test_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         parse([])
 
 
+@pytest.mark.parametrize("value", [" ", ",", "key,", "a,,b"])
+def test_empty_key_does_not_open_the_door(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("MONOLOOP_API_KEY", value)
+    with pytest.raises(SettingsError, match="MONOLOOP_API_KEY: holds an empty value"):
+        parse([])
+
+
 def test_unknown_variables_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONOLOOP_PROT", "1")
     monkeypatch.setenv("MONOLOOP_SERVICE_HOST", "10.0.0.1")
