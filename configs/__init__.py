@@ -1,1 +1,1 @@
-"""Data only: settings, the model catalog, Prometheus, Grafana. A package so that an installed monoloop finds it."""
+"""Data only: settings, model catalog, Prometheus, Grafana. A package, so that it is found when installed."""
