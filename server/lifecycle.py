@@ -98,7 +98,10 @@ class Server:
     async def load(
         self, metrics: Metrics, stop: "asyncio.Task[Any]", http: "asyncio.Task[None]"
     ) -> "Engine | None":
-        """The engine, or None if it cannot start. A signal while it loads ends the process at once."""
+        """The engine, or None if there is no model. A signal while it loads ends the process at once.
+
+        Raises SettingsError.
+        """
         say(f"loading {self.settings.engine.model}; answering on {self.url}")
         loading = asyncio.create_task(start_engine(self.settings, metrics), name="load")
         await asyncio.wait((loading, stop, http), return_when=asyncio.FIRST_COMPLETED)
@@ -108,9 +111,11 @@ class Server:
             leave(0)  # threads that load weights cannot be told to stop
         try:
             return loading.result()
-        except (ModelError, ValueError) as error:
-            logger.error("cannot start: %s", error)
+        except ModelError as error:
+            say(f"error: {error}")
             return None
+        except ValueError as error:  # a setting this machine or model cannot meet
+            raise SettingsError(str(error)) from error
 
     def announce(self, context: ServerContext, seconds: float) -> None:
         """Where it is and how to ask it."""

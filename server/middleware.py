@@ -75,9 +75,10 @@ class RequestScope:
         level = logging.DEBUG if is_probe else logging.INFO
         if logger.isEnabledFor(level):
             shown = path[:200].encode("unicode_escape").decode()
-            answer = scope["state"].get("answer", "")
+            answer = scope["state"].get("answer")
+            tokens = f" {answer}" if answer is not None and answer.streams else ""
             logger.log(
-                level, "%s %s %s %d %.3fs %s", request_id, scope["method"], shown, status, seconds, answer
+                level, "%s %s %s %d %.3fs%s", request_id, scope["method"], shown, status, seconds, tokens
             )
 
 

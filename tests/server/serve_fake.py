@@ -17,6 +17,8 @@ async def start_fake_engine(settings: Settings, metrics: Metrics) -> FakeEngine:
     await asyncio.sleep(float(os.environ.get("FAKE_LOAD_SECONDS", "0")))
     if settings.engine.model == "missing":
         raise ModelError("there is no model called missing")
+    if settings.engine.max_model_len == 1:
+        raise ValueError("max_model_len: 1 is too little")
     return FakeEngine(EngineConfig(max_num_seqs=1024), metrics)
 
 

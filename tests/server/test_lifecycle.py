@@ -149,6 +149,13 @@ def test_model_that_cannot_be_found_ends_the_start(start: Start) -> None:
     assert "Traceback" not in live.log, live.log
 
 
+def test_setting_the_model_cannot_meet_is_named(start: Start) -> None:
+    live = start("--max-model-len", "1")
+    assert live.exit_code() == 2
+    assert "error: max_model_len: 1 is too little" in live.log
+    assert "Traceback" not in live.log, live.log
+
+
 def test_port_in_use_is_named(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
