@@ -100,7 +100,8 @@ class ServerBackend:
                     if line == "data: [DONE]":
                         return
                     if line.startswith("data: "):
-                        yield _content(orjson.loads(line[6:]))
+                        if text := _content(orjson.loads(line[6:])):
+                            yield text
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise ChatError(f"the connection broke: {error!r}") from error
         raise ChatError("the connection ended in the middle of the answer")

@@ -82,6 +82,7 @@ class ScriptedServer:
         if self.status != 200:
             writer.write(b'{"error": {"message": "the context is full"}}')
             return
+        writer.write(b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}\n\n')
         for text in self.chunks:
             chunk = {"choices": [{"index": 0, "delta": {"content": text}}]}
             writer.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
@@ -156,6 +157,15 @@ def test_a_broken_stream_is_an_error_after_its_text(
     shown = capsys.readouterr()
     assert shown.out == "Hello\n"
     assert "in the middle of the answer" in shown.err
+
+
+def test_an_answer_without_text_is_no_turn(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.chunks = []
+    assert piped(monkeypatch, "a\nb\n", ChatSettings(url=server.url)) == 0
+    assert capsys.readouterr().out == ""
+    assert [len(body["messages"]) for body in server.bodies] == [1, 1]
 
 
 def test_what_steers_a_terminal_is_not_printed(
