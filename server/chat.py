@@ -99,9 +99,8 @@ class ServerBackend:
                 async for line in response.aiter_lines():
                     if line == "data: [DONE]":
                         return
-                    if line.startswith("data: "):
-                        if text := _content(orjson.loads(line[6:])):
-                            yield text
+                    if line.startswith("data: ") and (text := _content(orjson.loads(line[6:]))):
+                        yield text
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise ChatError(f"the connection broke: {error!r}") from error
         raise ChatError("the connection ended in the middle of the answer")
