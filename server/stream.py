@@ -207,8 +207,8 @@ class EventStream(EventSourceResponse):
     """Sends events, and ends their requests whatever happens.
 
     sse-starlette brings the headers, the ping and the watch for a client that leaves. Its own way of sending
-    a chunk costs 24 µs (a cancel scope and a log call each) where a plain StreamingResponse needs 1.2, so the
-    chunks go straight to `send` from inside the iterator it drives (1.1 µs), and a timer looks for a client
+    a chunk costs 12 µs (a cancel scope and a log call each) where a plain StreamingResponse needs 0.6, so the
+    chunks go straight to `send` from inside the iterator it drives (0.6 µs), and a timer looks for a client
     that has stopped reading.
     """
 
