@@ -5,6 +5,7 @@ detokenizer thread in one hop; its text lands in the mailboxes the streams read 
 """
 
 import asyncio
+import importlib
 import logging
 import secrets
 import time
@@ -122,9 +123,9 @@ class Engine:
 
         `on_progress` gets one line per stage. Raises ModelError, or ValueError naming the setting.
         """
-        from engine.startup import load  # torch and transformers take seconds to import
-
-        parts = await load(config, on_progress or (lambda line: None))
+        # It imports torch, which takes seconds: not here, and not on the loop.
+        startup = await asyncio.to_thread(importlib.import_module, "engine.startup")
+        parts = await startup.load(config, on_progress or (lambda line: None))
         return cls(config, parts.model, parts.tokenizer, parts.device, parts.token_budget, observer)
 
     # Requests
