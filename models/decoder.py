@@ -1,14 +1,14 @@
 """THE decoder-only transformer, drawn from a DecoderSpec."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kernels.paged_attention import AttentionBatch
 from models.formats.base import LinearShape
-from models.layers import Attention, Embedding, Leaf, Linear, Mlp, Norm
+from models.layers import Attention, Embedding, Leaf, Linear, Mlp, Norm, Part
 from models.rope import cos_sin_table
 from models.spec import DecoderSpec, LayerSpec
 
@@ -22,11 +22,10 @@ class ForwardBatch:
     attention: AttentionBatch
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Part):
     """Attention and MLP, each with the norm that stands before it."""
 
     def __init__(self, layer: LayerSpec, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
         size = spec.hidden_size
         self.attention_norm = Norm(size, spec.norm_eps, dtype, device)
         self.attention = Attention(layer.attention, size, dtype, device)
@@ -34,54 +33,53 @@ class DecoderLayer(nn.Module):
         self.mlp = Mlp(layer.mlp, size, dtype, device)
 
 
-class Decoder(nn.Module):
+class Decoder(Part):
     """Token ids in, hidden states and logits out. Holds no state of its own between steps.
 
     Newly made it has no weights: the loader fills `slots()`, then calls `finish()`.
     """
 
-    cos_sin: Tensor
-
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
         self.spec = spec
         self.dtype = dtype
         self.device = device
         self.embedding = Embedding((spec.vocab_size, spec.hidden_size), dtype, device)
-        layers = [DecoderLayer(layer, spec, dtype, device) for layer in spec.layers]
-        self.layers = nn.ModuleList(layers)
+        self.layers = [DecoderLayer(layer, spec, dtype, device) for layer in spec.layers]
         self.norm = Norm(spec.hidden_size, spec.norm_eps, dtype, device)
-        # The norm before the next block is computed together with the residual sum after this one.
-        self._steps = list(
-            zip(layers, [*(layer.attention_norm for layer in layers[1:]), self.norm], strict=True)
-        )
         self.output = Linear(LinearShape(spec.hidden_size, {"": spec.vocab_size}), dtype, device)
-        table = cos_sin_table(spec.rope, spec.max_position, device)
-        self.register_buffer("cos_sin", table, persistent=False)
+        self.cos_sin = cos_sin_table(spec.rope, spec.max_position, device)
+        # The norm before the next block is computed together with the residual sum after this one.
+        self._next_norms = [*(layer.attention_norm for layer in self.layers[1:]), self.norm]
+
+    def leaves(self) -> Iterator[tuple[str, Leaf]]:
+        yield from super().leaves()
+        for index, layer in enumerate(self.layers):
+            for path, leaf in layer.leaves():
+                yield f"layers.{index}.{path}", leaf
 
     def slots(self) -> dict[str, tuple[Leaf, str, tuple[int, ...]]]:
-        """Every tensor wanted from a checkpoint: address -> (module, slot of that module, shape)."""
-        found = {}
-        for path, module in self.named_modules():
-            if isinstance(module, Leaf) and not (module is self.output and self.spec.tie_embeddings):
-                for slot, shape in module.slots().items():
-                    found[f"{path}.{slot}"] = (module, slot, shape)
-        return found
+        """Every tensor wanted from a checkpoint: address -> (leaf, slot of that leaf, shape)."""
+        return {
+            f"{path}.{slot}": (leaf, slot, shape)
+            for path, leaf in self.leaves()
+            if not (leaf is self.output and self.spec.tie_embeddings)
+            for slot, shape in leaf.slots().items()
+        }
 
     def finish(self) -> None:
         """All slots are filled: let a tied output read the embedding's table."""
         if self.spec.tie_embeddings:
-            self.output.weights.share(self.embedding.weight.data)
+            self.output.weights.share(self.embedding.weight)
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    def __call__(self, batch: ForwardBatch, kv: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Return the hidden states after the final norm, [num_tokens, hidden_size].
 
         kv holds (k_cache, v_cache) [num_pages, page_size, num_kv_heads, head_dim] per layer; this step's keys
         and values are written at `batch.attention.slot_mapping`. Positions must be below `spec.max_position`.
         """
         residual = self.embedding(batch.token_ids)
-        hidden: Tensor = self._steps[0][0].attention_norm(residual)
-        for (layer, next_norm), (k_cache, v_cache) in zip(self._steps, kv, strict=True):
+        hidden = self.layers[0].attention_norm(residual)
+        for layer, next_norm, (k_cache, v_cache) in zip(self.layers, self._next_norms, kv, strict=True):
             hidden = layer.attention(hidden, batch.positions, batch.attention, self.cos_sin, k_cache, v_cache)
             hidden = layer.mlp_norm.add(hidden, residual)
             hidden = layer.mlp(hidden)
@@ -90,5 +88,4 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [num_rows, hidden_size] -> logits [num_rows, vocab_size] fp32."""
-        out: Tensor = self.output(hidden)
-        return out.float()
+        return self.output(hidden).float()
