@@ -4,12 +4,208 @@ import math
 
 import torch
 
-from kernels.dispatch import dispatch
-from kernels.philox import uniform_torch
+from kernels.dispatch import dispatch, tl, triton
+from kernels.philox import philox_uniform, uniform_torch
+from kernels.row_search import gather_candidates, kth_key, load_logits, mass_key, order_key, scan_row
 
 GREEDY_BELOW = 1e-5  # temperatures below this mean argmax
+_GREEDY_BELOW = tl.constexpr(GREEDY_BELOW)
+_LOG2_E = tl.constexpr(math.log2(math.e))
+_MAX_BLOCK = 4096  # logits at a time, and candidates at most
+
 _MIN_CANDIDATES = 256  # covers top_p 0.95 of nearly every step of a trained model
 _MAX_CANDIDATES = 1024  # beyond, selecting candidates costs more than half of a full sort
+
+
+@triton.jit
+def _sample_kernel(
+    logits_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    seed_ptr,
+    position_ptr,
+    values_ptr,
+    ids_ptr,
+    tokens_ptr,
+    logits_stride,
+    vocab,
+    BLOCK: tl.constexpr,
+):
+    """One program per row: the row is read twice in most cases, once if greedy."""
+    row = tl.program_id(0).to(tl.int64)
+    row_ptr = logits_ptr + row * logits_stride
+    temperature = tl.load(temperature_ptr + row)
+    greedy = temperature < _GREEDY_BELOW
+    factor = _LOG2_E / tl.where(greedy, 1.0, temperature)
+    maxima, maximum, token, total = scan_row(row_ptr, vocab, factor, BLOCK)
+    if temperature >= _GREEDY_BELOW:
+        top_k = tl.load(top_k_ptr + row)
+        top_k = tl.where(top_k < vocab, tl.maximum(top_k, 0), 0)
+        top_p = tl.load(top_p_ptr + row)
+        min_p = tl.load(min_p_ptr + row)
+        number = philox_uniform(tl.load(seed_ptr + row), tl.load(position_ptr + row))
+        token = _draw_from_candidates(
+            row_ptr, vocab, factor, maxima, maximum, total, top_k, top_p, min_p, number,
+            values_ptr + row * BLOCK, ids_ptr + row * BLOCK, BLOCK,
+        )  # fmt: skip
+        if token < 0:
+            token = _draw_from_row(row_ptr, vocab, factor, maximum, total, top_k, top_p, min_p, number, BLOCK)
+    tl.store(tokens_ptr + row, token.to(tl.int64))
+
+
+@triton.jit
+def _draw_from_candidates(
+    row_ptr,
+    vocab,
+    factor,
+    maxima,
+    maximum,
+    total,
+    top_k,
+    top_p,
+    min_p,
+    number,
+    values_ptr,
+    ids_ptr,
+    BLOCK: tl.constexpr,
+):
+    """Return the token, or -1 where what is kept is not known to be among at most BLOCK candidates."""
+    token = tl.full((), -1, tl.int32)
+    bound = tl.full((), 0, tl.uint32)
+    if top_k > 0:
+        if top_k <= BLOCK:
+            bound = kth_key(order_key(maxima), top_k)
+    else:
+        if top_p < 1.0:
+            bound = mass_key(order_key(maxima), tl.exp2((maxima - maximum) * factor), top_p * total)
+        if min_p > 0.0:
+            # A little lower than the limit itself: rounding must not lose a candidate.
+            least = maximum + (tl.log2(min_p) - 0.01) / factor
+            bound = tl.maximum(bound, order_key(least))
+    if bound > 0:
+        count = gather_candidates(row_ptr, vocab, bound, values_ptr, ids_ptr, BLOCK, BLOCK)
+        if count <= BLOCK:
+            place = tl.arange(0, BLOCK)
+            there = place < count
+            x = tl.load(values_ptr + place, mask=there, other=float("-inf"))
+            ids = tl.load(ids_ptr + place, mask=there, other=0)
+            keys = tl.where(there, order_key(x), 0)
+            weights = tl.exp2((x - maximum) * factor)
+            if top_k > 0:
+                weights = tl.where(keys >= kth_key(keys, top_k), weights, 0.0)
+                total = tl.sum(weights, 0)
+            if top_p < 1.0:
+                weights = tl.where(keys >= mass_key(keys, weights, top_p * total), weights, 0.0)
+            weights = tl.where(weights >= min_p, weights, 0.0)
+            cumulative = tl.cumsum(weights, 0)
+            token = _invert(ids, weights, cumulative, number * tl.max(cumulative, 0), vocab)
+    return token
+
+
+@triton.jit
+def _invert(ids, weights, cumulative, target, vocab):
+    """Return the lowest weighted id whose cumulative weight exceeds target, else the highest weighted one."""
+    drawn = tl.min(tl.where((weights > 0.0) & (cumulative > target), ids, vocab), 0)
+    last = tl.max(tl.where(weights > 0.0, ids, 0), 0)
+    return tl.where(drawn < vocab, drawn, last)
+
+
+@triton.jit
+def _draw_from_row(row_ptr, vocab, factor, maximum, total, top_k, top_p, min_p, number, BLOCK: tl.constexpr):
+    """The same with every token as a candidate: for unfiltered and for nearly flat rows."""
+    bound = tl.full((), 0, tl.uint32)
+    if top_k > 0:
+        bound = _threshold_of_row(row_ptr, vocab, factor, maximum, bound, top_k.to(tl.float32), False, BLOCK)
+        total = _mass_of_row(row_ptr, vocab, factor, maximum, bound, 0.0, BLOCK)
+    if top_p < 1.0:
+        bound = _threshold_of_row(row_ptr, vocab, factor, maximum, bound, top_p * total, True, BLOCK)
+    target = number * _mass_of_row(row_ptr, vocab, factor, maximum, bound, min_p, BLOCK)
+    token = tl.full((), -1, tl.int32)
+    last = tl.full((), 0, tl.int32)
+    before = tl.full((), 0.0, tl.float32)
+    for start in range(0, vocab, BLOCK):
+        if token < 0:
+            ids, x = load_logits(row_ptr, start, vocab, BLOCK)
+            weights = _kept_weights(x, factor, maximum, bound, min_p)
+            mass = tl.sum(weights, 0)
+            if before + mass > target:
+                token = _invert(ids, weights, before + tl.cumsum(weights, 0), target, vocab)
+            last = tl.maximum(last, tl.max(tl.where(weights > 0.0, ids, 0), 0))
+            before += mass
+    return tl.where(token < 0, last, token)
+
+
+@triton.jit
+def _kept_weights(x, factor, maximum, bound, min_p):
+    weights = tl.exp2((x - maximum) * factor)
+    return tl.where((order_key(x) >= bound) & (weights >= min_p), weights, 0.0)
+
+
+@triton.jit
+def _mass_of_row(row_ptr, vocab, factor, maximum, bound, min_p, BLOCK: tl.constexpr):
+    mass = tl.full((), 0.0, tl.float32)
+    for start in range(0, vocab, BLOCK):
+        _, x = load_logits(row_ptr, start, vocab, BLOCK)
+        mass += tl.sum(_kept_weights(x, factor, maximum, bound, min_p), 0)
+    return mass
+
+
+@triton.jit
+def _threshold_of_row(
+    row_ptr, vocab, factor, maximum, bound, target, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Return the largest key that target tokens reach, or tokens above bound that weigh target."""
+    threshold = tl.full((), 0, tl.uint32)
+    step = tl.full((), 0x80000000, tl.uint32)
+    for _ in range(32):
+        trial = threshold | step
+        reached = tl.full((), 0.0, tl.float32)
+        for start in range(0, vocab, BLOCK):
+            ids, x = load_logits(row_ptr, start, vocab, BLOCK)
+            if WEIGHTED:
+                reached += tl.sum(_kept_weights(x, factor, maximum, tl.maximum(trial, bound), 0.0), 0)
+            else:
+                reached += tl.sum(((order_key(x) >= trial) & (ids < vocab)).to(tl.float32), 0)
+        threshold = tl.where(reached >= target, trial, threshold)
+        step = step >> 1
+    return tl.maximum(threshold, bound)
+
+
+def sample_triton(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+) -> torch.Tensor:
+    num_rows, vocab = logits.shape
+    assert logits.stride(1) == 1 and logits.dtype == torch.float32
+    tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    block = min(_MAX_BLOCK, triton.next_power_of_2(vocab))
+    values = torch.empty(num_rows, block, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(num_rows, block, dtype=torch.int32, device=logits.device)
+    if num_rows:
+        _sample_kernel[(num_rows,)](
+            logits,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+            position,
+            values,
+            ids,
+            tokens,
+            logits.stride(0),
+            vocab,
+            BLOCK=block,
+            num_warps=16,
+        )
+    return tokens
 
 
 def sample_torch(
@@ -123,4 +319,4 @@ def _draw(weights, seed, position):
     return torch.searchsorted(cumulative, target.unsqueeze(1), right=True)
 
 
-sample = dispatch(sample_torch, sample_torch)
+sample = dispatch(sample_triton, sample_torch)
