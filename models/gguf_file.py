@@ -90,12 +90,21 @@ class GGUFFile:
         return value
 
     def _string(self) -> str:
-        length = struct.unpack_from("<Q", self._view, self._at)[0]
-        start = self._at + 8
-        self._at = start + length
-        if self._at > len(self._view):
-            raise ValueError("a string reaches beyond the end of the file")
-        return str(self._view[start : self._at], "utf-8")
+        return self._strings(1)[0]
+
+    def _strings(self, count: int) -> list[str]:
+        """A vocabulary has a hundred thousand of them, so the loop keeps to local names."""
+        view, end, at = self._view, len(self._view), self._at
+        read_length = struct.Struct("<Q").unpack_from
+        found = []
+        for _ in range(count):
+            start = at + 8
+            at = start + read_length(view, at)[0]
+            if at > end:
+                raise ValueError("a string reaches beyond the end of the file")
+            found.append(str(view[start:at], "utf-8"))
+        self._at = at
+        return found
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -104,7 +113,7 @@ class GGUFFile:
             return self._scalar(_SCALARS[kind])
         item, count = self._scalar("I"), self._scalar("Q")
         if item == _STRING:
-            return [self._string() for _ in range(count)]
+            return self._strings(count)
         dtype = np.dtype(f"<{_SCALARS[item]}")
         found = np.frombuffer(self._view, dtype, count, self._at)
         self._at += found.nbytes

@@ -68,17 +68,20 @@ class Linear(Leaf):
 
 
 class _SingleTensor(Leaf):
-    """A leaf with one tensor, `weight`: on meta until it is filled."""
+    """A leaf with one tensor, `weight`, which is there once it is filled."""
+
+    weight: Tensor
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        self._shape = shape
+        self._dtype = dtype
         self._device = device
-        self.weight = torch.empty(shape, dtype=dtype, device="meta")
 
     def slots(self) -> dict[str, tuple[int, ...]]:
-        return {"weight": tuple(self.weight.shape)}
+        return {"weight": self._shape}
 
     def fill(self, slot: str, tensor: Tensor) -> None:
-        self.weight = torch.empty_like(self.weight, device=self._device).copy_(tensor)
+        self.weight = torch.empty(self._shape, dtype=self._dtype, device=self._device).copy_(tensor)
 
 
 class Embedding(_SingleTensor):
