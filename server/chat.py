@@ -254,6 +254,7 @@ def run(settings: ChatSettings) -> int:
                     with suppress(KeyboardInterrupt):
                         runner.run(chat.say(line))
         except KeyboardInterrupt:
+            errors.print()
             return 130
         finally:
             runner.run(backend.close())
@@ -275,7 +276,7 @@ async def _find_backend(settings: ChatSettings, errors: Console) -> Backend:
 
 
 def _lines(console: Console) -> Iterator[str]:
-    """What is typed, line by line, until Ctrl-D or a second Ctrl-C in a row; or the lines of a pipe."""
+    """What is typed, line by line, until Ctrl-D; or the lines of a pipe. Raises a second Ctrl-C in a row."""
     if not sys.stdin.isatty():
         yield from (line.rstrip("\n") for line in sys.stdin)
         return
@@ -289,10 +290,10 @@ def _lines(console: Console) -> Iterator[str]:
             console.print()
             return
         except KeyboardInterrupt:
-            console.print("\nCtrl-C again, or Ctrl-D, ends" if not interrupted else "", style="dim")
             if interrupted:
-                return
+                raise
             interrupted = True
+            console.print("\nCtrl-C again, or Ctrl-D, ends", style="dim")
             continue
         interrupted = False
         yield line
