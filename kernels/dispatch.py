@@ -4,6 +4,7 @@ Every kernel file takes `triton` and `tl` from here. Where triton is not install
 let the files import; the twins then run on every device.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -15,6 +16,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Backend = Literal["triton", "torch"]
 
+# Multiply-adds are fused, as in every release so far; from 3.9 on Triton warns where this is not said.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 try:
     import triton
     import triton.language as tl

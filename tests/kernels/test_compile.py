@@ -1,0 +1,147 @@
+"""Every Triton kernel compiles for an H100, which needs no GPU: the interpreter checks fewer rules."""
+
+import os
+from typing import Any
+
+import pytest
+
+from kernels.act_mul import _act_mul_kernel
+from kernels.decode_attention import _decode_kernel, launch_shape
+from kernels.dispatch import HAS_TRITON
+from kernels.layer_norm import _layer_norm_kernel
+from kernels.logprobs import _top_logprobs_kernel
+from kernels.penalties import _apply_penalties_kernel
+from kernels.philox import _uniform_kernel
+from kernels.prefill_attention import _prefill_kernel, tile_shape
+from kernels.rms_norm import _rms_norm_kernel
+from kernels.rope_kv_write import _rope_kv_write_kernel
+from kernels.sampling import _sample_kernel
+
+pytestmark = pytest.mark.skipif(
+    not HAS_TRITON or os.environ.get("TRITON_INTERPRET") == "1",
+    reason="needs triton, and not its interpreter",
+)
+
+# Types of the arguments by name; other pointers are bf16, other scalars int32.
+NAMES = {
+    "fp32": "logits_ptr temperature_ptr top_p_ptr min_p_ptr values_ptr presence_ptr frequency_ptr "
+    "repetition_ptr cos_sin_ptr partial_ptr statistics_ptr slopes_ptr chosen_logprob_ptr top_values_ptr "
+    "eps scale softcap",
+    "i32": "page_table_ptr query_start_ptr context_lens_ptr arrived_ptr top_k_ptr ids_ptr output_counts_ptr",
+    "i64": "seed_ptr position_ptr positions_ptr slot_mapping_ptr slots_ptr tokens_ptr chosen_ptr top_ids_ptr",
+    "i1": "prompt_mask_ptr",
+}
+TYPES = {name: dtype for dtype, names in NAMES.items() for name in names.split()}
+
+
+def type_of(name: str, overrides: dict[str, str]) -> str:
+    types = TYPES | overrides
+    return "*" + types.get(name, "bf16") if name.endswith("_ptr") else types.get(name, "i32")
+
+
+def compile_for_h100(kernel, constants: dict[str, Any], num_warps=4, num_stages=2, **overrides: str) -> str:
+    """Return the PTX."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = {
+        name: "constexpr" if name in constants else type_of(name, overrides) for name in kernel.arg_names
+    }
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(kernel.arg_names)
+        if name.endswith(("_ptr", "_stride"))
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+
+
+def attention_constants(head_dim: int, dim_block: int, **more: Any) -> dict[str, Any]:
+    return {
+        "NUM_KV_HEADS": 8,
+        "GROUP": 4,
+        "HEAD_DIM": head_dim,
+        "DIM_BLOCK": dim_block,
+        "PAGE_SIZE": 16,
+        "WINDOW": 0,
+        "SOFTCAP": False,
+        "ALIBI": False,
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dim_block", "options"),
+    [
+        (128, 128, {}),
+        (64, 64, {}),
+        (80, 128, {"WINDOW": 100, "SOFTCAP": True, "ALIBI": True, "PAGE_SIZE": 1}),
+    ],
+)
+def test_prefill_attention_uses_the_warpgroup_matrix_unit(head_dim, dim_block, options):
+    shape = tile_shape(dim_block, 2)
+    constants = attention_constants(
+        head_dim, dim_block, BLOCK_M=shape.block_m, BLOCK_N=shape.block_n, **options
+    )
+    ptx = compile_for_h100(_prefill_kernel, constants, shape.num_warps, shape.num_stages)
+    assert "wgmma.mma_async" in ptx
+    assert "cp.async" in ptx, "keys and values are loaded ahead"
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dim_block", "options"),
+    [
+        (128, 128, {}),
+        (64, 64, {}),
+        (80, 128, {"WINDOW": 100, "SOFTCAP": True, "ALIBI": True, "PAGE_SIZE": 1}),
+    ],
+)
+def test_decode_attention_uses_the_matrix_unit(head_dim, dim_block, options):
+    launch = launch_shape(dim_block, 2)
+    constants = attention_constants(
+        head_dim,
+        dim_block,
+        GROUP_BLOCK=16,
+        ROWS_BLOCK=64,
+        BLOCK_N=launch.block_n,
+        SPLIT=256,
+        MAX_SPLITS=32,
+        COMBINE=8,
+        **options,
+    )
+    ptx = compile_for_h100(_decode_kernel, constants, launch.num_warps, launch.num_stages)
+    assert "mma.sync" in ptx
+    assert "cp.async" in ptx, "keys and values are loaded ahead"
+
+
+@pytest.mark.parametrize("rest", [0, 48])
+def test_rope_kv_write(rest):
+    half = 64 if rest == 0 else 16
+    constants = {
+        "HEAD_DIM": 2 * half + rest,
+        "HALF": half,
+        "HALF_BLOCK": half,
+        "REST_BLOCK": 64 if rest else 0,
+        "DIM_BLOCK": 128,
+        "HEADS": 4,
+    }
+    assert "st.global" in compile_for_h100(_rope_kv_write_kernel, constants, num_warps=2)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "constants", "num_warps", "types"),
+    [
+        (_rms_norm_kernel, {"ADD": True, "BLOCK": 4096}, 8, {}),
+        (_layer_norm_kernel, {"HAS_BIAS": True, "BLOCK": 4096}, 8, {}),
+        (_act_mul_kernel, {"GELU": True, "BLOCK": 1024}, 4, {}),
+        (_uniform_kernel, {"BLOCK": 128}, 4, {"out_ptr": "fp32"}),
+        (_apply_penalties_kernel, {"BLOCK": 2048}, 4, {}),
+        (_sample_kernel, {"BLOCK": 4096}, 16, {}),
+        (_top_logprobs_kernel, {"N": 20, "BLOCK": 4096}, 16, {}),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_kernel(kernel, constants, num_warps, types):
+    assert "st.global" in compile_for_h100(kernel, constants, num_warps, **types)
