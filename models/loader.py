@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from kernels.linear import computes_natively
-from models.catalog import ModelFiles
-from models.checkpoint import Checkpoint, GGUFCheckpoint, SafetensorsCheckpoint
+from kernels.linear import computes_bfloat16
+from models.checkpoint import Checkpoint, SafetensorsCheckpoint
 from models.decoder import Decoder
 from models.errors import ModelError
+from models.model_files import ModelFiles
 from models.spec import DecoderSpec
 
 __all__ = ["ModelError", "default_dtype", "load", "random_decoder", "read_spec"]
@@ -21,7 +21,7 @@ _NAMES_SHOWN = 5
 
 def default_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the device multiplies it in hardware (CUDA; AMX, AVX512-BF16), else float32."""
-    if device.type == "cpu" and not computes_natively(torch.bfloat16):
+    if device.type == "cpu" and not computes_bfloat16():
         return torch.float32
     return torch.bfloat16
 
@@ -66,7 +66,12 @@ def random_decoder(spec: DecoderSpec, dtype: torch.dtype, device: torch.device, 
 
 
 def _open(files: ModelFiles) -> Checkpoint:
-    return GGUFCheckpoint(files.weights) if files.format == "gguf" else SafetensorsCheckpoint(files.weights)
+    if files.format == "gguf":
+        # Imported where it is needed: models with random weights and safetensors do without the gguf package.
+        from models.gguf_checkpoint import GGUFCheckpoint
+
+        return GGUFCheckpoint(files.weights)
+    return SafetensorsCheckpoint(files.weights)
 
 
 def _renamed(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.linear import OneDnnWeight, PlainWeight, WidenedWeight, computes_natively, linear, pack_weight
+from kernels.linear import OneDnnWeight, PlainWeight, WidenedWeight, linear, pack_weight
 
 # A product of n terms in float32 carries a relative error of about sqrt(n) * 2^-24; the result is then
 # rounded to the dtype: half a unit in its last place, and the same again for a bias added after rounding.
@@ -57,8 +57,7 @@ def test_plain_weight_shares_storage():
 def test_sixteen_bit_weights_get_no_float32_copy():
     weight = torch.randn(64, 64).bfloat16()
     packed = pack_weight(weight)
-    if computes_natively(torch.bfloat16):
-        assert isinstance(packed, OneDnnWeight)
+    if isinstance(packed, OneDnnWeight):
         assert packed.blocked.dtype == torch.bfloat16
     else:
         assert isinstance(packed, WidenedWeight)
@@ -70,8 +69,3 @@ def test_strided_input_rows():
     torch.manual_seed(0)
     weight, wide = torch.randn(32, 48), torch.randn(5, 96)
     assert_product(pack_weight(weight), weight, wide[:, 48:], None)
-
-
-def test_computes_natively_knows_float32():
-    assert computes_natively(torch.float32)
-    assert not computes_natively(torch.int8)

@@ -8,8 +8,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from kernels.paged_attention import AttentionBatch
-from models.catalog import ModelFiles
 from models.decoder import Decoder, ForwardBatch
+from models.model_files import ModelFiles
 
 PAGE_SIZE = 16
 CPU = torch.device("cpu")
@@ -28,32 +28,30 @@ def files_of(weights: Path) -> ModelFiles:
 
 
 def forward_logits(decoder: Decoder, token_ids: list[int], chunks: list[int] | None = None) -> torch.Tensor:
-    """Logits [num_tokens, vocab_size] of one sequence, computed in chunks of the given lengths."""
-    spec = decoder.spec
+    """Logits [num_tokens, vocab_size] on the CPU of one sequence, computed in chunks of the given lengths."""
+    spec, device = decoder.spec, decoder.device
     num_pages = -(-len(token_ids) // PAGE_SIZE)
     # Pages in descending order, so that a slot is never its position.
-    page_table = torch.arange(num_pages - 1, -1, -1, dtype=torch.int32)[None]
-    size = (num_pages, PAGE_SIZE, spec.num_kv_heads, spec.head_dim)
-    kv = [
-        tuple(torch.full(size, torch.nan, dtype=decoder.dtype) for _ in range(2))
-        for _ in range(spec.num_layers)
-    ]
+    page_table = torch.arange(num_pages - 1, -1, -1, dtype=torch.int32, device=device)[None]
+    shape = (num_pages, PAGE_SIZE, spec.num_kv_heads, spec.head_dim)
+    empty = torch.full(shape, torch.nan, dtype=decoder.dtype, device=device)
+    kv = [(empty.clone(), empty.clone()) for _ in range(spec.num_layers)]
     found, start = [], 0
     with torch.inference_mode():
         for length in chunks or [len(token_ids)]:
-            positions = torch.arange(start, start + length)
+            positions = torch.arange(start, start + length, device=device)
             pages = page_table[0, positions // PAGE_SIZE].long()
             attention = AttentionBatch(
                 page_table=page_table,
-                query_start=torch.tensor([0, length], dtype=torch.int32),
-                context_lens=torch.tensor([start + length], dtype=torch.int32),
+                query_start=torch.tensor([0, length], dtype=torch.int32, device=device),
+                context_lens=torch.tensor([start + length], dtype=torch.int32, device=device),
                 slot_mapping=pages * PAGE_SIZE + positions % PAGE_SIZE,
                 num_decode_rows=int(length == 1),
                 query_lens=[length],
                 context_lens_host=[start + length],
             )
-            ids = torch.tensor(token_ids[start : start + length])
-            found.append(decoder.logits(decoder(ForwardBatch(ids, positions, attention), kv)))
+            ids = torch.tensor(token_ids[start : start + length], device=device)
+            found.append(decoder.logits(decoder(ForwardBatch(ids, positions, attention), kv)).cpu())
             start += length
     assert start == len(token_ids)
     return torch.cat(found)

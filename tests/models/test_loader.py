@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kernels.linear import computes_natively
+from kernels.linear import computes_bfloat16
 from models.errors import ModelError
 from models.loader import default_dtype, load, random_decoder, read_spec
 from models.shapes import SHAPES
@@ -215,5 +215,5 @@ def test_kv_groups():
 
 def test_default_dtype():
     assert default_dtype(torch.device("cuda")) == torch.bfloat16
-    expected = torch.bfloat16 if computes_natively(torch.bfloat16) else torch.float32
+    expected = torch.bfloat16 if computes_bfloat16() else torch.float32
     assert default_dtype(CPU) == expected

@@ -195,6 +195,22 @@ def test_sixteen_bit_is_as_close_as_transformers(dtype, unit, tmp_path):
     assert ours < 1.3 * theirs + unit * 0.01, f"mean error {ours:.2e}, transformers {theirs:.2e}"
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_cuda_equals_cpu(dtype, tmp_path):
+    """Same weights, the Triton kernels instead of their twins."""
+    config = LlamaConfig(**{**BASE, "hidden_size": 256, "num_key_value_heads": 2})
+    model = randomised(LlamaForCausalLM(config))
+    model.save_pretrained(tmp_path)
+    ids, chunks = prompt(70), [30, 1, 39]
+    exact = transformers_logits(model, ids)
+    cpu = (forward_logits(load(files_of(tmp_path), dtype, CPU), ids, chunks) - exact).abs().mean().item()
+    cuda = load(files_of(tmp_path), dtype, torch.device("cuda"))
+    gpu = (forward_logits(cuda, ids, chunks) - exact).abs().mean().item()
+    bound = 2 * cpu + 1e-5 * exact.abs().mean().item()
+    assert gpu < bound, f"mean error on the GPU {gpu:.2e}, on the CPU {cpu:.2e}"
+
+
 @pytest.mark.slow
 def test_smollm2_logits(smollm):
     """The real weights, dequantised and brought into order twice: here, and by the gguf package."""

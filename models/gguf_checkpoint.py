@@ -1,0 +1,45 @@
+"""A .gguf file as a checkpoint."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models.checkpoint import read_family_spec
+from models.errors import ModelError
+from models.families import gguf_family_of
+from models.formats.gguf import dequantise
+from models.gguf_file import GGUFFile
+from models.rope import FactorScaling
+
+
+class GGUFCheckpoint:
+    """One .gguf file. Its tensors are dequantised on the way."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = GGUFFile(path)
+        metadata = self._file.metadata
+        if int(metadata.get("split.count", 0)) > 1:
+            raise ModelError(f"{path} is one part of several; join them with `gguf-split --merge`")
+        self.family = gguf_family_of(str(metadata.get("general.architecture", "")))
+        try:
+            config = self.family.gguf_config(metadata)
+        except KeyError as error:
+            raise ModelError(f"{path}: the metadata lacks {error}") from None
+        config["tie_word_embeddings"] = "output.weight" not in self._file.tensors
+        self.spec = read_family_spec(self.family, config, path)
+        if (factors := self._file.tensors.get("rope_freqs.weight")) is not None:
+            divisors = tuple(dequantise(factors, torch.float32).tolist())
+            rope = dataclasses.replace(self.spec.rope, scaling=FactorScaling(divisors))
+            self.spec = dataclasses.replace(self.spec, rope=rope)
+        self.weight_map = self.family.GGUF_WEIGHT_MAP
+        self.total_bytes = sum(tensor.raw.nbytes for tensor in self._file.tensors.values())
+
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, int]]:
+        for name, tensor in self._file.tensors.items():
+            yield name, dequantise(tensor, dtype), tensor.raw.nbytes
+
+    def restore(self, slot: str, tensor: Tensor) -> Tensor:
+        return self.family.from_gguf(slot, tensor, self.spec)
