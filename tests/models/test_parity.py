@@ -196,6 +196,7 @@ def test_sixteen_bit_is_as_close_as_transformers(dtype, unit, tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_cuda_equals_cpu(dtype, tmp_path):
     """Same weights, the Triton kernels instead of their twins."""
