@@ -63,7 +63,11 @@ class _Buffers(NamedTuple):
     scores: torch.Tensor
 
 
-@triton.jit
+# What changes from step to step must not choose another compiled variant.
+@triton.jit(
+    do_not_specialize=["num_rows", "page_table_stride"],
+    do_not_specialize_on_alignment=["page_table_ptr", "context_lens_ptr"],
+)
 def _decode_kernel(
     q_ptr,
     k_cache_ptr,
@@ -270,7 +274,7 @@ def decode_attention_triton(
         WINDOW=window,
         SOFTCAP=softcap > 0,
         ALIBI=alibi_slopes is not None,
-        ROWS_BLOCK=max(16, triton.next_power_of_2(num_rows)),
+        ROWS_BLOCK=max(256, triton.next_power_of_2(num_rows)),
         BLOCK_N=launch.block_n,
         SPLIT=_SPLIT,
         MAX_SPLITS=_MAX_SPLITS,

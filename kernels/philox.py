@@ -19,7 +19,7 @@ def philox_uniform(seed, position):
     return (word >> 8).to(tl.float32) * 5.9604644775390625e-08  # 2 ** -24
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _uniform_kernel(seed_ptr, position_ptr, out_ptr, num_rows, BLOCK: tl.constexpr):
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = rows < num_rows

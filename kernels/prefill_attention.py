@@ -26,11 +26,12 @@ def tile_shape(dim_block: int, itemsize: int) -> TileShape:
         itemsize == 4
     ):  # exact fp32 products have no matrix unit; small tiles keep the accumulators in registers
         return TileShape(32, 32, 4, 1)
+    # The largest tiles whose registers don't spill on an H100.
     if dim_block <= 64:
-        return TileShape(128, 128, 4, 3)
+        return TileShape(128, 64, 4, 3)
     if dim_block <= 128:
-        return TileShape(128, 128, 8, 2)
-    return TileShape(64, 64, 4, 2)
+        return TileShape(128, 128, 8, 3)
+    return TileShape(128, 32, 8, 3)
 
 
 _BLOCK = 128  # queries at a time; 64 to 256 are within 10 %, a whole prompt of 512 takes 1.5 times as long
@@ -51,7 +52,11 @@ class _Row(NamedTuple):
     distance: torch.Tensor  # [num_queries + num_keys] fp32: key position - query position
 
 
-@triton.jit
+# What changes from step to step must not choose another compiled variant.
+@triton.jit(
+    do_not_specialize=["first_row", "end_row", "num_tiles", "page_table_stride"],
+    do_not_specialize_on_alignment=["page_table_ptr", "query_start_ptr", "context_lens_ptr"],
+)
 def _prefill_kernel(
     q_ptr,
     k_cache_ptr,

@@ -7,7 +7,8 @@ from kernels.dispatch import dispatch, tl, triton
 _HEADS = 4  # heads per program
 
 
-@triton.jit
+# Positions and slots may be rows of one staging tensor, aligned or not.
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slot_mapping_ptr"])
 def _rope_kv_write_kernel(
     q_ptr,
     k_ptr,

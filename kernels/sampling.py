@@ -17,7 +17,12 @@ _MIN_CANDIDATES = 256  # covers top_p 0.95 of nearly every step of a trained mod
 _MAX_CANDIDATES = 1024  # beyond, selecting candidates costs more than half of a full sort
 
 
-@triton.jit
+# Parameters may be rows of one staging tensor, aligned or not.
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr", "position_ptr"
+    ]
+)  # fmt: skip
 def _sample_kernel(
     logits_ptr,
     temperature_ptr,

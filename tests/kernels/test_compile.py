@@ -104,7 +104,7 @@ def test_decode_attention_uses_the_matrix_unit(head_dim, dim_block, options):
         head_dim,
         dim_block,
         GROUP_BLOCK=16,
-        ROWS_BLOCK=64,
+        ROWS_BLOCK=256,
         BLOCK_N=launch.block_n,
         SPLIT=256,
         MAX_SPLITS=32,
