@@ -43,7 +43,7 @@ class GGUFFile:
             self._view = memoryview(self._bytes.data)
             self._at = 0
             self._read_header()
-        except (struct.error, ValueError, KeyError, UnicodeDecodeError) as error:
+        except (struct.error, ValueError, KeyError, OverflowError, OSError) as error:
             raise ModelError(f"{path} is not a complete GGUF file: {error}") from error
 
     def _read_header(self) -> None:
@@ -58,14 +58,16 @@ class GGUFFile:
             key = self._string()
             self.metadata[key] = self._value(self._scalar("I"))
         infos = [self._tensor_info() for _ in range(num_tensors)]
-        alignment = int(self.metadata.get("general.alignment", 32))
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"its tensors are aligned to {alignment!r}")
         data = -(-self._at // alignment) * alignment
         for name, kind, shape, offset in infos:
             self.tensors[name] = self._tensor(name, kind, shape, data + offset)
 
     def _tensor_info(self) -> tuple[str, GGMLQuantizationType, tuple[int, ...], int]:
         name, num_dimensions = self._string(), self._scalar("I")
-        if num_dimensions > _MAX_DIMENSIONS:
+        if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
             raise ValueError(f"tensor {name} has {num_dimensions} dimensions")
         shape = tuple(self._scalar("Q") for _ in range(num_dimensions))
         return name, GGMLQuantizationType(self._scalar("I")), shape[::-1], self._scalar("Q")

@@ -112,3 +112,21 @@ def test_what_is_no_gguf(content, reason, tmp_path):
     path.write_bytes(content)
     with pytest.raises(ModelError, match=reason):
         GGUFFile(path)
+
+
+def test_damaged_headers_raise_model_error_only(tiny, tmp_path):
+    """Any byte of the header may be wrong; what comes out is a file that reads, or a ModelError."""
+    whole = tiny.read_bytes()
+    rng = np.random.default_rng(0)
+    damaged = tmp_path / "damaged.gguf"
+    refused = 0
+    for _ in range(600):
+        content = bytearray(whole)
+        at = int(rng.integers(0, len(whole) - 128))
+        content[at : at + 8] = rng.choice([b"\xff" * 8, b"\0" * 8, rng.bytes(8)])[:8].ljust(8, b"\0")
+        damaged.write_bytes(content)
+        try:
+            GGUFFile(damaged)
+        except ModelError:
+            refused += 1
+    assert refused > 300, "the damage was mostly not noticed, so the test shows nothing"
