@@ -95,7 +95,12 @@ def matmul_seconds(spec: DecoderSpec, batch: int, dtype: torch.dtype, device: to
     layer = spec.layers[0]
     heads, kv_heads, dim = layer.attention.num_heads, layer.attention.num_kv_heads, layer.attention.head_dim
     hidden, inner = spec.hidden_size, layer.mlp.intermediate_size
-    shapes = [((heads + 2 * kv_heads) * dim, hidden), (hidden, heads * dim), (2 * inner, hidden), (hidden, inner)]
+    shapes = [
+        ((heads + 2 * kv_heads) * dim, hidden),
+        (hidden, heads * dim),
+        (2 * inner, hidden),
+        (hidden, inner),
+    ]
 
     def weight(n: int, k: int):
         return pack_weight(torch.randn(n, k, device=device, dtype=dtype))
@@ -103,7 +108,9 @@ def matmul_seconds(spec: DecoderSpec, batch: int, dtype: torch.dtype, device: to
     with torch.inference_mode():
         weights = [weight(n, k) for _ in range(spec.num_layers) for n, k in shapes]
         weights.append(weight(spec.vocab_size, hidden))
-        inputs = {k: torch.randn(batch, k, device=device, dtype=dtype) for k in {w.in_features for w in weights}}
+        inputs = {
+            k: torch.randn(batch, k, device=device, dtype=dtype) for k in {w.in_features for w in weights}
+        }
 
         def chain() -> None:
             for packed in weights:
@@ -191,13 +198,18 @@ def measure(args: argparse.Namespace) -> list[dict]:
                 "floor_milliseconds": 1e3 * (floors[batch] + kv_seconds),
             }
         )
-        print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in table[-1].items()}), flush=True)
+        print(
+            json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in table[-1].items()}),
+            flush=True,
+        )
     return table
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
     def numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",") if part]

@@ -10,8 +10,34 @@ import torch
 from engine import Engine
 from engine.config import EngineConfig
 from engine.request import Request, SamplingParams
+from tests.models.harness import transformers_llama
 
-PROMPT_LENGTHS = [1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100, 128, 200, 255, 256, 257, 511, 1200, 3000]
+PROMPT_LENGTHS = [
+    1,
+    2,
+    7,
+    15,
+    16,
+    17,
+    31,
+    32,
+    33,
+    47,
+    48,
+    49,
+    63,
+    64,
+    65,
+    100,
+    128,
+    200,
+    255,
+    256,
+    257,
+    511,
+    1200,
+    3000,
+]
 NUM_NEW_TOKENS = 64
 # Where transformers' two best logits are closer than this, rounding decides, and either token is right.
 LOGIT_GAP = 1e-3
@@ -41,12 +67,7 @@ class Reference:
 
 @pytest.fixture(scope="module")
 def reference(smollm):
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        str(smollm.weights.parent), gguf_file=smollm.weights.name, dtype=torch.float32
-    )
-    return Reference(model.eval())
+    return Reference(transformers_llama(smollm.weights))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +75,8 @@ def prompts(smollm) -> list[list[int]]:
     """Prompts of exactly the wanted lengths, cut from varied text."""
     from engine.text.tokenizer import Tokenizer
 
-    words = "the river tokens 17 engine of a quiet café, paged memory; Zürich 東京 numbers: 3.14 and so on\n".split(" ")
+    sentence = "the river tokens 17 engine of a quiet café, paged memory; Zürich 東京 numbers: 3.14 and so on"
+    words = [*sentence.split(" "), "\n"]
     rng = random.Random(1)
     tokenizer = Tokenizer(smollm.tokenizer_dir)
     text = " ".join(rng.choice(words) for _ in range(6000))
@@ -81,7 +103,9 @@ class TokenRecorder:
         engine._scheduler.commit = recording_commit
 
 
-async def generate(prompts: list[list[int]], *, one_by_one: bool = False, **config) -> tuple[list[list[int]], int]:
+async def generate(
+    prompts: list[list[int]], *, one_by_one: bool = False, **config
+) -> tuple[list[list[int]], int]:
     """Greedy outputs of all prompts, and how many preemptions it took."""
     engine = await Engine.start(EngineConfig(dtype="float32", device="cpu", **config))
     recorder = TokenRecorder(engine)
@@ -126,7 +150,9 @@ async def test_all_at_once(reference, prompts):
 async def test_in_a_pool_that_is_too_small(reference, prompts):
     # The long prompts leave no room for the others to grow.
     outputs, num_preemptions = await generate(prompts, kv_tokens=3200, max_model_len=3100)
-    assert num_preemptions >= 5, f"the pool is not small enough to show anything: {num_preemptions} preemptions"
+    assert num_preemptions >= 5, (
+        f"the pool is not small enough to show anything: {num_preemptions} preemptions"
+    )
     check(reference, prompts, outputs)
 
 
