@@ -33,9 +33,11 @@ except ImportError:
             return fn if fn is not None else (lambda inner: inner)
 
     class _Language:
-        """Lets `tl.constexpr` stand in a kernel's signature."""
+        """Lets `tl.constexpr` stand in a kernel's signature and around a constant."""
 
-        constexpr = Any
+        @staticmethod
+        def constexpr(value: Any) -> Any:
+            return value
 
     triton, tl, HAS_TRITON = _Triton(), _Language(), False
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from kernels.paged_attention import paged_attention
-from tests.kernels.attention_cases import exact_attention, make_case
+from kernels.paged_attention import AttentionBatch, paged_attention
+from tests.kernels.attention_cases import Case, exact_attention, make_case
 from tests.kernels.conftest import Target
 from tests.kernels.tolerances import assert_close
 
@@ -101,9 +101,6 @@ def test_a_row_alone_equals_the_row_in_a_batch(target: Target, dtype: torch.dtyp
 
 
 def make_alone(case, row, n, length, start):
-    from kernels.attention_batch import AttentionBatch
-    from tests.kernels.attention_cases import Case
-
     batch = AttentionBatch(
         page_table=case.batch.page_table[row : row + 1],
         query_start=torch.tensor([0, n], dtype=torch.int32, device=case.q.device),
@@ -114,3 +111,42 @@ def make_alone(case, row, n, length, start):
         context_lens_host=[length],
     )
     return Case(case.q[start : start + n], case.k_cache, case.v_cache, batch, case.scale)
+
+
+@pytest.mark.gpu
+def test_a_captured_decode_step_follows_the_lengths_it_is_replayed_with():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    rows = [(1, n) for n in (1, 17, 256, 257, 600, 3000, 8192, 9000)]
+    case = make_case(rows, num_heads=8, num_kv_heads=2, head_dim=128, page_size=16, dtype=torch.bfloat16).to(
+        torch.device("cuda")
+    )
+    lens = case.batch.context_lens.clone()
+
+    def step(context_lens: torch.Tensor, host: list[int] | None) -> list[torch.Tensor]:
+        batch = AttentionBatch(
+            case.batch.page_table,
+            case.batch.query_start,
+            context_lens,
+            case.batch.slot_mapping,
+            num_decode_rows=len(rows),
+            query_lens=None if host is None else [1] * len(rows),
+            context_lens_host=host,
+        )
+        # Two layers: the second needs the scratch memory as the first found it.
+        return [
+            paged_attention(case.q, case.k_cache, case.v_cache, batch, scale=scale) for scale in (0.1, 0.2)
+        ]
+
+    step(lens, None)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(lens, None)
+    for divisor in (1, 2, 7, 1):
+        shorter = [max(1, length // divisor) for _, length in rows]
+        lens.copy_(torch.tensor(shorter, dtype=torch.int32))
+        for _ in range(3):
+            graph.replay()
+        for result, expected in zip(captured, step(lens, shorter), strict=True):
+            assert torch.equal(result, expected), f"replay differs at lengths {shorter}"
