@@ -58,7 +58,7 @@ def _top_logprobs_kernel(
             for i in range(N):
                 best = tl.full((), float("-inf"), tl.float32)
                 best_id = vocab + before_id * 0
-                for start in range(0, vocab, BLOCK):
+                for start in tl.range(0, vocab, BLOCK, num_stages=4):
                     ids, x = load_logits(row_ptr, start, vocab, BLOCK)
                     left = (ids < vocab) & ((x < before) | ((x == before) & (ids > before_id)))
                     x = tl.where(left, x, float("-inf"))

@@ -5,6 +5,8 @@ settle the k-th largest value exactly. Counting over a block of registers is che
 memory is not. So one pass over the row notes the maximum of every lane, the elements `lane + i * BLOCK`;
 a threshold found among those maxima is a lower bound of the row's, and the few values above it, the
 candidates, are gathered in a second pass in the order of their ids.
+
+One program's loads would wait for memory block after block: `num_stages` has the next blocks under way.
 """
 
 from kernels.dispatch import tl, triton
@@ -33,7 +35,7 @@ def scan_row(row_ptr, vocab, factor, BLOCK: tl.constexpr):
     maxima = tl.full([BLOCK], float("-inf"), tl.float32)
     first_ids = lane
     sums = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, vocab, BLOCK):
+    for start in tl.range(0, vocab, BLOCK, num_stages=4):
         ids, x = load_logits(row_ptr, start, vocab, BLOCK)
         first_ids = tl.where(x > maxima, ids, first_ids)
         larger = tl.maximum(maxima, x)
@@ -80,7 +82,7 @@ def gather_candidates(
     Those past CAPACITY are counted, not stored.
     """
     count = tl.full((), 0, tl.int32)
-    for start in range(0, vocab, BLOCK):
+    for start in tl.range(0, vocab, BLOCK, num_stages=4):
         ids, x = load_logits(row_ptr, start, vocab, BLOCK)
         taken = ((order_key(x) >= threshold) & (ids < vocab)).to(tl.int32)
         found = tl.sum(taken, 0)

@@ -130,9 +130,9 @@ def _draw_from_row(row_ptr, vocab, factor, maximum, total, top_k, top_p, min_p, 
     token = tl.full((), -1, tl.int32)
     last = tl.full((), 0, tl.int32)
     before = tl.full((), 0.0, tl.float32)
-    for start in range(0, vocab, BLOCK):
+    for start in tl.range(0, vocab, BLOCK, num_stages=4):
+        ids, x = load_logits(row_ptr, start, vocab, BLOCK)
         if token < 0:
-            ids, x = load_logits(row_ptr, start, vocab, BLOCK)
             weights = _kept_weights(x, factor, maximum, bound, min_p)
             mass = tl.sum(weights, 0)
             if before + mass > target:
@@ -151,7 +151,7 @@ def _kept_weights(x, factor, maximum, bound, min_p):
 @triton.jit
 def _mass_of_row(row_ptr, vocab, factor, maximum, bound, min_p, BLOCK: tl.constexpr):
     mass = tl.full((), 0.0, tl.float32)
-    for start in range(0, vocab, BLOCK):
+    for start in tl.range(0, vocab, BLOCK, num_stages=4):
         _, x = load_logits(row_ptr, start, vocab, BLOCK)
         mass += tl.sum(_kept_weights(x, factor, maximum, bound, min_p), 0)
     return mass
@@ -167,7 +167,7 @@ def _threshold_of_row(
     for _ in range(32):
         trial = threshold | step
         reached = tl.full((), 0.0, tl.float32)
-        for start in range(0, vocab, BLOCK):
+        for start in tl.range(0, vocab, BLOCK, num_stages=4):
             ids, x = load_logits(row_ptr, start, vocab, BLOCK)
             if WEIGHTED:
                 reached += tl.sum(_kept_weights(x, factor, maximum, tl.maximum(trial, bound), 0.0), 0)
