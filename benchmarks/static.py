@@ -91,7 +91,7 @@ class Steps:
 
 
 def matmul_seconds(spec: DecoderSpec, batch: int, dtype: torch.dtype, device: torch.device) -> float:
-    """All matrix products of one step of `batch` rows and nothing else, as a CUDA graph where there is one."""
+    """Time of the matrix products of one step of `batch` rows alone, in a CUDA graph where there is one."""
     layer = spec.layers[0]
     heads, kv_heads, dim = layer.attention.num_heads, layer.attention.num_kv_heads, layer.attention.head_dim
     hidden, inner = spec.hidden_size, layer.mlp.intermediate_size
