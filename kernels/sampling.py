@@ -11,6 +11,7 @@ from kernels.row_search import gather_candidates, kth_key, load_logits, mass_key
 GREEDY_BELOW = 1e-5  # temperatures below this mean argmax
 _GREEDY_BELOW = tl.constexpr(GREEDY_BELOW)
 _LOG2_E = tl.constexpr(math.log2(math.e))
+_ABOVE_MINUS_INFINITY = tl.constexpr(0x00800000)  # the lowest key of a finite number
 _MAX_BLOCK = 4096  # logits at a time, and candidates at most
 
 _MIN_CANDIDATES = 256  # covers top_p 0.95 of nearly every step of a trained model
@@ -57,7 +58,8 @@ def _sample_kernel(
         )  # fmt: skip
         if token < 0:
             token = _draw_from_row(row_ptr, vocab, factor, maximum, total, top_k, top_p, min_p, number, BLOCK)
-    tl.store(tokens_ptr + row, token.to(tl.int64))
+    # Out of NaN logits comes no id either, but what reads the token must not leave its table.
+    tl.store(tokens_ptr + row, tl.minimum(token, vocab - 1).to(tl.int64))
 
 
 @triton.jit
@@ -90,6 +92,8 @@ def _draw_from_candidates(
             least = maximum + (tl.log2(min_p) - 0.01) / factor
             bound = tl.maximum(bound, order_key(least))
     if bound > 0:
+        # Masked tokens, at -inf, are no candidates, however large k is.
+        bound = tl.maximum(bound, tl.full((), _ABOVE_MINUS_INFINITY, tl.uint32))
         count = gather_candidates(row_ptr, vocab, bound, values_ptr, ids_ptr, BLOCK, BLOCK)
         if count <= BLOCK:
             place = tl.arange(0, BLOCK)
@@ -234,7 +238,7 @@ def sample_torch(
     - min-p: at least min_p times as likely as the most likely one (0 = off).
 
     The draw inverts the cumulative distribution over kept tokens in the order of their ids: the first id
-    whose cumulative mass exceeds `uniform(seed, position)` times the total.
+    whose cumulative mass exceeds `uniform(seed, position)` times the total. A row with NaN gets some id.
     """
     greedy = temperature < GREEDY_BELOW
     if bool(greedy.all()):
@@ -278,7 +282,9 @@ def _sample_filtered(logits, temperature, top_k, top_p, min_p, seed, position):
         total[rows] = logits[rows].sub_(maximum[rows]).mul_(inverse[rows]).exp_().sum(-1)
     threshold = _threshold(weights, total, top_k, top_p, min_p)
     if num_candidates < vocab:
-        uncovered = ((weights[:, -1] >= threshold) | (top_k >= num_candidates)).nonzero().squeeze(1)
+        more = (weights[:, -1] >= threshold) | (top_k >= num_candidates)
+        # Past a candidate of weight 0 there is nothing to draw.
+        uncovered = (more & (weights[:, -1] > 0)).nonzero().squeeze(1)
     else:
         uncovered = ids.new_empty(0)
     ids, order = ids.sort(dim=-1)
@@ -321,7 +327,8 @@ def _draw(weights, seed, position):
     target = uniform_torch(seed, position) * total
     # The product may round up to the total, beyond which no token lies.
     target = torch.minimum(target, torch.nextafter(total, total.new_zeros(())))
-    return torch.searchsorted(cumulative, target.unsqueeze(1), right=True)
+    # Out of NaN weights comes no index either, but it must stay in the table.
+    return torch.searchsorted(cumulative, target.unsqueeze(1), right=True).clamp_(max=weights.shape[1] - 1)
 
 
 sample = dispatch(sample_triton, sample_torch)

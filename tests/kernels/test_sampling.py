@@ -197,3 +197,17 @@ def test_infinitely_unlikely_tokens_are_never_drawn(target: Target):
     top_p = torch.tensor([1.0, 1.0, 0.9, 0.9] * 3)
     result = run(target, logits, 1.0, top_k, top_p, 0.0, 1, torch.arange(12))
     assert set(result.tolist()) == {3, 150}
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_a_row_of_nan_gets_an_id_and_harms_no_other(target: Target):
+    logits, *parameters = mixed_batch(300)
+    expected = run(target, logits, *parameters)
+    broken = logits.clone()
+    broken[[0, 2, 3, 10]] = torch.nan
+    broken[1, 7] = torch.nan
+    broken[4] = -torch.inf
+    result = run(target, broken, *parameters)
+    assert ((result >= 0) & (result < 300)).all(), f"ids out of range: {result.tolist()}"
+    intact = [5, 6, 7, 8, 9, 11]
+    assert torch.equal(result[intact], expected[intact])
