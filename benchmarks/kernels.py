@@ -315,11 +315,10 @@ GROUPS: dict[str, Callable[[Bench], Iterator[Case]]] = {
 }
 
 
-def tuning(bench: Bench) -> Iterator[Case]:
-    """Every cut of the attention kernels that is worth a try, at the shapes that decide."""
+def tune_prefill(bench: Bench) -> Iterator[Case]:
+    """Every cut of the prefill kernel that is worth a try."""
+    rows = [(8192, 8192)]
     for heads in (LLAMA_8B, LLAMA_1B):
-        scale = heads.head_dim**-0.5
-        rows = [(8192, 8192)]
         inputs = attention_inputs(bench, heads, rows, 16)
         out = torch.empty_like(inputs[0])
         for block_m, block_n, warps in ((128, 128, 8), (128, 64, 8), (128, 64, 4), (64, 64, 4), (64, 128, 4)):
@@ -328,38 +327,49 @@ def tuning(bench: Bench) -> Iterator[Case]:
                 yield Case(
                     "prefill",
                     f"{describe(heads, 16, rows)}: {tuple(cut)}",
-                    lambda i=inputs, o=out, s=scale, c=cut: prefill_attention_triton(*i, o, scale=s, shape=c),
+                    lambda i=inputs, o=out, s=heads.head_dim**-0.5, c=cut: prefill_attention_triton(
+                        *i, o, scale=s, shape=c
+                    ),
                     *attention_cost(bench, heads, rows),
                 )
+
+
+def tune_decode(bench: Bench) -> Iterator[Case]:
+    """Every cut of the decode kernel that is worth a try."""
+    for heads in (LLAMA_8B, LLAMA_1B):
         for rows in ([(1, 512)], [(1, 512)] * 64, [(1, 640)] * 256, [(1, 32768)]):
             inputs = attention_inputs(bench, heads, rows, 16)
             out = torch.empty_like(inputs[0])
             for block_n, warps in ((32, 2), (32, 4), (64, 2), (64, 4), (128, 4)):
-                for per_sm, stages in ((2, 3), (2, 5), (4, 3), (4, 4), (8, 3)):
+                for per_sm, stages in ((2, 3), (2, 5), (4, 3), (4, 5), (8, 3)):
                     launch = Launch(block_n, per_sm, warps, stages)
                     yield Case(
                         "decode",
                         f"{describe(heads, 16, rows)}: {tuple(launch)}",
-                        lambda i=inputs, o=out, s=scale, c=launch: decode_attention_triton(
+                        lambda i=inputs, o=out, s=heads.head_dim**-0.5, c=launch: decode_attention_triton(
                             *i, o, scale=s, launch=c
                         ),
                         *attention_cost(bench, heads, rows),
                     )
 
 
+TUNABLE: dict[str, Callable[[Bench], Iterator[Case]]] = {"prefill": tune_prefill, "decode": tune_decode}
+
+
 def run(device: torch.device, only: str | None = None, tune: bool = False) -> dict[str, object]:
     """Time all ops, or one group of them, and return the ceilings and a row for each."""
     with torch.inference_mode():
         bench = Bench(device)
-        sources = [tuning] if tune else [g for name, g in GROUPS.items() if only in (None, name)]
+        sources = [s for name, s in (TUNABLE if tune else GROUPS).items() if only in (None, name)]
         results = []
         for source in sources:
             for case in source(bench):
                 try:
                     results.append(bench.result(case))
-                except RuntimeError as error:  # a cut that asks for more than a multiprocessor has
+                except Exception as error:
                     if not tune:
                         raise
+                    # A cut that asks for more than a multiprocessor has.
                     print(f"{case.shape}: {str(error).splitlines()[0]}")
     return {
         "device": torch.cuda.get_device_name(device) if bench.cuda else "cpu",
