@@ -150,15 +150,14 @@ def rope(bench: Bench) -> Iterator[Case]:
         for tokens in (1, 64, 256, 8192) if bench.cuda else (1, 4):
             sizes = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
             q, k, v = bench.randn(tokens, sum(sizes), heads.head_dim).split(sizes, 1)
-            cos_sin = torch.rand(16384, 2, heads.head_dim // 2, device=bench.device)
-            positions = torch.randint(0, 16384, (tokens,), device=bench.device)
+            angles = torch.rand(tokens, 2, heads.head_dim // 2, device=bench.device)
             caches = [bench.randn(tokens // 16 + 1, 16, heads.num_kv_heads, heads.head_dim) for _ in range(2)]
             slots = torch.randperm(tokens, device=bench.device)
             per_token = (2 * heads.num_heads + 4 * heads.num_kv_heads) * heads.head_dim * bench.dtype.itemsize
             yield Case(
                 "rope_kv_write",
                 f"{heads.name}, {tokens} tokens",
-                lambda args=(q, k, v, cos_sin, positions, *caches, slots): rope_kv_write(*args),
+                lambda args=(q, k, v, angles, *caches, slots): rope_kv_write(*args),
                 tokens * (per_token + heads.head_dim * 4),
             )
 

@@ -13,8 +13,7 @@ def _rope_kv_write_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
-    cos_sin_ptr,
-    positions_ptr,
+    angles_ptr,
     k_cache_ptr,
     v_cache_ptr,
     slot_mapping_ptr,
@@ -36,8 +35,7 @@ def _rope_kv_write_kernel(
     num_q_blocks = tl.cdiv(num_q_heads, HEADS)
     is_q = block < num_q_blocks
     angle = tl.arange(0, HALF_BLOCK)
-    position = tl.load(positions_ptr + token)
-    table = cos_sin_ptr + position * (2 * HALF) + angle
+    table = angles_ptr + token * (2 * HALF) + angle
     cos = tl.load(table, mask=angle < HALF, other=0.0)[None, :]
     sin = tl.load(table + HALF, mask=angle < HALF, other=0.0)[None, :]
     if is_q:
@@ -51,7 +49,7 @@ def _rope_kv_write_kernel(
     else:
         slot = tl.load(slot_mapping_ptr + token)
         head = ((block - num_q_blocks) * HEADS + tl.arange(0, HEADS))[:, None]
-        written = head < tl.where(slot >= 0, num_kv_heads, 0)
+        written = head < num_kv_heads
         target = (slot * num_kv_heads + head) * HEAD_DIM
         inside = written & (angle[None, :] < HALF)
         k_row = k_ptr + token * k_stride + head * HEAD_DIM
@@ -75,17 +73,16 @@ def rope_kv_write_triton(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    cos_sin: torch.Tensor,
-    positions: torch.Tensor,
+    angles: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
-    half = cos_sin.shape[2]
+    half = angles.shape[2]
     assert all(t.stride(2) == 1 and t.stride(1) == head_dim for t in (q, k, v))
-    assert cos_sin.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
+    assert angles.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
     if num_tokens == 0:
         return
     rest = head_dim - 2 * half
@@ -93,8 +90,7 @@ def rope_kv_write_triton(
         q,
         k,
         v,
-        cos_sin,
-        positions,
+        angles,
         k_cache,
         v_cache,
         slot_mapping,
@@ -117,8 +113,7 @@ def rope_kv_write_torch(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    cos_sin: torch.Tensor,
-    positions: torch.Tensor,
+    angles: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
@@ -126,21 +121,17 @@ def rope_kv_write_torch(
     """Rotate q in place, rotate k, and write k and v to their slots; k itself is left undefined.
 
     q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]; all may be views of one
-    fused projection (the heads of one token must be contiguous). cos_sin [max_position, 2, rotary_dim / 2]
-    fp32: the first rotary_dim <= head_dim elements of a head are rotated, element i together with
-    i + rotary_dim / 2. positions [num_tokens] int64; k_cache, v_cache [num_pages, page_size, num_kv_heads,
-    head_dim]; slot_mapping [num_tokens] int64 = page * page_size + offset, or negative: not written.
+    fused projection (the heads of one token must be contiguous). angles [num_tokens, 2, rotary_dim / 2] fp32
+    holds cos and sin of each token's position: the first rotary_dim <= head_dim elements of a head are
+    rotated, element i together with i + rotary_dim / 2. k_cache, v_cache [num_pages, page_size, num_kv_heads,
+    head_dim]; slot_mapping [num_tokens] int64 = page * page_size + offset.
     """
-    table = cos_sin[positions].unsqueeze(1)  # [num_tokens, 1, 2, rotary_dim / 2]
     if _stand_side_by_side(q, k):
         heads = q.shape[1] + k.shape[1]
-        _rotate(torch.as_strided(q, (q.shape[0], heads, q.shape[2]), q.stride()), table)
+        _rotate(torch.as_strided(q, (q.shape[0], heads, q.shape[2]), q.stride()), angles)
     else:
-        _rotate(q, table)
-        _rotate(k, table)
-    if int(slot_mapping.min()) < 0:
-        kept = (slot_mapping >= 0).nonzero().squeeze(1)
-        k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
+        _rotate(q, angles)
+        _rotate(k, angles)
     k_cache.view(-1, *k.shape[1:]).index_copy_(0, slot_mapping, k)
     v_cache.view(-1, *v.shape[1:]).index_copy_(0, slot_mapping, v)
 
@@ -154,14 +145,15 @@ def _stand_side_by_side(q: torch.Tensor, k: torch.Tensor) -> bool:
     )
 
 
-def _rotate(x: torch.Tensor, table: torch.Tensor) -> None:
-    """Rotate x [num_tokens, heads, head_dim] in place; table [num_tokens, 1, 2, rotary_dim / 2] fp32."""
-    cos, sin = table.unbind(2)
-    half = cos.shape[-1]
-    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
+def _rotate(x: torch.Tensor, angles: torch.Tensor) -> None:
+    """Rotate x [num_tokens, heads, head_dim] in place; angles [num_tokens, 2, rotary_dim / 2] fp32."""
+    cos, sin = angles[:, :1], angles[:, 1:]  # [num_tokens, 1, rotary_dim / 2]
+    half = angles.shape[2]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    # The products are fp32, so a 16-bit result is rounded once.
     turned = (first * cos).addcmul_(second, sin, value=-1)
-    x[..., half : 2 * half] = (second * cos).addcmul_(first, sin)
-    x[..., :half] = turned
+    torch.add(second * cos, first * sin, out=second)
+    first.copy_(turned)
 
 
 rope_kv_write = dispatch(rope_kv_write_triton, rope_kv_write_torch)

@@ -77,10 +77,11 @@ class Decoder(Part):
         kv holds (k_cache, v_cache) [num_pages, page_size, num_kv_heads, head_dim] per layer; this step's keys
         and values are written at `batch.attention.slot_mapping`. Positions must be below `spec.max_position`.
         """
+        angles = self.cos_sin[batch.positions]  # [num_tokens, 2, rotary_dim / 2], the same for all layers
         residual = self.embedding(batch.token_ids)
         hidden = self.layers[0].attention_norm(residual)
         for layer, next_norm, (k_cache, v_cache) in zip(self.layers, self._next_norms, kv, strict=True):
-            hidden = layer.attention(hidden, batch.positions, batch.attention, self.cos_sin, k_cache, v_cache)
+            hidden = layer.attention(hidden, angles, batch.attention, k_cache, v_cache)
             hidden = layer.mlp_norm.add(hidden, residual)
             hidden = layer.mlp(hidden)
             hidden = next_norm.add(hidden, residual)

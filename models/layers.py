@@ -126,17 +126,19 @@ class Attention(Part):
     def __call__(
         self,
         hidden: Tensor,
-        positions: Tensor,
+        angles: Tensor,
         attention: AttentionBatch,
-        cos_sin: Tensor,
         k_cache: Tensor,
         v_cache: Tensor,
     ) -> Tensor:
-        """hidden [num_tokens, hidden_size] -> the same shape; writes this step's keys and values."""
+        """hidden [num_tokens, hidden_size] -> the same shape; writes this step's keys and values.
+
+        angles [num_tokens, 2, rotary_dim / 2] fp32: cos and sin of each token's position.
+        """
         num_tokens = hidden.shape[0]
         heads = self.qkv(hidden).view(num_tokens, -1, self._head_dim)
         q, k, v = torch.split_with_sizes(heads, self._heads, dim=1)
-        rope_kv_write(q, k, v, cos_sin, positions, k_cache, v_cache, attention.slot_mapping)
+        rope_kv_write(q, k, v, angles, k_cache, v_cache, attention.slot_mapping)
         mixed = paged_attention(q, k_cache, v_cache, attention, scale=self._scale, window=self._window)
         return self.output(mixed.view(num_tokens, -1))
 

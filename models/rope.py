@@ -188,7 +188,7 @@ def _yarn(wavelengths: Tensor, rope: RopeSpec, s: YarnScaling) -> Tensor:
 
 
 def cos_sin_table(rope: RopeSpec, num_positions: int, device: torch.device) -> Tensor:
-    """Return cos and sin of every angle, [num_positions, 2, dim / 2] fp32, as `rope_kv_write` reads them."""
+    """Return cos and sin of every angle, [num_positions, 2, dim / 2] fp32; a step gathers its rows."""
     inverse, factor = inverse_frequencies(rope, num_positions)
     positions = torch.arange(num_positions, dtype=torch.float32, device=device)
     angles = positions[:, None] * inverse.to(device)
