@@ -40,19 +40,15 @@ def attend_tile(
     """
     key = start + tl.arange(0, BLOCK_N)
     dim = tl.arange(0, DIM_BLOCK)
-    read = key < end
+    read = key
     if MASKED:
-        page = tl.load(pages_ptr + key // PAGE_SIZE, mask=read, other=0)
-    else:
-        page = tl.load(pages_ptr + key // PAGE_SIZE)
-    slot = page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
+        # Past the end the last key again: memory there may hold NaN, which a weight of 0 would not silence,
+        # and a load without a mask is the cheaper one.
+        read = tl.minimum(key, end - 1)
+    page = tl.load(pages_ptr + read // PAGE_SIZE)
+    slot = page.to(tl.int64) * PAGE_SIZE + read % PAGE_SIZE
     offset = slot[:, None] * TOKEN_STRIDE + dim[None, :]
-    if MASKED:
-        if DIM_BLOCK == HEAD_DIM:
-            k = tl.load(k_ptr + offset, mask=read[:, None], other=0.0)
-        else:
-            k = tl.load(k_ptr + offset, mask=read[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
-    elif DIM_BLOCK == HEAD_DIM:
+    if DIM_BLOCK == HEAD_DIM:
         k = tl.load(k_ptr + offset)
     else:
         k = tl.load(k_ptr + offset, mask=(dim < HEAD_DIM)[None, :], other=0.0)
@@ -63,22 +59,21 @@ def attend_tile(
     if ALIBI:
         scores += (slope / factor)[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
     if MASKED:
-        visible = read[None, :] & (key[None, :] <= position[:, None])
+        visible = (key < end)[None, :] & (key[None, :] <= position[:, None])
         if WINDOW > 0:
             visible &= key[None, :] > position[:, None] - WINDOW
-        scores = tl.where(visible, scores, _HIDDEN)
-    new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
-    weights = tl.exp2(scores * factor - new_peak[:, None])
+        # Scaled before the maximum is taken off: fused into one multiply-add, the rounding of the maximum
+        # would remain of a hidden score, 1e22 in the exponent of a row without a visible key so far.
+        exponents = tl.where(visible, scores * factor, _HIDDEN)
+        new_peak = tl.maximum(peak, tl.max(exponents, 1))
+        weights = tl.exp2(exponents - new_peak[:, None])
+    else:
+        new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
+        weights = tl.exp2(scores * factor - new_peak[:, None])
     rescale = tl.exp2(peak - new_peak)
     total = total * rescale + tl.sum(weights, 1)
     acc = acc * rescale[:, None]
-    if MASKED:
-        # Cache memory past the row's end may hold NaN, which a weight of 0 would not silence.
-        if DIM_BLOCK == HEAD_DIM:
-            v = tl.load(v_ptr + offset, mask=read[:, None], other=0.0)
-        else:
-            v = tl.load(v_ptr + offset, mask=read[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
-    elif DIM_BLOCK == HEAD_DIM:
+    if DIM_BLOCK == HEAD_DIM:
         v = tl.load(v_ptr + offset)
     else:
         v = tl.load(v_ptr + offset, mask=(dim < HEAD_DIM)[None, :], other=0.0)

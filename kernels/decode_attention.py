@@ -7,15 +7,16 @@ import torch
 
 from kernels.attention_batch import AttentionBatch
 from kernels.attention_tile import LOG2_E, attend_tile
+from kernels.decode_splits import RECORD, combine_splits, list_splits_kernel
 from kernels.dispatch import dispatch, tl, triton
 
 _LOG2_E = tl.constexpr(LOG2_E)
+_RECORD = tl.constexpr(RECORD)
 
 # A row of up to _SPLIT * _MAX_SPLITS keys is reduced in splits of _SPLIT, a longer one in _MAX_SPLITS of
 # equal size: how a row is reduced follows from its own length, never from the batch.
-_SPLIT = 256
+_SPLIT = 128
 _MAX_SPLITS = 32
-_COMBINE = 8  # splits read at a time when they are combined
 
 
 class Launch(NamedTuple):
@@ -31,7 +32,11 @@ def launch_shape(dim_block: int, itemsize: int) -> Launch:
     """Return the launch for a head dimension (rounded up to a power of 2) and the bytes of a value."""
     if itemsize == 4:
         return Launch(32, 4, 4, 1)
-    return Launch(64, 4, 4, 3) if dim_block <= 64 else Launch(64 if dim_block <= 128 else 32, 2, 4, 3)
+    # A warp that shares its tile with no other never waits for one. Of 24 cuts the fastest or within 5 % of
+    # it from 16 rows up (H100, head_dim 64 and 128, contexts of 64 to 8192).
+    if dim_block <= 64:
+        return Launch(32, 12, 1, 3)
+    return Launch(32, 16, 1, 3) if dim_block <= 128 else Launch(32, 8, 2, 2)
 
 
 _MAX_PART_BYTES = 2 << 20  # gathered keys stay in the cache until the product reads them
@@ -65,8 +70,8 @@ class _Buffers(NamedTuple):
 
 # What changes from step to step must not choose another compiled variant.
 @triton.jit(
-    do_not_specialize=["num_rows", "page_table_stride"],
-    do_not_specialize_on_alignment=["page_table_ptr", "context_lens_ptr"],
+    do_not_specialize=["page_table_stride"],
+    do_not_specialize_on_alignment=["page_table_ptr"],
 )
 def _decode_kernel(
     q_ptr,
@@ -76,10 +81,9 @@ def _decode_kernel(
     partial_ptr,
     statistics_ptr,
     arrived_ptr,
+    work_ptr,
     page_table_ptr,
-    context_lens_ptr,
     slopes_ptr,
-    num_rows,
     scale,
     softcap,
     q_stride,
@@ -88,73 +92,72 @@ def _decode_kernel(
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
+    MEMBERS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
-    ROWS_BLOCK: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     COMBINE: tl.constexpr,
 ):
-    """A fixed number of programs takes turns over all (row, split, KV head): the grid depends on no length.
+    """NUM_KV_HEADS programs are a worker; workers take turns along the list: no length shapes the grid.
 
     Flash-decoding (Dao, Haziza, Massa and Sizov, 2023). A row's only split writes the output itself; of
     several, the program that ends last combines them, in the order of the splits.
     """
     TOKEN_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
-    rows = tl.arange(0, ROWS_BLOCK)
-    lens = tl.load(context_lens_ptr + rows, mask=rows < num_rows, other=0)
-    begins = lens * 0
-    if WINDOW > 0:
-        begins = tl.maximum(lens - WINDOW, 0) // BLOCK_N * BLOCK_N
-    split_sizes = tl.maximum(tl.cdiv(lens - begins, SPLIT * MAX_SPLITS), 1) * SPLIT
-    splits = tl.cdiv(lens - begins, split_sizes)
-    splits_up_to = tl.cumsum(splits, 0)
-    num_items = tl.sum(splits, 0) * NUM_KV_HEADS
-
+    kv_head = tl.program_id(0) % NUM_KV_HEADS
     dim = tl.arange(0, DIM_BLOCK)
     member = tl.arange(0, GROUP_BLOCK)
     inside = (member < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    columns = ((kv_head * GROUP + member) * HEAD_DIM)[:, None] + dim[None, :]
     factor = scale * _LOG2_E
-    for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        work = item // NUM_KV_HEADS
-        kv_head = item % NUM_KV_HEADS
-        row = tl.sum((splits_up_to <= work).to(tl.int32), 0)
-        splits_before = tl.sum(tl.where(rows < row, splits, 0), 0)
-        row_splits = tl.sum(tl.where(rows == row, splits, 0), 0)
-        split_size = tl.sum(tl.where(rows == row, split_sizes, 0), 0)
-        context_len = tl.sum(tl.where(rows == row, lens, 0), 0)
-        split = work - splits_before
-        begin = tl.sum(tl.where(rows == row, begins, 0), 0) + split * split_size
-        end = tl.minimum(begin + split_size, context_len)
+    slope = tl.zeros([GROUP_BLOCK], tl.float32)
+    if ALIBI:
+        slope = tl.load(slopes_ptr + kv_head * GROUP + member, mask=member < GROUP, other=0.0) * _LOG2_E
+    k_head = k_cache_ptr + kv_head * HEAD_DIM
+    v_head = v_cache_ptr + kv_head * HEAD_DIM
+    record = work_ptr + tl.program_id(0) // NUM_KV_HEADS * _RECORD
+    row = tl.load(record)
+    while row >= 0:
+        begin = tl.load(record + 1)
+        end = tl.load(record + 2)
+        context_len = tl.load(record + 3)
+        split = tl.load(record + 4)
+        row_splits = tl.load(record + 5)
+        first = tl.load(record + 6)
+        record += tl.num_programs(0) // NUM_KV_HEADS * _RECORD
+        next_row = tl.load(record)  # on its way while this item is computed
 
-        columns = ((kv_head * GROUP + member) * HEAD_DIM)[:, None] + dim[None, :]
         q = tl.load(q_ptr + row.to(tl.int64) * q_stride + columns, mask=inside, other=0.0)
         position = tl.zeros([GROUP_BLOCK], tl.int32) + (context_len - 1)
-        slope = tl.zeros([GROUP_BLOCK], tl.float32)
-        if ALIBI:
-            slope = tl.load(slopes_ptr + kv_head * GROUP + member, mask=member < GROUP, other=0.0) * _LOG2_E
         acc = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
         total = tl.zeros([GROUP_BLOCK], tl.float32)
         peak = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
         pages = page_table_ptr + row.to(tl.int64) * page_table_stride
-        k_head = k_cache_ptr + kv_head * HEAD_DIM
-        v_head = v_cache_ptr + kv_head * HEAD_DIM
-        for start in range(begin, end, BLOCK_N):
+        masked_from = begin
+        if WINDOW == 0:
+            masked_from = end - (end - begin) % BLOCK_N
+            for start in range(begin, masked_from, BLOCK_N):
+                acc, total, peak = attend_tile(
+                    acc, total, peak, q, position, slope, start, end, pages, k_head, v_head, factor, softcap,
+                    TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, ALIBI, False, BLOCK_N,
+                )  # fmt: skip
+        for start in range(masked_from, end, BLOCK_N):
             acc, total, peak = attend_tile(
                 acc, total, peak, q, position, slope, start, end, pages, k_head, v_head, factor, softcap,
                 TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, ALIBI, True, BLOCK_N,
             )  # fmt: skip
 
-        out_row = out_ptr + row.to(tl.int64) * out_stride
+        out_row = out_ptr + row.to(tl.int64) * out_stride + kv_head * GROUP * HEAD_DIM
         if row_splits == 1:
-            tl.store(out_row + columns, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=inside)
+            result = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
+            tl.store(out_row + member[:, None] * HEAD_DIM + dim[None, :], result, mask=inside)
         else:
-            place = ((splits_before + split).to(tl.int64) * NUM_KV_HEADS + kv_head) * GROUP
+            place = ((first + split).to(tl.int64) * NUM_KV_HEADS + kv_head) * GROUP
             tl.store(partial_ptr + (place + member)[:, None] * HEAD_DIM + dim[None, :], acc, mask=inside)
             tl.store(statistics_ptr + (place + member) * 2, peak, mask=member < GROUP)
             tl.store(statistics_ptr + (place + member) * 2 + 1, total, mask=member < GROUP)
@@ -162,54 +165,11 @@ def _decode_kernel(
             arrived = arrived_ptr + row * NUM_KV_HEADS + kv_head
             if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == row_splits - 1:
                 tl.store(arrived, 0)  # as the next layer needs it
-                result = _combine(
-                    partial_ptr, statistics_ptr, splits_before * NUM_KV_HEADS + kv_head, row_splits,
-                    NUM_KV_HEADS, GROUP, GROUP_BLOCK, HEAD_DIM, DIM_BLOCK, MAX_SPLITS, COMBINE,
+                combine_splits(
+                    out_row, partial_ptr, statistics_ptr, first * NUM_KV_HEADS + kv_head, row_splits,
+                    NUM_KV_HEADS, GROUP, MEMBERS, HEAD_DIM, DIM_BLOCK, MAX_SPLITS, COMBINE,
                 )  # fmt: skip
-                tl.store(out_row + columns, result.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _combine(
-    partial_ptr,
-    statistics_ptr,
-    first_item,
-    num_splits,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM_BLOCK: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    COMBINE: tl.constexpr,
-):
-    """Return the attention [GROUP_BLOCK, DIM_BLOCK] of a row's KV head from the results of its splits.
-
-    The loads pass by the first-level cache, which may hold what another program has since written.
-    """
-    member = tl.arange(0, GROUP_BLOCK)
-    dim = tl.arange(0, DIM_BLOCK)
-    split = tl.arange(0, MAX_SPLITS)
-    place = ((first_item + split * NUM_KV_HEADS).to(tl.int64) * GROUP)[:, None] + member[None, :]
-    there = (split < num_splits)[:, None] & (member < GROUP)[None, :]
-    peaks = tl.load(statistics_ptr + place * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
-    totals = tl.load(statistics_ptr + place * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-    peak = tl.where(member < GROUP, tl.max(peaks, 0), 0.0)
-    total = tl.sum(totals * tl.exp2(peaks - peak[None, :]), 0)
-    acc = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
-    for first in range(0, num_splits, COMBINE):
-        some = first + tl.arange(0, COMBINE)
-        row = ((first_item + some * NUM_KV_HEADS).to(tl.int64) * GROUP)[:, None] + member[None, :]
-        valid = (some < num_splits)[:, None] & (member < GROUP)[None, :]
-        exponent = tl.load(statistics_ptr + row * 2, mask=valid, other=float("-inf"), cache_modifier=".cg")
-        values = tl.load(
-            partial_ptr + row[:, :, None] * HEAD_DIM + dim[None, None, :],
-            mask=valid[:, :, None] & (dim < HEAD_DIM)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        acc += tl.sum(values * tl.exp2(exponent - peak[None, :])[:, :, None], 0)
-    return acc / tl.where(member < GROUP, total, 1.0)[:, None]
+        row = next_row
 
 
 def decode_attention_triton(
@@ -237,29 +197,46 @@ def decode_attention_triton(
     else:
         longest = max(batch.context_lens_host[:num_rows])
     max_splits = min(_MAX_SPLITS, triton.cdiv(longest, _SPLIT))
-    max_items = num_rows * max_splits * num_kv_heads
-    capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
-    # Made anew inside a capture, so that its zeroing is part of the graph.
-    partial, statistics, arrived = batch.once(
-        ("decode", "triton", num_kv_heads, num_heads, head_dim, max_splits, capturing),
-        lambda: (
-            torch.empty(max_items * group * head_dim, dtype=torch.float32, device=q.device),
-            torch.empty(max_items * group * 2, dtype=torch.float32, device=q.device),
-            torch.zeros(num_rows * num_kv_heads, dtype=torch.int32, device=q.device),
-        ),
+    num_workers = min(
+        num_rows * max_splits, max(1, launch.programs_per_sm * _num_multiprocessors(q.device) // num_kv_heads)
     )
-    _decode_kernel[(min(max_items, launch.programs_per_sm * _num_multiprocessors(q.device)),)](
+    capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
+
+    def plan() -> tuple[torch.Tensor, ...]:
+        places = num_rows * max_splits * num_heads
+        partial = torch.empty(places * head_dim, dtype=torch.float32, device=q.device)
+        statistics = torch.empty(places * 2, dtype=torch.float32, device=q.device)
+        arrived = torch.empty(num_rows * num_kv_heads, dtype=torch.int32, device=q.device)
+        records = num_rows * max_splits + num_workers
+        work = torch.empty(records * RECORD, dtype=torch.int32, device=q.device)
+        list_splits_kernel[(1,)](
+            batch.context_lens,
+            work,
+            arrived,
+            num_rows,
+            num_workers,
+            NUM_KV_HEADS=num_kv_heads,
+            WINDOW=window,
+            ROWS_BLOCK=max(256, triton.next_power_of_2(num_rows)),
+            BLOCK_N=launch.block_n,
+            SPLIT=_SPLIT,
+            MAX_SPLITS=_MAX_SPLITS,
+        )
+        return partial, statistics, arrived, work
+
+    # Made anew inside a capture, so that the graph lists the work of the lengths it is replayed with.
+    scratch = batch.once(
+        ("decode", "triton", num_kv_heads, num_heads, head_dim, window, launch, capturing), plan
+    )
+    members = triton.next_power_of_2(group)
+    _decode_kernel[(num_workers * num_kv_heads,)](
         q,
         k_cache,
         v_cache,
         out,
-        partial,
-        statistics,
-        arrived,
+        *scratch,
         batch.page_table,
-        batch.context_lens,
         alibi_slopes if alibi_slopes is not None else q,
-        num_rows,
         scale,
         softcap / scale,
         q.stride(0),
@@ -267,18 +244,18 @@ def decode_attention_triton(
         batch.page_table.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
-        GROUP_BLOCK=max(16, triton.next_power_of_2(group)),  # a matrix unit's rows
+        GROUP_BLOCK=max(16, members),  # a matrix unit's rows
+        MEMBERS=members,
         HEAD_DIM=head_dim,
         DIM_BLOCK=dim_block,
         PAGE_SIZE=page_size,
         WINDOW=window,
         SOFTCAP=softcap > 0,
         ALIBI=alibi_slopes is not None,
-        ROWS_BLOCK=max(256, triton.next_power_of_2(num_rows)),
         BLOCK_N=launch.block_n,
-        SPLIT=_SPLIT,
         MAX_SPLITS=_MAX_SPLITS,
-        COMBINE=_COMBINE,
+        # Splits read at a time when they are combined: 64 registers of a thread.
+        COMBINE=min(_MAX_SPLITS, max(1, 64 * 32 * launch.num_warps // (members * dim_block))),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
     )

@@ -26,11 +26,11 @@ def tile_shape(dim_block: int, itemsize: int) -> TileShape:
         itemsize == 4
     ):  # exact fp32 products have no matrix unit; small tiles keep the accumulators in registers
         return TileShape(32, 32, 4, 1)
-    # The largest tiles whose registers don't spill on an H100.
+    # The fastest of 24 on an H100 (8192 tokens, 32/8 heads): 400 and 417 TFLOP/s.
     if dim_block <= 64:
-        return TileShape(128, 64, 4, 3)
+        return TileShape(64, 64, 4, 2)
     if dim_block <= 128:
-        return TileShape(128, 128, 8, 3)
+        return TileShape(256, 64, 8, 3)
     return TileShape(128, 32, 8, 3)
 
 

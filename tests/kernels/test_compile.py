@@ -27,7 +27,8 @@ NAMES = {
     "fp32": "logits_ptr temperature_ptr top_p_ptr min_p_ptr values_ptr presence_ptr frequency_ptr "
     "repetition_ptr cos_sin_ptr partial_ptr statistics_ptr slopes_ptr chosen_logprob_ptr top_values_ptr "
     "eps scale softcap",
-    "i32": "page_table_ptr query_start_ptr context_lens_ptr arrived_ptr top_k_ptr ids_ptr output_counts_ptr",
+    "i32": "page_table_ptr query_start_ptr context_lens_ptr arrived_ptr work_ptr top_k_ptr ids_ptr "
+    "output_counts_ptr",
     "i64": "seed_ptr position_ptr positions_ptr slot_mapping_ptr slots_ptr tokens_ptr chosen_ptr top_ids_ptr",
     "i1": "prompt_mask_ptr",
 }
@@ -104,9 +105,8 @@ def test_decode_attention_uses_the_matrix_unit(head_dim, dim_block, options):
         head_dim,
         dim_block,
         GROUP_BLOCK=16,
-        ROWS_BLOCK=256,
+        MEMBERS=4,
         BLOCK_N=launch.block_n,
-        SPLIT=256,
         MAX_SPLITS=32,
         COMBINE=8,
         **options,
