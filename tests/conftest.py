@@ -1,6 +1,10 @@
 """Fixtures that several floors share."""
 
+import os
+
 import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the engine, but before any test imports torch
 
 
 @pytest.fixture(scope="session")
