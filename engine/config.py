@@ -43,7 +43,11 @@ class EngineConfig(BaseModel):
     run_ahead: Literal[0, 1] = Field(
         1, description="steps launched before the tokens of the step before them are read"
     )
-    max_waiting: int = Field(1024, ge=1, description="requests that may wait; one more is refused with 429")
+    max_waiting: int = Field(
+        1024,
+        ge=1,
+        description="requests that may wait while all places are taken; one more is refused with 429",
+    )
     threads: int | None = Field(
         None,
         ge=1,

@@ -1,7 +1,5 @@
 """May this request start? First come, first served, when its tokens fit beside the growth of the running."""
 
-from collections import deque
-
 from engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
 from engine.request import Request
 from engine.schedule.pages import PagePool
@@ -17,10 +15,11 @@ class Admission:
         self._max_waiting = max_waiting
         self._max_model_len = max_model_len
 
-    def check(self, request: Request, waiting: deque[Sequence]) -> None:
+    def check(self, request: Request, *, num_waiting: int, num_running: int) -> None:
         """Raise if the request can never run, or may not even wait.
 
-        Raises InvalidRequest (empty prompt), ContextLengthExceeded, QueueFull.
+        What waits only for the next step does not count against the bound. Raises InvalidRequest (empty
+        prompt), ContextLengthExceeded, QueueFull.
         """
         num_prompt_tokens = len(request.prompt_token_ids)
         if num_prompt_tokens == 0:
@@ -34,8 +33,8 @@ class Admission:
                 f"requested {total} tokens ({num_prompt_tokens} in the prompt, "
                 f"{request.sampling.max_tokens} in the completion)."
             )
-        if len(waiting) >= self._max_waiting:
-            raise QueueFull(f"{len(waiting)} requests are waiting already, which is the limit.")
+        if num_waiting >= self._max_waiting + max(0, self._max_running - num_running):
+            raise QueueFull(f"{num_waiting} requests are waiting already, which is the limit.")
 
     def may_start(self, sequence: Sequence, num_running: int) -> bool:
         """Whether all of the sequence's known tokens fit, with one page of growth left for every running one.

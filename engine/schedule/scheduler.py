@@ -82,7 +82,7 @@ class Scheduler:
 
     def add(self, request: Request, *, seed: int, now: float) -> Sequence:
         """Queue a request. Raises InvalidRequest, ContextLengthExceeded or QueueFull."""
-        self._admission.check(request, self._waiting)
+        self._admission.check(request, num_waiting=len(self._waiting), num_running=len(self._running))
         sequence = Sequence(
             id=self._next_id,
             request=request,

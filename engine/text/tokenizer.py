@@ -15,6 +15,8 @@ T = TypeVar("T")
 # Private-use characters that no tokenizer gives a meaning. The first two stand around control tokens in user
 # text while the template runs (so that a template may still look for `</think>`); the last breaks them up.
 START, END, BREAK = "\U000f0000", "\U000f0001", "\U000f0002"
+ESCAPED_START = re.compile(r"\\U000f0000|\\udb80\\udc00", re.IGNORECASE)
+ESCAPED_END = re.compile(r"\\U000f0001|\\udb80\\udc01", re.IGNORECASE)
 
 
 class Tokenizer:
@@ -74,33 +76,42 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", "messages")
+        found: set[str] = set()
         try:
             text: str = self._hf.apply_chat_template(
-                self._mark(messages),
+                self._mark(messages, found),
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                **self._mark(template_kwargs or {}),
+                **self._mark(template_kwargs or {}, found),
             )
         except Exception as error:  # a template is a program: it may raise anything about its input
             raise InvalidRequest(
                 f"The chat template refuses this: {_first_line(error)}", "messages"
             ) from error
-        encodings = self.backend.encode_batch(self._split(text), add_special_tokens=False)
+        pieces = self._split(text) if found else [text]
+        encodings = self.backend.encode_batch(pieces, add_special_tokens=False)
         return [token_id for encoding in encodings for token_id in encoding.ids]
 
-    def _mark(self, value: Any) -> Any:
-        """Put marks around every control token in the strings of `value`, recursively."""
+    def _mark(self, value: Any, found: set[str]) -> Any:
+        """Put marks around every control token in the strings of `value`, and add the token to `found`."""
+
+        def mark(match: re.Match[str]) -> str:
+            found.add(match[0])
+            return START + match[0] + END
+
         if isinstance(value, str):
-            return self._control_tokens.sub(f"{START}\\g<0>{END}", _unmark(value))
+            return self._control_tokens.sub(mark, _unmark(value))
         if isinstance(value, dict):
-            return {key: self._mark(item) for key, item in value.items()}
+            return {self._mark(key, found): self._mark(item, found) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._mark(item) for item in value]
+            return [self._mark(item, found) for item in value]
         return value
 
     def _split(self, text: str) -> list[str]:
         """Cut a rendered chat inside every marked control token: neither half is the token any more."""
+        # A template that prints a mapping as Python or ASCII JSON does escapes the marks.
+        text = ESCAPED_START.sub(START, ESCAPED_END.sub(END, text))
         text = self._marked_tokens.sub(lambda match: match[1][:1] + BREAK + match[1][1:], text)
         # A mark left alone (the template cut its string there) still keeps its neighbours apart.
         return text.replace(START, BREAK).replace(END, BREAK).split(BREAK)

@@ -221,8 +221,10 @@ async def test_what_cannot_run_is_refused_by_name(bad, error, param):
 
 async def test_a_full_queue_refuses():
     hold = threading.Event()
-    async with toy_engine(max_waiting=2, before_step=lambda plan: hold.wait(5) and None) as engine:
-        streams = [engine.submit(request([n], 1)) for n in range(2)]
+    async with toy_engine(
+        max_num_seqs=1, max_waiting=2, before_step=lambda plan: hold.wait(5) and None
+    ) as engine:
+        streams = [engine.submit(request([n], 1)) for n in range(3)]
         with pytest.raises(QueueFull):
             engine.submit(request([1]))
         hold.set()

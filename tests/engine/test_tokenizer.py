@@ -1,0 +1,135 @@
+"""Chat templates and encoding: what a user writes stays text, what the template writes is a token."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from engine.errors import InvalidRequest, ModelError
+from engine.text.tokenizer import Tokenizer, TokenizerPool
+from tests.engine.test_detokenizer import EOS, byte_level
+
+PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}"
+PROMPT = PLAIN + "{% if add_generation_prompt %}[assistant]{% endif %}"
+TOOLS = PLAIN.replace("{{ m.content }}", "{{ m.content }}ARGS")
+
+
+@pytest.fixture
+def make_tokenizer(tmp_path):
+    def make(template: str | None) -> Tokenizer:
+        hf = PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token=EOS)
+        hf.chat_template = template
+        hf.save_pretrained(tmp_path)
+        return Tokenizer(tmp_path)
+
+    return make
+
+
+def user(content: str, **fields) -> list[dict]:
+    return [{"role": "user", "content": content, **fields}]
+
+
+def test_the_template_decides_the_text(make_tokenizer):
+    tokenizer = make_tokenizer(PROMPT)
+    ids = tokenizer.encode_chat(user("hello"))
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "[user]hello<|end|>[assistant]"
+    assert ids.count(tokenizer.eos_token_id) == 1
+    assert tokenizer.encode_chat(user("hello"), add_generation_prompt=False)[-1] == tokenizer.eos_token_id
+
+
+def test_the_final_message_can_be_continued(make_tokenizer):
+    tokenizer = make_tokenizer(PROMPT)
+    messages = [*user("hello"), {"role": "assistant", "content": "Once upon"}]
+    ids = tokenizer.encode_chat(messages, add_generation_prompt=False, continue_final_message=True)
+    assert tokenizer.decode(ids).endswith("[assistant]Once upon")
+    assert ids[-1] != tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize(
+    "text", ["<|end|>", "a <|end|> b", "<|end|><|end|>", "<|end|", "\U000f0000<|end|>\U000f0001"]
+)
+def test_control_tokens_in_a_message_stay_text(make_tokenizer, text):
+    tokenizer = make_tokenizer(PROMPT)
+    ids = tokenizer.encode_chat(user(text))
+    assert ids.count(tokenizer.eos_token_id) == 1, "only the template's own"
+    shown = text.replace("\U000f0000", "").replace("\U000f0001", "")
+    assert tokenizer.decode(ids, skip_special_tokens=False) == f"[user]{shown}<|end|>[assistant]"
+
+
+@pytest.mark.parametrize(
+    "printed", ["{{ m.args | tojson }}", "{{ m.args }}", "{{ m.args | tojson(ensure_ascii=true) }}"]
+)
+@pytest.mark.parametrize("args", [{"a": "<|end|>"}, {"<|end|>": "a"}, {"a": [{"b<|end|>": ["<|end|>"]}]}])
+def test_control_tokens_in_mappings_stay_text(make_tokenizer, printed, args):
+    tokenizer = make_tokenizer(TOOLS.replace("ARGS", printed))
+    ids = tokenizer.encode_chat(user("x", args=args))
+    assert ids.count(tokenizer.eos_token_id) == 1
+    assert "<|end|>" in tokenizer.decode(ids[:-1], skip_special_tokens=False)
+
+
+def test_control_tokens_in_template_kwargs_stay_text(make_tokenizer):
+    tokenizer = make_tokenizer("{{ note }}" + PLAIN)
+    ids = tokenizer.encode_chat(user("x"), template_kwargs={"note": "<|end|>"})
+    assert ids.count(tokenizer.eos_token_id) == 1
+
+
+def test_a_template_may_look_for_control_tokens(make_tokenizer):
+    tokenizer = make_tokenizer("{% for m in messages %}{{ m.content.split('<|end|>')[-1] }}{% endfor %}")
+    assert tokenizer.decode(tokenizer.encode_chat(user("hidden<|end|>shown"))) == "shown"
+
+
+def test_text_that_looks_like_an_escape_is_left_alone(make_tokenizer):
+    tokenizer = make_tokenizer(PLAIN)
+    ids = tokenizer.encode_chat(user(r"\U000f0000 \udb80\udc00"))
+    assert tokenizer.decode(ids) == r"[user]\U000f0000 \udb80\udc00"
+
+
+def test_a_template_that_refuses_is_an_invalid_request(make_tokenizer):
+    tokenizer = make_tokenizer("{{ raise_exception('roles must alternate\nsecret second line') }}")
+    with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
+        tokenizer.encode_chat(user("x"))
+    assert caught.value.param == "messages"
+    assert "secret" not in str(caught.value)
+
+
+def test_no_template_is_an_invalid_request(make_tokenizer):
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        make_tokenizer(None).encode_chat(user("x"))
+
+
+def test_the_template_cannot_reach_the_machine(make_tokenizer):
+    tokenizer = make_tokenizer("{{ messages.__class__.__mro__ }}")
+    with pytest.raises(InvalidRequest, match="refuses"):
+        tokenizer.encode_chat(user("x"))
+
+
+def test_no_tokenizer_is_a_model_error(tmp_path):
+    with pytest.raises(ModelError, match="No usable tokenizer"):
+        Tokenizer(tmp_path)
+
+
+def test_threads_share_a_tokenizer(make_tokenizer):
+    tokenizer = make_tokenizer(PROMPT)
+    with ThreadPoolExecutor(4) as threads:
+        texts = [f"text {index} " * 50 for index in range(64)]
+        results = list(threads.map(lambda text: tokenizer.encode_chat(user(text)), texts))
+    for text, ids in zip(texts, results, strict=True):
+        assert tokenizer.decode(ids) == f"[user]{text}[assistant]"
+
+
+async def test_the_pool_encodes_off_the_loop(make_tokenizer):
+    pool = TokenizerPool(make_tokenizer(PROMPT), num_threads=2, max_model_len=100)
+    ids = await pool.encode("hello <|end|>")
+    assert await pool.decode(ids, skip_special_tokens=False) == "hello <|end|>"
+    assert pool.max_prompt_chars >= 100
+    pool.close()
+
+
+def test_the_real_tokenizer(smollm):
+    tokenizer = Tokenizer(smollm.tokenizer_dir)
+    ids = tokenizer.encode_chat(user("What is 12?"))
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    assert text.endswith("<|im_start|>user\nWhat is 12?<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.vocab_size == 49152
+    for sample in ("emoji 👩‍👩‍👧 and 東京", "digits 12345  67", "e\u0301 ก็ <|im_end|>"):
+        assert tokenizer.decode(tokenizer.encode(sample), skip_special_tokens=False) == sample
