@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,13 +15,19 @@ from server.bench.report import make_report, table, to_json
 from server.bench.scrape import ServerInfo
 from server.bench.settings import BenchSettings
 from server.bench.workload import Job, jobs, read_lengths
+from server.flags import SettingsError
 
 # Above this a latency in the table says as much of the client as of the server.
 NOTABLE_CLIENT_LAG_SECONDS = 0.010
 
 
 def run(settings: BenchSettings) -> int:
-    """Drive the server, print the table, write the files. Returns the exit status: 1 if a request failed."""
+    """Drive the server, print the table, write the files. Returns the exit status: 1 if a request failed.
+
+    Raises SettingsError, before the first request, for a file that cannot be written.
+    """
+    check_writable(settings.json_file, "--json")
+    check_writable(settings.plot, "--plot")
     console = Console()
     try:
         client = Client(settings.url, settings.api_key, settings.timeout_seconds)
@@ -52,12 +60,31 @@ def run(settings: BenchSettings) -> int:
             "the latencies above contain that. Run it where there are idle cores.",
             style="yellow",
         )
-    if settings.json_file is not None:
-        document = to_json(report, settings.model_dump(mode="json", exclude={"api_key"}))
-        settings.json_file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    if settings.plot is not None:
-        plot(outcome, title, settings.plot)
+    try:
+        if settings.json_file is not None:
+            document = to_json(report, settings.model_dump(mode="json", exclude={"api_key"}))
+            settings.json_file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        if settings.plot is not None:
+            plot(outcome, title, settings.plot)
+    except OSError as error:  # a disk that is full by now
+        Console(stderr=True).print(f"[red]bench:[/] {error}", highlight=False)
+        return 1
     return 1 if report.errors else 0
+
+
+def check_writable(path: Path | None, flag: str) -> None:
+    """A file that cannot be written is to be known before the run, not after it. Raises SettingsError."""
+    if path is None:
+        return
+    try:
+        if path.is_dir():
+            raise SettingsError(f"{flag} {path}: is a folder, not a file")
+        if not path.parent.is_dir():
+            raise SettingsError(f"{flag} {path}: there is no folder {path.parent}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise SettingsError(f"{flag} {path}: cannot be written")
+    except OSError as error:  # such as a name that is too long
+        raise SettingsError(f"{flag} {path}: cannot be written ({error.strerror})") from None
 
 
 def _lengths(settings: BenchSettings) -> list[tuple[int, int]]:

@@ -38,4 +38,4 @@ def plot(run: Run, title: str, path: Path) -> None:
         axes[3].stairs(counts / np.diff(edges), edges, fill=True, alpha=0.6)
     axes[3].set(title="chunks over time", xlabel="s", ylabel="chunks per second")
     axes[3].grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, format="png")

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from server import cli
 from server.bench import BenchSettings, run
 from server.bench.client import Client, ResponseReader, Result
 from server.bench.load import Run, drive
@@ -309,6 +310,39 @@ def test_a_wrong_address_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no http:// or https:// address" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--json", "--plot"])
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [("nope/x", "there is no folder"), ("", "is a folder"), ("x" * 300, "cannot be written")],
+)
+async def test_a_file_that_cannot_be_written_is_told_before_the_first_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, place: str, words: str
+) -> None:
+    server = ScriptedServer(GOOD_STREAM)
+    async with serving(server) as url:
+        arguments = ["bench", "--url", url, "--requests", "1", flag, str(tmp_path / place)]
+        assert await asyncio.to_thread(cli.main, arguments) == 2
+    assert not server.bodies
+    shown = capsys.readouterr().err
+    assert f"error: {flag} {tmp_path}" in shown
+    assert words in shown
+
+
+async def test_a_disk_that_is_full_is_told_after_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("server.bench.command.plot", full)
+    async with serving(ScriptedServer(GOOD_STREAM)) as url:
+        settings = BenchSettings(url=url, requests=1, plot=tmp_path / "out")
+        assert await asyncio.to_thread(run, settings) == 1
+    shown = capsys.readouterr()
+    assert "TTFT" in shown.out
+    assert "No space left" in shown.err
+
+
 def test_a_plot_of_nothing_is_still_a_picture(tmp_path: Path) -> None:
-    plot(Run(elapsed_seconds=1.0), "empty", tmp_path / "empty.png")
-    assert (tmp_path / "empty.png").stat().st_size > 0
+    plot(Run(elapsed_seconds=1.0), "empty", tmp_path / "empty")
+    assert (tmp_path / "empty").read_bytes().startswith(b"\x89PNG"), "whatever its name"
