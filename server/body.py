@@ -5,6 +5,7 @@ what a route calls.
 """
 
 import asyncio
+import codecs
 import re
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import InvalidRequest
 from server.errors import BodyTimeout, BodyTooLarge, UnsupportedMedia, error_response, invalid_request
+from server.schema.fields import Refused, refuse_unsupported
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -30,6 +32,9 @@ OFF_LOOP_BYTES = 64 * 1024
 MAX_STRUCTURE = {b"[": 20_000, b"{": 20_000, b":": 50_000, b",": 500_000}
 # A string or what is left of one: it matches from every quote, so that the search stays linear.
 JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+
+# What stands before a value that is no JSON, such as NaN, 1e999 or 007: the name of its field.
+KEY_BEFORE = re.compile(r'"(\w{1,64})"\s*:\s*[-+.\d]*\Z')
 
 # curl -d names its JSON a form if it isn't told otherwise.
 JSON_TYPES = ("application/json", "application/x-www-form-urlencoded", "text/json")
@@ -118,13 +123,16 @@ class IncomingBody:
             pass
 
 
-async def read_json(request: Request, model: type[Model]) -> Model:
-    """The request's body as a `model`. Raises InvalidRequest, UnsupportedMedia, BodyTooLarge, BodyTimeout."""
+async def read_json(request: Request, model: type[Model], refused: dict[str, Refused]) -> Model:
+    """The request's body as a `model`, without the `refused` fields.
+
+    Raises InvalidRequest, UnsupportedMedia, BodyTooLarge, BodyTimeout.
+    """
     check_media(request.headers)
     body = await request.body()
     if len(body) <= OFF_LOOP_BYTES:
-        return parse(body, model)
-    return await asyncio.to_thread(parse, body, model)
+        return parse(body, model, refused)
+    return await asyncio.to_thread(parse, body, model, refused)
 
 
 def check_media(headers: Headers) -> None:
@@ -136,19 +144,25 @@ def check_media(headers: Headers) -> None:
         raise UnsupportedMedia("Compressed bodies are not supported; send the JSON as it is.")
 
 
-def parse(body: bytes, model: type[Model]) -> Model:
+def parse(body: bytes, model: type[Model], refused: dict[str, Refused]) -> Model:
     """Bytes to a checked model. Raises InvalidRequest.
 
+    `refused` comes before the schema: who sends `echo` with `max_tokens: 0` is to be told about `echo`.
     orjson refuses NaN and Infinity, lone surrogates, control characters, broken UTF-8 and nesting deeper
     than 1,024; numbers it cannot hold exactly become floats, which the strict schema refuses as integers.
     """
+    body = body.removeprefix(codecs.BOM_UTF8)
     check_structure(body)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}") from None
+        found = KEY_BEFORE.search(error.doc, max(0, error.pos - 100), error.pos)
+        field = found[1] if found and found[1] in model.model_fields else None
+        place = f" at {field}" if field else ""
+        raise InvalidRequest(f"The body is not valid JSON{place}: {error}", field) from None
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
+    refuse_unsupported(value, refused)
     try:
         return model.model_validate(value)
     except ValidationError as error:

@@ -10,7 +10,7 @@ from server.body import read_json
 from server.context import ServerContext, context_of
 from server.convert import encode_chat, make_requests
 from server.schema.chat import AssistantMessage, ChatChoice, ChatRequest, ChatResponse
-from server.schema.fields import CHAT, refuse_unsupported
+from server.schema.fields import CHAT, unknown_fields
 from server.stream import ChatFrames, stream_answer
 
 
@@ -18,8 +18,8 @@ async def chat_completions(http: HttpRequest) -> Response:
     """One answer, or n, to a conversation."""
     context = context_of(http)
     context.check_ready()
-    wire = await read_json(http, ChatRequest)
-    context.note_unknown_fields(refuse_unsupported(wire.model_extra or {}, CHAT, n=wire.n or 1))
+    wire = await read_json(http, ChatRequest, CHAT)
+    context.note_unknown_fields(unknown_fields(wire.model_extra, CHAT))
     answer = Answer("chatcmpl", context.model_name(wire.model), context.engine.model)
     http.state.answer = answer
     return await while_connected(

@@ -10,7 +10,7 @@ from server.body import read_json
 from server.context import ServerContext, context_of
 from server.convert import encode_prompts, make_requests
 from server.schema.completions import CompletionChoice, CompletionRequest, CompletionResponse
-from server.schema.fields import COMPLETION, refuse_unsupported
+from server.schema.fields import COMPLETION, unknown_fields
 from server.stream import CompletionFrames, stream_answer
 
 DEFAULT_MAX_TOKENS = 16
@@ -20,8 +20,8 @@ async def completions(http: HttpRequest) -> Response:
     """One continuation, or n, of each prompt."""
     context = context_of(http)
     context.check_ready()
-    wire = await read_json(http, CompletionRequest)
-    context.note_unknown_fields(refuse_unsupported(wire.model_extra or {}, COMPLETION, n=wire.n or 1))
+    wire = await read_json(http, CompletionRequest, COMPLETION)
+    context.note_unknown_fields(unknown_fields(wire.model_extra, COMPLETION))
     answer = Answer("cmpl", context.model_name(wire.model), context.engine.model)
     http.state.answer = answer
     return await while_connected(

@@ -5,6 +5,7 @@ return something else than what was asked for. Everything that is in neither tab
 tolerated, since clients send fields of their own, and logged once.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from server.errors import UnsupportedField
@@ -18,77 +19,186 @@ class Refused(NamedTuple):
 
 
 OFF = Refused((False,))
-STRUCTURED = Refused(hint="structured output is not available yet")
-LOGPROBS = "log-probabilities are not available yet"
+ZERO = Refused((0,))
+ONE = Refused((1,))
+EMPTY = Refused(([],))
 
+LOGPROBS = "log-probabilities are not available yet"
+STRUCTURED = Refused((), "structured output is not available yet")
+ADAPTERS = Refused((), "adapters are not available yet")
+TOOLS = "tool calls are not available yet"
+REASONING = "reasoning is not separated from the answer yet"
+THINKING = Refused((), "use reasoning_effort, or what the template knows in chat_template_kwargs")
+SHORTEN = Refused((), "shorten the prompt before sending it")
+CHAT_ONLY = Refused((), "only chat has a template")
+USE_STOP = Refused(([],), "use stop")
+USE_MAX_TOKENS = Refused((), "use max_tokens")
+
+# Of a sampler with a switch and further settings, the latter may have the value that is their usual default.
 BOTH: dict[str, Refused] = {
+    # log-probabilities and token ids in the answer
     "top_logprobs": Refused((0,), LOGPROBS),
-    "prompt_logprobs": Refused(hint=LOGPROBS),
+    "prompt_logprobs": Refused((), LOGPROBS),
     "logprob_token_ids": Refused(([],), LOGPROBS),
     "token_ids_logprob": Refused(([],), LOGPROBS),
-    "return_logprob": OFF,
+    "return_logprob": Refused((False,), LOGPROBS),
+    "n_probs": Refused((0,), LOGPROBS),
+    "top_n_tokens": Refused((0,), LOGPROBS),
+    "details": Refused((False,), LOGPROBS),
+    "decoder_input_details": Refused((False,), LOGPROBS),
     "return_tokens_as_token_ids": OFF,
     "return_token_ids": OFF,
+    "return_hidden_states": OFF,
+    # structured output
     "response_format": Refused(({"type": "text"},), "only the type text is available yet"),
     "structured_outputs": STRUCTURED,
     "guided_json": STRUCTURED,
+    "guided_json_object": Refused((False,), STRUCTURED.hint),
     "guided_regex": STRUCTURED,
     "guided_choice": STRUCTURED,
     "guided_grammar": STRUCTURED,
+    "guided_decoding_backend": STRUCTURED,
+    "guided_whitespace_pattern": STRUCTURED,
+    "format": Refused(("",), STRUCTURED.hint),
     "regex": STRUCTURED,
     "ebnf": STRUCTURED,
     "json_schema": STRUCTURED,
+    "json_object": Refused((False,), STRUCTURED.hint),
     "structural_tag": STRUCTURED,
-    "grammar": STRUCTURED,
-    "echo": OFF,
-    "best_of": Refused(hint="it must be left out or equal n"),
-    "use_beam_search": OFF,
-    "length_penalty": Refused((1, 0)),
-    "typical_p": Refused((1,)),
-    "bad_words": Refused(([],)),
-    "allowed_token_ids": Refused(hint="use logit_bias for up to 1024 tokens"),
-    "logits_processors": Refused(([],)),
-    "truncate_prompt_tokens": Refused(hint="shorten the prompt before sending it"),
-    "spaces_between_special_tokens": Refused((True,)),
-    "no_stop_trim": Refused((False,), "use include_stop_str_in_output"),
+    "grammar": Refused(("",), STRUCTURED.hint),
+    # other names of what is there
+    "options": Refused(({},), "its fields stand beside the prompt, under their OpenAI names"),
+    "parameters": Refused(({},), "its fields stand beside the prompt, under their OpenAI names"),
+    "sampling_params": Refused(({},), "its fields stand beside the prompt, under their OpenAI names"),
+    "extra_body": Refused(({},), "clients merge it into the body; its fields stand beside the prompt"),
+    "max_new_tokens": USE_MAX_TOKENS,
+    "max_output_tokens": USE_MAX_TOKENS,
+    "max_length": USE_MAX_TOKENS,
+    "n_predict": Refused((-1,), USE_MAX_TOKENS.hint),
+    "num_predict": Refused((-1,), USE_MAX_TOKENS.hint),
     "min_new_tokens": Refused((0,), "use min_tokens"),
-    "max_new_tokens": Refused(hint="use max_tokens"),
-    "mirostat": Refused((0,)),
-    "dry_multiplier": Refused((0,)),
-    "xtc_probability": Refused((0,)),
-    "dynatemp_range": Refused((0,)),
+    "min_length": Refused((0,), "use min_tokens"),
+    "repeat_penalty": Refused((1,), "use repetition_penalty"),
+    "random_seed": Refused((), "use seed"),
+    "do_sample": Refused((True,), "use temperature 0 for greedy decoding"),
+    "stop_sequences": USE_STOP,
+    "stopping_strings": USE_STOP,
+    "no_stop_trim": Refused((False,), "use include_stop_str_in_output"),
+    "ban_eos_token": Refused((False,), "use ignore_eos"),
+    "stop_regex": Refused(([], ""), "stop takes strings"),
+    # sampling
+    "best_of": Refused((), "it must be left out or equal n"),
+    "use_beam_search": OFF,
+    "num_beams": ONE,
+    "early_stopping": OFF,
+    "length_penalty": Refused((1, 0)),
+    "penalty_alpha": ZERO,
+    "guidance_scale": ONE,
+    "cfg_scale": ONE,
+    "negative_prompt": Refused(("",)),
+    "typical": ONE,
+    "typical_p": ONE,
+    "tfs": ONE,
+    "tfs_z": ONE,
+    "top_a": ZERO,
     "top_n_sigma": Refused((0, -1)),
-    "input_ids": Refused(hint="send token ids as prompt of /v1/completions"),
+    "epsilon_cutoff": ZERO,
+    "eta_cutoff": ZERO,
+    "smoothing_factor": ZERO,
+    "smoothing_curve": ONE,
+    "dynamic_temperature": OFF,
+    "dynatemp_range": ZERO,
+    "dynatemp_low": ONE,
+    "dynatemp_high": ONE,
+    "dynatemp_exponent": ONE,
+    "temperature_last": OFF,
+    "mirostat": ZERO,
+    "mirostat_mode": ZERO,
+    "mirostat_tau": Refused((5,)),
+    "mirostat_eta": Refused((0.1,)),
+    "xtc_probability": ZERO,
+    "xtc_threshold": Refused((0.1,)),
+    "dry_multiplier": ZERO,
+    "dry_base": Refused((1.75,)),
+    "dry_allowed_length": Refused((2,)),
+    "dry_penalty_last_n": Refused((0, -1)),
+    "dry_sequence_breakers": Refused(([], ["\n", ":", '"', "*"])),
+    "no_repeat_ngram_size": ZERO,
+    "encoder_repetition_penalty": ONE,
+    "repetition_penalty_range": Refused((0, -1), "penalties count all tokens"),
+    "repeat_last_n": Refused((-1,), "penalties count all tokens"),
+    "samplers": Refused((), "filters apply as top-k, top-p, min-p, after temperature"),
+    "sampler_order": Refused((), "filters apply as top-k, top-p, min-p, after temperature"),
+    "sampler_priority": Refused((), "filters apply as top-k, top-p, min-p, after temperature"),
+    "logits_processors": EMPTY,
+    "custom_logit_processor": Refused(("",)),
+    "custom_params": Refused(({},)),
+    "watermark": OFF,
+    # which tokens and words may appear
+    "bad_words": EMPTY,
+    "bad_words_ids": EMPTY,
+    "banned_tokens": Refused(([], ""), "use logit_bias with -100 for up to 1024 tokens"),
+    "banned_strings": Refused(([], "")),
+    "allowed_token_ids": Refused((), "use logit_bias for up to 1024 tokens"),
+    "spaces_between_special_tokens": Refused((True,)),
+    "token_healing": OFF,
+    # reasoning
+    "think": THINKING,
+    "thinking": THINKING,
+    "enable_thinking": THINKING,
+    "thinking_budget": THINKING,
+    "thinking_token_budget": THINKING,
+    "include_reasoning": Refused((True,), REASONING),
+    "separate_reasoning": Refused((True,), REASONING),
+    # prompts
+    "echo": OFF,
+    "return_full_text": OFF,
+    "input": Refused((), "the responses API is not available"),
+    "inputs": Refused((), "send messages, or a prompt"),
+    "instructions": Refused(("",), "send a message with the role system"),
+    "system": Refused(("",), "send a message with the role system"),
+    "input_ids": Refused((), "send token ids as prompt of /v1/completions"),
     "prompt_embeds": Refused(),
-    "cache_salt": Refused(hint="the prefix cache cannot be divided yet"),
-    "extra_key": Refused(hint="the prefix cache cannot be divided yet"),
-    "priority": Refused((0,), "requests are served first come, first served"),
-    "adapter_id": Refused(hint="adapters are not available yet"),
-    "lora_path": Refused(hint="adapters are not available yet"),
-    "kv_transfer_params": Refused(),
-}
-
-TOOLS = "tool calls are not available yet"
-
-CHAT: dict[str, Refused] = BOTH | {
-    "logprobs": Refused((False,), LOGPROBS),
+    "truncate": SHORTEN,
+    "truncate_prompt_tokens": SHORTEN,
+    "truncation_side": SHORTEN,
+    "transforms": Refused(([],), SHORTEN.hint),
+    # tools
     "tools": Refused(([],), TOOLS),
     "tool_choice": Refused(("none", "auto"), TOOLS),
     "functions": Refused(([],), TOOLS),
     "function_call": Refused(("none", "auto"), TOOLS),
-    "prompt": Refused(hint="chat takes messages; /v1/completions takes a prompt"),
-    "chat_template": Refused(hint="templates come with the model; chat_template_kwargs sets their variables"),
+    # serving
+    "cache_salt": Refused((), "the prefix cache cannot be divided yet"),
+    "extra_key": Refused((), "the prefix cache cannot be divided yet"),
+    "priority": Refused((0,), "requests are served first come, first served"),
+    "adapter_id": ADAPTERS,
+    "lora": Refused(([],), ADAPTERS.hint),
+    "lora_path": ADAPTERS,
+    "lora_request": ADAPTERS,
+    "kv_transfer_params": Refused(),
+}
+
+CHAT: dict[str, Refused] = BOTH | {
+    "logprobs": Refused((False,), LOGPROBS),
+    "prompt": Refused((), "chat takes messages; /v1/completions takes a prompt"),
+    "suffix": Refused(("",), "chat takes messages"),
+    "chat_template": Refused((), "templates come with the model; chat_template_kwargs sets their variables"),
     "add_special_tokens": Refused((False,), "the chat template writes the special tokens"),
-    "include_reasoning": Refused((True,), "reasoning is not separated from the answer yet"),
-    "separate_reasoning": Refused((True,), "reasoning is not separated from the answer yet"),
-    "thinking_token_budget": Refused(hint="reasoning is not separated from the answer yet"),
 }
 
 COMPLETION: dict[str, Refused] = BOTH | {
     "logprobs": Refused((False,), LOGPROBS),
     "suffix": Refused(("",), "filling in the middle is not available yet"),
-    "max_completion_tokens": Refused(hint="use max_tokens"),
-    "messages": Refused(hint="/v1/completions takes a prompt; chat takes messages"),
+    "max_completion_tokens": USE_MAX_TOKENS,
+    "messages": Refused((), "/v1/completions takes a prompt; chat takes messages"),
+    "documents": CHAT_ONLY,
+    "chat_template": CHAT_ONLY,
+    "chat_template_kwargs": Refused(({},), CHAT_ONLY.hint),
+    "add_generation_prompt": Refused((False,), CHAT_ONLY.hint),
+    "continue_final_message": Refused((False,), CHAT_ONLY.hint),
+    "reasoning": CHAT_ONLY,
+    "reasoning_effort": CHAT_ONLY,
 }
 
 NO_OPS = frozenset(
@@ -108,7 +218,6 @@ NO_OPS = frozenset(
         "service_tier",
         "session_id",
         "store",
-        "truncation_side",
         "user",
         "verbosity",
         "web_search_options",
@@ -116,23 +225,21 @@ NO_OPS = frozenset(
 )
 
 
-def refuse_unsupported(extra: dict[str, Any], table: dict[str, Refused], *, n: int) -> list[str]:
-    """Raise UnsupportedField for the first field that asks for something not built; return the unknown names.
-
-    `extra` holds the fields the schema does not declare. best_of may repeat n.
-    """
-    unknown = []
-    for name, value in extra.items():
-        if name == "best_of" and value == n and type(value) is int:
-            continue
+def refuse_unsupported(fields: Mapping[str, Any], table: dict[str, Refused]) -> None:
+    """Raise UnsupportedField for the first field of a body that asks for something not built."""
+    for name, value in fields.items():
         refused = table.get(name)
-        if refused is None:
-            if name not in NO_OPS:
-                unknown.append(name)
-        elif not is_neutral(value, refused):
-            hint = f": {refused.hint}" if refused.hint else ""
-            raise UnsupportedField(f"{name} is not supported{hint}.", name)
-    return unknown
+        if refused is None or is_neutral(value, refused):
+            continue
+        if name == "best_of" and type(value) is int and value == (fields.get("n") or 1):
+            continue
+        hint = f": {refused.hint}" if refused.hint else ""
+        raise UnsupportedField(f"{name} is not supported{hint}.", name)
+
+
+def unknown_fields(extra: Mapping[str, Any] | None, table: dict[str, Refused]) -> list[str]:
+    """Names among the fields the schema does not declare that nobody here has heard of."""
+    return [name for name in extra or () if name not in table and name not in NO_OPS]
 
 
 def is_neutral(value: Any, refused: Refused) -> bool:

@@ -93,13 +93,30 @@ async def test_bad_prompts_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("suffix", "x"), ("echo", True), ("logprobs", 1), ("logprobs", 0), ("messages", [])]
+    ("name", "value"),
+    [
+        ("suffix", "x"),
+        ("echo", True),
+        ("logprobs", 1),
+        ("logprobs", 0),
+        ("messages", []),
+        ("tools", [{}]),
+        ("tool_choice", "required"),
+        ("chat_template_kwargs", {"a": 1}),
+        ("reasoning_effort", "high"),
+        ("continue_final_message", True),
+    ],
 )
 async def test_fields_that_are_not_built_are_refused(
     client: httpx.AsyncClient, name: str, value: Any
 ) -> None:
     response = await client.post("/v1/completions", json={"prompt": "a", name: value})
     assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+
+
+async def test_a_refused_field_comes_before_what_the_schema_finds(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/completions", json={"prompt": "a", "echo": True, "max_tokens": 0})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "echo")
 
 
 async def test_all_or_nothing_is_submitted(client: httpx.AsyncClient, engine: FakeEngine) -> None:

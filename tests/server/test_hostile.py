@@ -150,6 +150,28 @@ async def test_field_is_named(
     assert not engine.requests
 
 
+@pytest.mark.parametrize(
+    "value", ["NaN", "-Infinity", "Infinity", "1e400", "-1e400", "01", "+1", ".5", "1.", "1.e5", "hot", "'1'"]
+)
+async def test_what_is_no_json_value_is_told_with_its_field(client: httpx.AsyncClient, value: str) -> None:
+    content = b'{"messages": [%s], "temperature" : %s, "top_p": 1}' % (USER.encode(), value.encode())
+    error = (await client.post(CHAT, content=content)).json()["error"]
+    assert error["param"] == "temperature", error
+    assert "not valid JSON at temperature" in error["message"]
+
+
+async def test_what_is_no_json_value_further_in_is_told_with_its_place(client: httpx.AsyncClient) -> None:
+    content = b'{"messages": [%s], "stop_token_ids": [1, NaN]}' % USER.encode()
+    error = (await client.post(CHAT, content=content)).json()["error"]
+    assert error["param"] is None
+    assert "line 1 column" in error["message"]
+
+
+async def test_a_byte_order_mark_is_no_harm(client: httpx.AsyncClient) -> None:
+    content = b'\xef\xbb\xbf{"messages": [%s]}' % USER.encode()
+    assert (await client.post(CHAT, content=content)).status_code == 200
+
+
 async def test_image_part_is_called_by_its_name(client: httpx.AsyncClient) -> None:
     content = [{"type": "image_url", "image_url": {"url": "http://x"}}]
     response = await client.post(CHAT, json={"messages": [{"role": "user", "content": content}]})
