@@ -169,12 +169,15 @@ def parse(body: bytes, model: type[Model], refused: dict[str, Refused]) -> Model
         raise invalid_request(error) from None
 
 
-def check_structure(body: bytes) -> None:
-    """Refuse JSON with so many values that parsing it would hold everything up. Raises InvalidRequest."""
+def check_structure(body: bytes, param: str | None = None) -> None:
+    """Refuse JSON with so many values that parsing it would hold everything up. Raises InvalidRequest.
+
+    `param` names the field that holds it; None is the body itself.
+    """
     if len(body) <= OFF_LOOP_BYTES or not is_dense(body):
         return
     if is_dense(JSON_STRING.sub(b"", body)):
-        raise InvalidRequest("The body holds too many JSON values.")
+        raise InvalidRequest(f"{param or 'The body'} holds too many JSON values.", param)
 
 
 def is_dense(body: bytes) -> bool:

@@ -141,9 +141,7 @@ class LocalBackend:
         from server.schema.chat import ChatRequest
 
         model = self._engine.model
-        limits = Limits(
-            model.max_model_len, model.vocab_size, self._engine.config.max_num_seqs, model.generation_defaults
-        )
+        limits = Limits.of(model, self._engine.config)
         wire = ChatRequest.model_validate(self._options | {"messages": messages})
         stream = None
         try:
@@ -153,7 +151,6 @@ class LocalBackend:
                 [prompt],
                 "chat",
                 limits,
-                max_tokens=wire.max_tokens,
                 default_max_tokens=model.generation_defaults.get("max_new_tokens"),
                 prompt_param="messages",
             )

@@ -89,10 +89,7 @@ class ServerContext:
     @property
     def limits(self) -> Limits:
         """What requests are checked against."""
-        model = self.engine.model
-        return Limits(
-            model.max_model_len, model.vocab_size, self.engine.config.max_num_seqs, model.generation_defaults
-        )
+        return Limits.of(self.engine.model, self.engine.config)
 
     def note_unknown_fields(self, names: list[str]) -> None:
         """Log each unknown request field once; the memory of it is bounded."""

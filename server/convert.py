@@ -3,17 +3,23 @@
 A value comes from the request, else from the model's generation config, else from the OpenAI API.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
+from engine.config import EngineConfig
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.request import Request, SamplingParams
+from server.body import check_structure
 from server.schema.chat import ChatMessage, ChatRequest
 from server.schema.completions import CompletionRequest, Prompt
-from server.schema.sampling import INT64, SamplingRequest
+from server.schema.sampling import INT64
+
+if TYPE_CHECKING:
+    from engine import ModelInfo
 
 # Arguments of apply_chat_template: a request that could set them would change how, not what, is rendered.
 TEMPLATE_DENYLIST = frozenset(
@@ -37,6 +43,8 @@ TEMPLATE_DENYLIST = frozenset(
     )
 )
 MAX_ANSWERS = 1024
+# Templates walk their input by recursion; what people send is a few levels deep.
+MAX_DEPTH = 64
 
 
 class Tokenizer(Protocol):
@@ -65,27 +73,52 @@ class Limits(NamedTuple):
     max_model_len: int
     vocab_size: int
     max_num_seqs: int
+    max_queued: int
     generation_defaults: dict[str, Any]
+
+    @classmethod
+    def of(cls, model: "ModelInfo", config: EngineConfig) -> "Limits":
+        """An idle engine starts max_num_seqs requests and lets max_waiting wait."""
+        return cls(
+            model.max_model_len,
+            model.vocab_size,
+            config.max_num_seqs,
+            config.max_num_seqs + config.max_waiting,
+            model.generation_defaults,
+        )
 
 
 async def encode_chat(wire: ChatRequest, tokenizer: Tokenizer, limits: Limits) -> list[int]:
     """Token ids of a conversation. Raises InvalidRequest, ContextLengthExceeded."""
-    template = tokenizer.chat_template or ""
-    messages = [
-        template_message(message, knows_developer="developer" in template) for message in wire.messages
-    ]
-    num_chars = 0
-    for position, message in enumerate(messages):
-        check_text(message["content"], f"messages[{position}].content")
-        num_chars += len(message["content"])
-    check_length(num_chars, tokenizer, limits, "messages")
+    has_json = wire.documents or wire.chat_template_kwargs or any(turn.tool_calls for turn in wire.messages)
+    if has_json:  # may be long, and takes as long to look through
+        messages, kwargs = await asyncio.to_thread(template_input, wire, tokenizer, limits)
+    else:
+        messages, kwargs = template_input(wire, tokenizer, limits)
     add_generation_prompt = wire.add_generation_prompt is not False and not wire.continue_final_message
     return await tokenizer.encode_chat(
         messages,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=bool(wire.continue_final_message),
-        template_kwargs=template_kwargs(wire),
+        template_kwargs=kwargs,
     )
+
+
+def template_input(
+    wire: ChatRequest, tokenizer: Tokenizer, limits: Limits
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Messages and further variables for the chat template. Raises InvalidRequest, ContextLengthExceeded."""
+    knows_developer = "developer" in (tokenizer.chat_template or "")
+    messages = []
+    num_chars = 0
+    for position, message in enumerate(wire.messages):
+        path = f"messages[{position}]"
+        messages.append(template_message(message, path, knows_developer=knows_developer))
+        num_chars += sum(measure(value, place) for place, value in values_of(messages[-1], path))
+    check_length(num_chars, tokenizer, limits, "messages")
+    for name in ("chat_template_kwargs", "documents"):
+        check_length(measure(getattr(wire, name), name), tokenizer, limits, name)
+    return messages, template_kwargs(wire)
 
 
 async def encode_prompts(wire: CompletionRequest, tokenizer: Tokenizer, limits: Limits) -> list[list[int]]:
@@ -105,8 +138,11 @@ async def encode_prompt(
     return await tokenizer.encode(prompt, add_special_tokens=wire.add_special_tokens is not False)
 
 
-def template_message(message: ChatMessage, *, knows_developer: bool) -> dict[str, Any]:
-    """A message as chat templates expect it: text content, tool arguments as a mapping."""
+def template_message(message: ChatMessage, path: str, *, knows_developer: bool) -> dict[str, Any]:
+    """A message as chat templates expect it: text content, tool arguments as a mapping.
+
+    `path` is its place in the request. Raises InvalidRequest.
+    """
     role = "system" if message.role == "developer" and not knows_developer else message.role
     rendered: dict[str, Any] = {"role": role, "content": message.plain_text}
     for name in ("name", "tool_call_id"):
@@ -121,22 +157,66 @@ def template_message(message: ChatMessage, *, knows_developer: bool) -> dict[str
                 "type": "function",
                 "function": {
                     "name": call.function.name,
-                    "arguments": parse_arguments(call.function.arguments),
+                    "arguments": parse_arguments(
+                        call.function.arguments, f"{path}.tool_calls[{number}].function.arguments"
+                    ),
                 },
             }
-            for call in message.tool_calls
+            for number, call in enumerate(message.tool_calls)
         ]
     return rendered
 
 
-def parse_arguments(arguments: str | dict[str, Any] | None) -> Any:
-    """Arguments of an earlier tool call as the mapping most templates want; what is no JSON stays text."""
+def parse_arguments(arguments: str | dict[str, Any] | None, param: str) -> Any:
+    """Arguments of an earlier tool call as the mapping most templates want; what is no JSON stays text.
+
+    Raises InvalidRequest for what would take long to parse.
+    """
     if not isinstance(arguments, str):
         return arguments or {}
+    check_structure(arguments.encode(), param)
     try:
         return orjson.loads(arguments or "{}")
     except orjson.JSONDecodeError:
         return arguments
+
+
+def values_of(message: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    """Everything of a template message that a client wrote, with its place in the request."""
+    for name, value in message.items():
+        if name not in ("role", "tool_calls"):
+            yield f"{path}.{name}", value
+    for number, call in enumerate(message.get("tool_calls", ())):
+        place = f"{path}.tool_calls[{number}]"
+        yield f"{place}.id", call["id"]
+        for name, value in call["function"].items():
+            yield f"{place}.function.{name}", value
+
+
+def measure(value: Any, param: str) -> int:
+    """Characters that a JSON value brings into the prompt, at least: its strings, and one for each item.
+
+    Raises InvalidRequest for NUL characters and for deep nesting.
+    """
+    num_chars = 0
+    levels = [value]
+    for _ in range(MAX_DEPTH):
+        deeper: list[Any] = []
+        for item in levels:
+            if isinstance(item, str):
+                check_text(item, param)
+                num_chars += len(item)
+            elif isinstance(item, dict):
+                deeper += item.keys()
+                deeper += item.values()
+            elif isinstance(item, list):
+                deeper += item
+            elif item is not None:
+                num_chars += 1
+        if not deeper:
+            return num_chars
+        levels = deeper
+    raise InvalidRequest(f"{param} must not be nested deeper than {MAX_DEPTH} levels.", param)
 
 
 def template_kwargs(wire: ChatRequest) -> dict[str, Any]:
@@ -159,25 +239,29 @@ def template_kwargs(wire: ChatRequest) -> dict[str, Any]:
 
 
 def make_requests(
-    wire: SamplingRequest,
+    wire: ChatRequest | CompletionRequest,
     prompts: Sequence[list[int]],
     answer_id: str,
     limits: Limits,
     *,
-    max_tokens: int | None,
     default_max_tokens: int | None,
     prompt_param: str,
 ) -> list[Request]:
     """One engine request per answer: index = prompt number * n + sample number, sample i with seed + i.
 
-    `max_tokens` is what the client asked for and must fit; the default (None: all there is) is cut to fit.
+    The length a client asks for must fit; the default (None: all there is) is cut to fit.
     Raises InvalidRequest, ContextLengthExceeded.
     """
     n = wire.n or 1
+    max_tokens, limit_param = wire.limit
     if n > limits.max_num_seqs:
         raise InvalidRequest(f"n must be at most {limits.max_num_seqs} on this server.", "n")
-    if n * len(prompts) > MAX_ANSWERS:
-        raise InvalidRequest(f"n times the number of prompts must be at most {MAX_ANSWERS}.", "n")
+    most = min(MAX_ANSWERS, limits.max_queued)
+    if n * len(prompts) > most:  # it would be refused as too much for the queue, however idle the server is
+        param = "n" if n > 1 else prompt_param
+        raise InvalidRequest(
+            f"{param} asks for {n * len(prompts)} answers; this server queues at most {most}.", param
+        )
     requests: list[Request] = []
     for prompt in prompts:
         if not prompt:
@@ -186,8 +270,8 @@ def make_requests(
         if room < 1:
             raise overflow(limits, f"your prompt has {len(prompt)} tokens", prompt_param)
         if max_tokens is not None and max_tokens > room:
-            asked = f"you asked for {len(prompt)} tokens of prompt and {max_tokens} of output"
-            raise overflow(limits, asked, prompt_param)
+            asked = f"you asked for {len(prompt)} tokens of prompt and {max_tokens} of output ({limit_param})"
+            raise overflow(limits, asked, limit_param)
         sampling = sampling_params(wire, limits, max_tokens or min(room, default_max_tokens or room))
         token_ids = tuple(prompt)
         for sample in range(n):
@@ -198,7 +282,7 @@ def make_requests(
     return requests
 
 
-def sampling_params(wire: SamplingRequest, limits: Limits, max_tokens: int) -> SamplingParams:
+def sampling_params(wire: ChatRequest | CompletionRequest, limits: Limits, max_tokens: int) -> SamplingParams:
     """Final values of every sampling parameter of an answer. Raises InvalidRequest."""
     if wire.min_tokens and wire.min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens must be at most max_tokens, which is {max_tokens}.", "min_tokens")

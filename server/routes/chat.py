@@ -36,7 +36,6 @@ async def reply(context: ServerContext, wire: ChatRequest, answer: Answer) -> Re
         [await encode_chat(wire, context.engine.tokenizer, limits)],
         answer.id,
         limits,
-        max_tokens=wire.max_completion_tokens or wire.max_tokens,
         default_max_tokens=limits.generation_defaults.get("max_new_tokens"),
         prompt_param="messages",
     )

@@ -38,7 +38,6 @@ async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer)
         await encode_prompts(wire, context.engine.tokenizer, limits),
         answer.id,
         limits,
-        max_tokens=wire.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         prompt_param="prompt",
     )

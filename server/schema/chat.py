@@ -2,7 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from server.schema.sampling import Finish, SamplingRequest, Usage, WireRequest
 
@@ -78,24 +86,30 @@ class ChatMessage(WireRequest):
     """One turn of the conversation."""
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
-    content: Content | None = None
+    content: Content | None = Field(None, validate_default=True)
     name: str | None = None
     tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOL_CALLS)
-    tool_call_id: str | None = None
+    tool_call_id: str | None = Field(None, validate_default=True)
     refusal: str | None = None
     reasoning_content: str | None = Field(None, description="earlier reasoning, for templates that want it")
     reasoning: str | None = Field(None, description="another name for reasoning_content")
 
-    @model_validator(mode="after")
-    def check_content(self) -> "ChatMessage":
+    @field_validator("content")
+    @classmethod
+    def check_content(cls, value: list[ContentPart] | None, info: ValidationInfo) -> list[ContentPart] | None:
         """What a person or the system says must be there; assistants and tools may have nothing to say."""
-        if self.content is None and self.role in ("developer", "system", "user"):
-            raise ValueError(
-                f"content of a message with role {self.role!r} must be a string or a list of parts"
-            )
-        if self.role == "tool" and self.tool_call_id is None:
-            raise ValueError("a message with role 'tool' needs tool_call_id")
-        return self
+        role = info.data.get("role")
+        if value is None and role in ("developer", "system", "user"):
+            raise ValueError(f"in a message with role {role!r} it must be a string or a list of parts")
+        return value
+
+    @field_validator("tool_call_id")
+    @classmethod
+    def check_tool_call_id(cls, value: str | None, info: ValidationInfo) -> str | None:
+        """A tool's answer belongs to a call."""
+        if value is None and info.data.get("role") == "tool":
+            raise ValueError("a message with role 'tool' needs it")
+        return value
 
     @property
     def plain_text(self) -> str:
@@ -134,12 +148,20 @@ class ChatRequest(SamplingRequest):
     )
     reasoning: ReasoningOptions | None = None
 
-    @model_validator(mode="after")
-    def check_continuation(self) -> "ChatRequest":
+    @field_validator("continue_final_message")
+    @classmethod
+    def check_continuation(cls, value: bool | None, info: ValidationInfo) -> bool | None:
         """A prompt cannot both open a new turn and continue the last one."""
-        if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError("add_generation_prompt and continue_final_message cannot both be true")
-        return self
+        if value and info.data.get("add_generation_prompt"):
+            raise ValueError("it cannot be true together with add_generation_prompt")
+        return value
+
+    @property
+    def limit(self) -> tuple[int | None, str]:
+        """The output tokens asked for, and the field that asks."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens, "max_completion_tokens"
+        return self.max_tokens, "max_tokens"
 
 
 class WireResponse(BaseModel):

@@ -67,6 +67,11 @@ class CompletionRequest(SamplingRequest):
         description="let the tokenizer add its special tokens (such as BOS) to text prompts; default true",
     )
 
+    @property
+    def limit(self) -> tuple[int | None, str]:
+        """The output tokens asked for, and the field that asks."""
+        return self.max_tokens, "max_tokens"
+
 
 class CompletionChoice(WireResponse):
     """One answer; index = prompt number times n plus sample number."""

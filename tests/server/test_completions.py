@@ -5,7 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.config import EngineConfig
 from server.schema.completions import CompletionResponse
+from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
 
 
@@ -117,6 +119,18 @@ async def test_fields_that_are_not_built_are_refused(
 async def test_a_refused_field_comes_before_what_the_schema_finds(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/completions", json={"prompt": "a", "echo": True, "max_tokens": 0})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "echo")
+
+
+@pytest.mark.parametrize(("n", "prompts", "param"), [(1, 6, "prompt"), (3, 2, "n")])
+async def test_what_no_queue_could_take_is_no_matter_of_coming_back(n: int, prompts: int, param: str) -> None:
+    engine = FakeEngine(EngineConfig(max_num_seqs=3, max_waiting=2))
+    async with client_for(engine) as client:
+        response = await client.post("/v1/completions", json={"prompt": ["a"] * prompts, "n": n})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, param)
+        assert "this server queues at most 5" in error["message"]
+        response = await client.post("/v1/completions", json={"prompt": ["a"] * 5})
+        assert response.status_code == 200
 
 
 async def test_all_or_nothing_is_submitted(client: httpx.AsyncClient, engine: FakeEngine) -> None:

@@ -18,6 +18,21 @@ def chat(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "hi"}], **fields}
 
 
+def turn(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi", **fields}]}
+
+
+def call(**function: Any) -> dict[str, Any]:
+    return turn(role="assistant", tool_calls=[{"id": "1", "function": {"name": "f", **function}}])
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 RAW: list[tuple[str, bytes]] = [
     ("nothing", b""),
     ("half an object", b'{"messages": ['),
@@ -112,8 +127,8 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"content": "hi"}]}, "messages[0].role"),
     ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-    ({"messages": [{"role": "user"}]}, "messages[0]"),
-    ({"messages": [{"role": "user", "content": None}]}, "messages[0]"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]"),
@@ -125,13 +140,37 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
         },
         "messages[0].content[0]",
     ),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
     (
         {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]},
         "messages[0].tool_calls[0].function",
     ),
     ({"messages": [{"role": "user", "content": "x"}] * 5000}, "messages"),
-    (chat(add_generation_prompt=True, continue_final_message=True), ""),
+    (chat(add_generation_prompt=True, continue_final_message=True), "continue_final_message"),
+    (chat(max_tokens=4096), "max_tokens"),
+    (chat(max_completion_tokens=4096, max_tokens=1), "max_completion_tokens"),
+    (chat(echo=True, max_tokens=0), "echo"),
+    (turn(name="a\0"), "messages[0].name"),
+    (turn(role="tool", tool_call_id="a\0"), "messages[0].tool_call_id"),
+    (turn(role="assistant", reasoning_content="a\0"), "messages[0].reasoning_content"),
+    (call(name="a\0"), "messages[0].tool_calls[0].function.name"),
+    (call(arguments="a\0"), "messages[0].tool_calls[0].function.arguments"),
+    (call(arguments='{"a": "\\u0000"}'), "messages[0].tool_calls[0].function.arguments"),
+    (call(arguments={"a": ["\0"]}), "messages[0].tool_calls[0].function.arguments"),
+    (call(arguments={"a": nested(100)}), "messages[0].tool_calls[0].function.arguments"),
+    (call(arguments="[" * 100 + "]" * 100), "messages[0].tool_calls[0].function.arguments"),
+    (call(arguments="[" + "[]," * 40_000 + "[]]"), "messages[0].tool_calls[0].function.arguments"),
+    (chat(documents=[{"a": "\0"}]), "documents"),
+    (chat(documents=[{"a\0": 1}]), "documents"),
+    (chat(documents=[{"a": nested(900)}]), "documents"),
+    (chat(documents=[{"a": "x" * 10_000}]), "documents"),
+    (chat(documents=[{"a": [0] * 10_000}]), "documents"),
+    (chat(chat_template_kwargs={"a": {"b": "\0"}}), "chat_template_kwargs"),
+    (chat(chat_template_kwargs={"a": nested(900)}), "chat_template_kwargs"),
+    (chat(chat_template_kwargs={"a": "x" * 10_000}), "chat_template_kwargs"),
+    (turn(name="x" * 10_000), "messages"),
+    (call(arguments={"a": "x" * 10_000}), "messages"),
+    (turn(role="assistant", reasoning="x" * 10_000), "messages"),
 ]
 
 
@@ -146,6 +185,7 @@ async def test_field_is_named(
     error = ErrorResponse.model_validate(response.json()).error
     assert (error.param or "") == param, error.message
     assert param.partition("[")[0].partition(".")[0] in error.message
+    assert "recursion" not in error.message
     assert len(response.content) < 2000, "an error is never larger than what caused it"
     assert not engine.requests
 
