@@ -7,14 +7,15 @@ import torch
 
 from kernels.attention_batch import AttentionBatch
 from kernels.attention_tile import LOG2_E, attend_tile
-from kernels.decode_splits import RECORD, combine_splits, list_splits_kernel
+from kernels.decode_splits import NO_PEAK, RECORD, add_split, combine_items, list_items_kernel
 from kernels.dispatch import dispatch, tl, triton
 
 _LOG2_E = tl.constexpr(LOG2_E)
 _RECORD = tl.constexpr(RECORD)
 
 # A row of up to _SPLIT * _MAX_SPLITS keys is reduced in splits of _SPLIT, a longer one in _MAX_SPLITS of
-# equal size: how a row is reduced follows from its own length, never from the batch.
+# equal size: how a row is reduced follows from its own length, never from the batch. Splits of 256 make a
+# single row of 587 keys take 1.4 times as long.
 _SPLIT = 128
 _MAX_SPLITS = 32
 
@@ -32,11 +33,11 @@ def launch_shape(dim_block: int, itemsize: int) -> Launch:
     """Return the launch for a head dimension (rounded up to a power of 2) and the bytes of a value."""
     if itemsize == 4:
         return Launch(32, 4, 4, 1)
-    # A warp that shares its tile with no other never waits for one. Of 24 cuts the fastest or within 5 % of
-    # it from 16 rows up (H100, head_dim 64 and 128, contexts of 64 to 8192).
-    if dim_block <= 64:
-        return Launch(32, 12, 1, 3)
-    return Launch(32, 16, 1, 3) if dim_block <= 128 else Launch(32, 8, 2, 2)
+    # A warp that shares its tile with no other never waits for one. On an H100 (bf16, 32/8 heads of 128 or
+    # 64) this is the fastest of ten cuts for 256 rows of 587 keys, at 95 and 91 % of the bandwidth of a copy,
+    # and within 5 % of it for 16 and 64 rows. For a single row two warps on 64 keys take 0.8 to 0.87 times as
+    # long, for 16 rows 1.2 to 1.4 times.
+    return Launch(32, 8, 1, 2) if dim_block <= 128 else Launch(32, 8, 2, 2)
 
 
 _MAX_PART_BYTES = 2 << 20  # gathered keys stay in the cache until the product reads them
@@ -100,13 +101,11 @@ def _decode_kernel(
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    COMBINE: tl.constexpr,
 ):
     """NUM_KV_HEADS programs are a worker; workers take turns along the list: no length shapes the grid.
 
-    Flash-decoding (Dao, Haziza, Massa and Sizov, 2023). A row's only split writes the output itself; of
-    several, the program that ends last combines them, in the order of the splits.
+    Flash-decoding (Dao, Haziza, Massa and Sizov, 2023). A row's only item writes the output itself; of
+    several, the program that ends last combines them, in their order.
     """
     TOKEN_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     kv_head = tl.program_id(0) % NUM_KV_HEADS
@@ -126,48 +125,55 @@ def _decode_kernel(
         begin = tl.load(record + 1)
         end = tl.load(record + 2)
         context_len = tl.load(record + 3)
-        split = tl.load(record + 4)
-        row_splits = tl.load(record + 5)
-        first = tl.load(record + 6)
+        split_size = tl.load(record + 4)
+        item = tl.load(record + 5)
+        row_items = tl.load(record + 6)
+        first = tl.load(record + 7)
         record += tl.num_programs(0) // NUM_KV_HEADS * _RECORD
         next_row = tl.load(record)  # on its way while this item is computed
 
         q = tl.load(q_ptr + row.to(tl.int64) * q_stride + columns, mask=inside, other=0.0)
         position = tl.zeros([GROUP_BLOCK], tl.int32) + (context_len - 1)
-        acc = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
-        total = tl.zeros([GROUP_BLOCK], tl.float32)
-        peak = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
+        item_acc = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
+        item_total = tl.zeros([GROUP_BLOCK], tl.float32)
+        item_peak = tl.full([GROUP_BLOCK], NO_PEAK, tl.float32)
+        acc, total, peak = item_acc, item_total, item_peak
         pages = page_table_ptr + row.to(tl.int64) * page_table_stride
-        masked_from = begin
-        if WINDOW == 0:
-            masked_from = end - (end - begin) % BLOCK_N
-            for start in range(begin, masked_from, BLOCK_N):
-                acc, total, peak = attend_tile(
-                    acc, total, peak, q, position, slope, start, end, pages, k_head, v_head, factor, softcap,
-                    TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, ALIBI, False, BLOCK_N,
-                )  # fmt: skip
-        for start in range(masked_from, end, BLOCK_N):
+        # The last tile alone needs a mask, if no window does.
+        last = end if WINDOW > 0 else end - (end - begin) % BLOCK_N
+        for start in range(begin, last, BLOCK_N):
+            acc, total, peak = attend_tile(
+                acc, total, peak, q, position, slope, start, end, pages, k_head, v_head, factor, softcap,
+                TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, ALIBI, WINDOW > 0, BLOCK_N,
+            )  # fmt: skip
+            if (start + BLOCK_N - begin) % split_size == 0:
+                item_acc, item_total, item_peak = add_split(item_acc, item_total, item_peak, acc, total, peak)
+                acc = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
+                total = tl.zeros([GROUP_BLOCK], tl.float32)
+                peak = tl.full([GROUP_BLOCK], NO_PEAK, tl.float32)
+        for start in range(last, end, BLOCK_N):
             acc, total, peak = attend_tile(
                 acc, total, peak, q, position, slope, start, end, pages, k_head, v_head, factor, softcap,
                 TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, ALIBI, True, BLOCK_N,
             )  # fmt: skip
+        acc, total, peak = add_split(item_acc, item_total, item_peak, acc, total, peak)
 
         out_row = out_ptr + row.to(tl.int64) * out_stride + kv_head * GROUP * HEAD_DIM
-        if row_splits == 1:
+        if row_items == 1:
             result = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
             tl.store(out_row + member[:, None] * HEAD_DIM + dim[None, :], result, mask=inside)
         else:
-            place = ((first + split).to(tl.int64) * NUM_KV_HEADS + kv_head) * GROUP
+            place = ((first + item).to(tl.int64) * NUM_KV_HEADS + kv_head) * GROUP
             tl.store(partial_ptr + (place + member)[:, None] * HEAD_DIM + dim[None, :], acc, mask=inside)
             tl.store(statistics_ptr + (place + member) * 2, peak, mask=member < GROUP)
             tl.store(statistics_ptr + (place + member) * 2 + 1, total, mask=member < GROUP)
             tl.debug_barrier()  # all of this program's stores come before its arrival is seen
             arrived = arrived_ptr + row * NUM_KV_HEADS + kv_head
-            if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == row_splits - 1:
+            if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == row_items - 1:
                 tl.store(arrived, 0)  # as the next layer needs it
-                combine_splits(
-                    out_row, partial_ptr, statistics_ptr, first * NUM_KV_HEADS + kv_head, row_splits,
-                    NUM_KV_HEADS, GROUP, MEMBERS, HEAD_DIM, DIM_BLOCK, MAX_SPLITS, COMBINE,
+                combine_items(
+                    out_row, partial_ptr, statistics_ptr, first * NUM_KV_HEADS + kv_head, row_items,
+                    NUM_KV_HEADS, GROUP, MEMBERS, HEAD_DIM, DIM_BLOCK,
                 )  # fmt: skip
         row = next_row
 
@@ -209,7 +215,7 @@ def decode_attention_triton(
         arrived = torch.empty(num_rows * num_kv_heads, dtype=torch.int32, device=q.device)
         records = num_rows * max_splits + num_workers
         work = torch.empty(records * RECORD, dtype=torch.int32, device=q.device)
-        list_splits_kernel[(1,)](
+        list_items_kernel[(1,)](
             batch.context_lens,
             work,
             arrived,
@@ -253,9 +259,6 @@ def decode_attention_triton(
         SOFTCAP=softcap > 0,
         ALIBI=alibi_slopes is not None,
         BLOCK_N=launch.block_n,
-        MAX_SPLITS=_MAX_SPLITS,
-        # Splits read at a time when they are combined: 64 registers of a thread.
-        COMBINE=min(_MAX_SPLITS, max(1, 64 * 32 * launch.num_warps // (members * dim_block))),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
     )

@@ -107,8 +107,6 @@ def test_decode_attention_uses_the_matrix_unit(head_dim, dim_block, options):
         GROUP_BLOCK=16,
         MEMBERS=4,
         BLOCK_N=launch.block_n,
-        MAX_SPLITS=32,
-        COMBINE=8,
         **options,
     )
     ptx = compile_for_h100(_decode_kernel, constants, launch.num_warps, launch.num_stages)

@@ -1,6 +1,9 @@
+import dataclasses
+
 import pytest
 import torch
 
+from kernels.decode_attention import decode_attention_triton, launch_shape
 from kernels.paged_attention import AttentionBatch, paged_attention
 from tests.kernels.attention_cases import Case, exact_attention, make_case
 from tests.kernels.conftest import Target
@@ -98,6 +101,29 @@ def test_a_row_alone_equals_the_row_in_a_batch(target: Target, dtype: torch.dtyp
         else:
             assert_close(single, expected, dtype, reduction=length)
         start += n
+
+
+@pytest.mark.parametrize("window", [0, 500])
+def test_how_splits_map_to_programs_changes_no_bit(target: Target, window: int):
+    if target.backend == "torch":
+        pytest.skip("has no programs")
+    heads, copies = ((32, 8), 16) if target.large else ((4, 2), 1)
+    rows = [(1, n) for n in (700, 128, 1, 640, 4200)] * copies
+    dtype = torch.bfloat16 if target.large else torch.float32
+    case = make_case(
+        rows, num_heads=heads[0], num_kv_heads=heads[1], head_dim=64, page_size=16, dtype=dtype
+    ).to(target.device)
+    results = []
+    for programs_per_sm in (1, 3, 32):
+        out = torch.full_like(case.q, torch.nan)
+        launch = launch_shape(64, dtype.itemsize)._replace(programs_per_sm=programs_per_sm)
+        batch = dataclasses.replace(case.batch)
+        decode_attention_triton(
+            case.q, case.k_cache, case.v_cache, batch, out, scale=case.scale, window=window, launch=launch
+        )
+        results.append(out)
+    for result in results[1:]:
+        assert torch.equal(result, results[0])
 
 
 def make_alone(case, row, n, length, start):
