@@ -7,7 +7,8 @@ EngineError
 ├── Draining                  the engine finishes what it has and takes nothing new
 ├── EngineDead                the step loop has ended; nothing will ever finish
 ├── StepFailed                the step this request was part of raised; the engine goes on
-└── ModelError                the model cannot be found, fetched or loaded (start-up only)
+└── ModelError                the model cannot be found or loaded (start-up only)
+    └── FetchFailed           it could not be fetched; trying again, or on another network, may help
 """
 
 
@@ -49,3 +50,7 @@ class StepFailed(EngineError):
 
 class ModelError(EngineError):
     """The model's files are missing, broken, of an unsupported kind, or cannot be fetched."""
+
+
+class FetchFailed(ModelError):
+    """The model could not be fetched, though it may be there: no network, a broken download, a full disk."""

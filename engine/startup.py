@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 from engine.device.runner import ModelRunner, choose_device
 from engine.device.thread import DeviceThread
 from engine.engine import ModelInfo
-from engine.errors import ModelError
+from engine.errors import FetchFailed, ModelError
 from engine.text.tokenizer import Tokenizer, TokenizerPool
 from models import catalog
 
@@ -87,5 +87,7 @@ async def locate(name: str, cache_dir: Path | None) -> catalog.ModelFiles:
     """The model's files on this machine, fetched first if need be. Raises ModelError."""
     try:
         return await asyncio.to_thread(catalog.locate, name, cache_dir)
+    except catalog.FetchFailed as error:
+        raise FetchFailed(str(error)) from error
     except catalog.ModelError as error:
         raise ModelError(str(error)) from error

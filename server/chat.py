@@ -120,18 +120,19 @@ class LocalBackend:
 
     @classmethod
     async def start(cls, settings: ChatSettings, console: Console) -> "LocalBackend":
-        """Load the model. Raises ChatError."""
+        """Load the model. Raises ChatError, or SettingsError for a setting that cannot be met."""
         from engine import Engine
-        from engine.errors import EngineError
-        from server.flags import SettingsError
+        from engine.errors import FetchFailed, ModelError
         from server.settings import load
 
+        found = load({"model": settings.model} if settings.model is not None else {})
         try:
-            config = load({"model": settings.model} if settings.model else {}).engine
             with console.status("starting …") as status:
-                engine = await Engine.start(config, on_progress=lambda line: status.update(line))
-        except (EngineError, SettingsError, ValueError) as error:
+                engine = await Engine.start(found.engine, on_progress=lambda line: status.update(line))
+        except FetchFailed as error:
             raise ChatError(str(error)) from error
+        except (ModelError, ValueError) as error:
+            raise found.blame(error) from error
         return cls(engine, settings)
 
     async def answer(self, messages: Messages) -> AsyncGenerator[str, None]:
@@ -227,7 +228,10 @@ class Chat:
 
 
 def run(settings: ChatSettings) -> int:
-    """Talk until the input ends. Returns the exit status: 1 if nobody was there or a turn failed."""
+    """Talk until the input ends. Returns the exit status: 1 if nobody was there or a turn failed.
+
+    Raises SettingsError for a setting that an engine in this process cannot meet.
+    """
     console, errors = Console(), Console(stderr=True)
     with asyncio.Runner() as runner:
         try:

@@ -49,12 +49,14 @@ def pull(arguments: list[str]) -> int:
     parser.add_argument("--cache-dir", type=Path, help="folder for fetched models")
     given = parser.parse_args(arguments)
     from engine import pull as fetch
-    from engine.errors import EngineError
+    from engine.errors import FetchFailed, ModelError
 
     try:
         weights = asyncio.run(fetch(given.model, given.cache_dir))
-    except EngineError as error:
+    except FetchFailed as error:
         return fail(str(error), 1)
+    except ModelError as error:
+        return fail(str(error), USAGE)
     sys.stdout.write(f"{weights}\n")
     return 0
 

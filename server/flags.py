@@ -66,6 +66,12 @@ def is_several(field: FieldInfo) -> bool:
     return any(get_origin(member) is tuple for member in members(field.annotation))
 
 
+def is_text(field: FieldInfo) -> bool:
+    """Whether the field's values, or each of several, are text."""
+    kinds = [kind for member in members(field.annotation) for kind in (member, *get_args(member))]
+    return any(kind in (str, SecretStr, Path) for kind in kinds)
+
+
 def is_secret(field: FieldInfo | None) -> bool:
     """Whether the field's value must not be shown."""
     if field is None:

@@ -2,13 +2,15 @@
 
     bind ── load ── serve ── SIGTERM, Ctrl-C ── drain ── stop        exit code 0
               │       └───── engine died ────────────── stop         exit code 1
-              └───────────── no model ──────────────── stop         exit code 1
+              ├───────────── no download ───────────── stop         exit code 1
+              └───────────── wrong setting ─────────── stop         exit code 2
 
 The port is bound and answered from the first moment: /health says 200, everything else 503 until the model
 is there. hypercorn gets no signals: left to itself it cuts streams, or, on Python 3.12, never returns.
 """
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -25,7 +27,7 @@ from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config as HypercornConfig
 from starlette.applications import Starlette
 
-from engine.errors import ModelError
+from engine.errors import FetchFailed, ModelError
 from server.app import build_app
 from server.context import ServerContext
 from server.flags import SettingsError
@@ -43,6 +45,8 @@ ENGINE_DIED = 1
 # Time for what is not the answers' own: flushing last events, closing connections, joining threads.
 FLUSH_SECONDS = 5.0
 STOP_SECONDS = 10.0
+# A Ctrl-C reaches every process of a terminal, and make or a supervisor may pass it on: that is one signal.
+ONE_SIGNAL_SECONDS = 0.5
 BACKLOG = 2048
 HTTP2_STREAMS = 4096
 MAX_FILES = 65_536
@@ -71,6 +75,7 @@ class Server:
         self.url = url_of(listener, settings.server.host)
         self.stop_requested = asyncio.Event()
         self.http_may_end = asyncio.Event()
+        self.first_signal_at = 0.0
 
     async def run(self) -> int:
         """Load, serve, drain, stop."""
@@ -98,7 +103,7 @@ class Server:
     async def load(
         self, metrics: Metrics, stop: "asyncio.Task[Any]", http: "asyncio.Task[None]"
     ) -> "Engine | None":
-        """The engine, or None if there is no model. A signal while it loads ends the process at once.
+        """The engine, or None if its model could not be fetched. A signal meanwhile ends the process at once.
 
         Raises SettingsError.
         """
@@ -111,11 +116,11 @@ class Server:
             leave(0)  # threads that load weights cannot be told to stop
         try:
             return loading.result()
-        except ModelError as error:
+        except FetchFailed as error:
             say(f"error: {error}")
             return None
-        except ValueError as error:  # a setting this machine or model cannot meet
-            raise SettingsError(str(error)) from error
+        except (ModelError, ValueError) as error:  # a setting that cannot be met
+            raise self.settings.blame(error) from error
 
     def announce(self, context: ServerContext, seconds: float) -> None:
         """Where it is and how to ask it."""
@@ -177,10 +182,13 @@ class Server:
 
     def on_signal(self, number: int) -> None:
         """The first signal drains, the second ends at once."""
-        if self.stop_requested.is_set():
+        now = time.monotonic()
+        if not self.stop_requested.is_set():
+            self.first_signal_at = now
+            self.stop_requested.set()
+        elif now - self.first_signal_at > ONE_SIGNAL_SECONDS:
             say("ending at once")
             leave(128 + number)
-        self.stop_requested.set()
 
 
 async def start_engine(settings: Settings, metrics: Metrics) -> "Engine":
@@ -202,8 +210,9 @@ def bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise SettingsError(f"--host {host}: is no address of this machine ({error.strerror})") from None
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no host name looks like this"
+        raise SettingsError(f"--host {host}: is no address of this machine ({reason})") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -211,6 +220,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise SettingsError(f"--host {host}: is no address of this machine ({error.strerror})") from None
         raise SettingsError(f"--port {port}: cannot listen on {host}:{port} ({error.strerror})") from None
     return listener
 

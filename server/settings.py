@@ -7,13 +7,26 @@ Run as a module it writes the sample file: python -m server.settings > configs/d
 
 import argparse
 import os
+import re
 import sys
 import textwrap
+from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -22,7 +35,8 @@ from pydantic_settings import (
 )
 
 from engine.config import EngineConfig
-from server.flags import SettingsError, add_flags, explain, flag, given_flags, members
+from engine.errors import ModelError
+from server.flags import SettingsError, add_flags, explain, flag, given_flags, is_text, members
 
 ENV_PREFIX = "MONOLOOP_"
 CONFIG_VARIABLE = "MONOLOOP_CONFIG"
@@ -93,11 +107,28 @@ class ServerConfig(BaseModel):
 
 
 class Settings(NamedTuple):
-    """What `serve` runs with. `warnings` is for the log: nothing that ends the start."""
+    """What `serve` runs with.
+
+    `warnings` is for the log: nothing that ends the start. `origins` says how a setting was given.
+    """
 
     engine: EngineConfig
     server: ServerConfig
     warnings: tuple[str, ...] = ()
+    origins: Mapping[str, str] = {}
+
+    def blame(self, error: ModelError | ValueError) -> SettingsError:
+        """What kept the engine from starting, with the settings named as they were given, or as flags.
+
+        The engine knows fields: "max_model_len: 9 is too much; raise kv_tokens".
+        """
+
+        def given(name: str) -> str:
+            return self.origins.get(name, flag(name))
+
+        if isinstance(error, ModelError):
+            return SettingsError(f"{given('model')}: {self.engine.model}: {error}")
+        return SettingsError(SETTING.sub(lambda found: given(found[0]), str(error)))
 
 
 def to_int(value: Any) -> Any:
@@ -132,6 +163,21 @@ class Sources(BaseSettings):
     )
     file_values: ClassVar[dict[str, Any]] = {}
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def check_kind(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML has its own idea of kinds, and `port: true` would be port 1. Empty text is no value."""
+        assert info.field_name is not None
+        field = cls.model_fields[info.field_name]
+        parts = value if isinstance(value, list | tuple) else (value,)
+        if any(isinstance(part, bool) for part in parts) and bool not in members(field.annotation):
+            raise ValueError("must not be true or false")
+        if is_text(field) and any(isinstance(part, int | float | date) for part in parts):
+            raise ValueError("must be text: in YAML, put it in quotes")
+        if isinstance(value, str) and not value.strip():
+            raise ValueError("holds an empty value")
+        return value
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -145,6 +191,10 @@ class Sources(BaseSettings):
         return init_settings, env_settings, InitSettingsSource(settings_cls, cls.file_values)
 
 
+# A setting's name in a message: in front, or with an underscore, which sets it off from a word.
+SETTING = re.compile(
+    "|".join(rf"\b{name}\b" if "_" in name else rf"\A{name}(?=:)" for name in EngineConfig.model_fields)
+)
 FlatSettings = create_model("FlatSettings", __base__=Sources, **flat_fields())
 
 
@@ -181,17 +231,19 @@ def load(flags: dict[str, Any], file: Path | None = None) -> Settings:
     """Merge the sources and check every value. Raises SettingsError."""
     values = {} if file is None else read_yaml(file)
     sources = type("FileSettings", (FlatSettings,), {"__annotations__": {}, "file_values": values})
+    origins = {name: f"{file}: {name}" for name in values}
+    origins |= {name: variable for name, variable in variables().items() if os.environ.get(variable)}
+    origins |= {name: flag(name) for name in flags}
     try:
         flat = sources(**flags)
     except ValidationError as error:
-        origins = {name: f"{file}: {name}" for name in values}
-        origins |= {name: variable for name, variable in variables().items() if variable in os.environ}
-        raise explain(error, FlatSettings, origins | {name: flag(name) for name in flags}) from None
+        raise explain(error, FlatSettings, origins) from None
     settings = flat.model_dump()
     return Settings(
         engine=EngineConfig(**{name: settings[name] for name in EngineConfig.model_fields}),
         server=ServerConfig(**{name: settings[name] for name in ServerConfig.model_fields}),
         warnings=unknown_variables(),
+        origins=origins,
     )
 
 
@@ -201,8 +253,12 @@ def read_yaml(file: Path) -> dict[str, Any]:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"{file}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{file}: is not valid YAML: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise SettingsError(f"{file}: is not valid YAML{place}: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # bad bytes, a 13th month, 1,000 brackets
+        raise SettingsError(f"{file}: is not valid YAML: {' '.join(str(error).split())}") from None
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):

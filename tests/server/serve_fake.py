@@ -5,7 +5,7 @@ import os
 import sys
 
 from engine.config import EngineConfig
-from engine.errors import ModelError
+from engine.errors import FetchFailed, ModelError
 from server import cli, lifecycle
 from server.metrics import Metrics
 from server.settings import Settings
@@ -13,12 +13,14 @@ from tests.server.fake_engine import FakeEngine
 
 
 async def start_fake_engine(settings: Settings, metrics: Metrics) -> FakeEngine:
-    """Takes FAKE_LOAD_SECONDS; the model `missing` cannot be found."""
+    """Takes FAKE_LOAD_SECONDS; the model `missing` cannot be found, `far` not be fetched."""
     await asyncio.sleep(float(os.environ.get("FAKE_LOAD_SECONDS", "0")))
     if settings.engine.model == "missing":
         raise ModelError("there is no model called missing")
+    if settings.engine.model == "far":
+        raise FetchFailed("far could not be fetched")
     if settings.engine.max_model_len == 1:
-        raise ValueError("max_model_len: 1 is too little")
+        raise ValueError("max_model_len: 1 is too little; raise kv_tokens")
     return FakeEngine(EngineConfig(max_num_seqs=1024), metrics)
 
 

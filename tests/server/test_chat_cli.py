@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from engine.errors import ModelError
+from engine.errors import FetchFailed, ModelError
+from server import cli
 from server.chat import Chat, ChatError, ChatSettings, LocalBackend, Messages, run
 from tests.server.fake_engine import FakeEngine
 
@@ -309,13 +310,26 @@ def test_a_model_that_is_not_there_ends_the_chat(
         raise ModelError("there is no model called missing")
 
     monkeypatch.setattr("engine.Engine.start", refuse)
-    assert piped(monkeypatch, "a\n", ChatSettings(local=True, model="missing")) == 1
-    assert "there is no model called missing" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\n"))
+    assert cli.main(["chat", "--local", "--model", "missing"]) == 2
+    assert "--model: missing: there is no model called missing" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_fetched_ends_the_chat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise FetchFailed("no network")
+
+    monkeypatch.setattr("engine.Engine.start", refuse)
+    assert piped(monkeypatch, "a\n", ChatSettings(local=True)) == 1
+    assert "no network" in capsys.readouterr().err
 
 
 def test_a_wrong_setting_ends_the_chat(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MONOLOOP_PAGE_SIZE", "17")
-    assert piped(monkeypatch, "a\n", ChatSettings(local=True)) == 1
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\n"))
+    assert cli.main(["chat", "--local"]) == 2
     assert "MONOLOOP_PAGE_SIZE" in capsys.readouterr().err

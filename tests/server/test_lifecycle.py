@@ -4,6 +4,7 @@ import json
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -12,8 +13,8 @@ import httpx
 import pytest
 
 from server.flags import SettingsError
-from server.lifecycle import bind, loop_factory, url_of, warn_if_open
-from server.settings import ServerConfig
+from server.lifecycle import ONE_SIGNAL_SECONDS, Server, bind, loop_factory, url_of, warn_if_open
+from server.settings import ServerConfig, parse
 from tests.server.conftest import LiveServer
 
 Start = Callable[..., LiveServer]
@@ -118,8 +119,25 @@ def test_second_signal_ends_at_once(start: Start) -> None:
     Reader(live, "tokens=4000 delay=0.02")
     live.send(signal.SIGTERM)
     live.wait_for("finishing what runs")
+    time.sleep(ONE_SIGNAL_SECONDS)
     live.send(signal.SIGINT)
     assert live.exit_code(5) == 128 + signal.SIGINT
+
+
+def test_two_signals_in_quick_succession_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, codes = 100.0, []
+    monkeypatch.setattr("server.lifecycle.time.monotonic", lambda: now)
+    monkeypatch.setattr("server.lifecycle.leave", codes.append)
+    with bind("127.0.0.1", 0) as listener:
+        server = Server(parse(["--port", "0"]), listener)
+        server.on_signal(signal.SIGTERM)
+        now += ONE_SIGNAL_SECONDS
+        server.on_signal(signal.SIGTERM)
+        assert server.stop_requested.is_set()
+        assert not codes
+        now += 0.1
+        server.on_signal(signal.SIGTERM)
+    assert codes == [128 + signal.SIGTERM]
 
 
 def test_signal_while_loading_ends_at_once(start: Start) -> None:
@@ -144,15 +162,22 @@ def test_death_of_the_engine_ends_streams_and_process(start: Start) -> None:
 
 def test_model_that_cannot_be_found_ends_the_start(start: Start) -> None:
     live = start("--model", "missing")
+    assert live.exit_code() == 2
+    assert "error: --model: missing: there is no model called missing" in live.log
+    assert "Traceback" not in live.log, live.log
+
+
+def test_model_that_cannot_be_fetched_is_no_wrong_setting(start: Start) -> None:
+    live = start("--model", "far")
     assert live.exit_code() == 1
-    assert "there is no model called missing" in live.log
+    assert "error: far could not be fetched" in live.log
     assert "Traceback" not in live.log, live.log
 
 
 def test_setting_the_model_cannot_meet_is_named(start: Start) -> None:
     live = start("--max-model-len", "1")
     assert live.exit_code() == 2
-    assert "error: max_model_len: 1 is too little" in live.log
+    assert "error: --max-model-len: 1 is too little; raise --kv-tokens" in live.log
     assert "Traceback" not in live.log, live.log
 
 
@@ -169,8 +194,10 @@ def test_port_in_use_is_named(start: Start) -> None:
 def test_host_that_is_not_ours_is_named() -> None:
     with pytest.raises(SettingsError, match=r"--host no\.such\.host\.invalid"):
         bind("no.such.host.invalid", 0)
-    with pytest.raises(SettingsError, match=r"192\.0\.2\.1"):
+    with pytest.raises(SettingsError, match=r"--host 192\.0\.2\.1: is no address"):
         bind("192.0.2.1", 0)
+    with pytest.raises(SettingsError, match=r"--host a\.\.b: is no address"):
+        bind("a..b", 0)
 
 
 @pytest.mark.parametrize(

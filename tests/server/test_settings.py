@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from engine.config import EngineConfig
+from engine.errors import ModelError
 from server import cli
 from server.flags import SettingsError
 from server.settings import FlatSettings, ServerConfig, parse, sample_yaml
@@ -64,6 +65,10 @@ def test_every_kind_of_value_is_read_from_text(monkeypatch: pytest.MonkeyPatch) 
         (["--dtype", "int3"], ["--dtype", "bfloat16"]),
         (["--kv-tokens", "-5"], ["--kv-tokens"]),
         (["--send-timeout-seconds", "0"], ["--send-timeout-seconds"]),
+        (["--model", ""], ["--model", "empty"]),
+        (["--host", " "], ["--host", "empty"]),
+        (["--cache-dir", ""], ["--cache-dir", "empty"]),
+        (["--port", "true"], ["--port", "integer"]),
         (["--port", "-1", "--max-num-seqs", "0"], ["--port", "--max-num-seqs"]),
     ],
 )
@@ -81,7 +86,22 @@ def test_wrong_flag_is_named(flags: list[str], words: list[str]) -> None:
         ("port: [1", ["not valid YAML", "line 1"]),
         ("- port", ["name: value"]),
         ("1: 2", ["name: value"]),
-        ("api_key: 5", ["api_key"]),
+        ("api_key: 5", ["api_key", "must be text", "quotes"]),
+        ("api_key: [a, 5]", ["api_key", "must be text", "quotes"]),
+        ("model: 2024-01-01", ["model", "must be text", "quotes"]),
+        ("cache_dir: 7", ["cache_dir", "must be text"]),
+        ("port: true", ["port", "must not be true or false"]),
+        ("run_ahead: yes", ["run_ahead", "must not be true or false"]),
+        ("ping_seconds: off", ["ping_seconds", "must not be true or false"]),
+        ("kv_tokens: false", ["kv_tokens", "must not be true or false"]),
+        ("host: no", ["host", "must not be true or false"]),
+        ("served_model_name: [yes]", ["served_model_name", "must not be true or false"]),
+        ("max_waiting: 1.5", ["max_waiting", "integer"]),
+        ("port: {a: [1\nhost: x", ["not valid YAML in line 2"]),
+        ("port: \0", ["not valid YAML"]),
+        ("log_level: 2024-13-45", ["not valid YAML"]),
+        ("? [a]\n: b", ["not valid YAML"]),
+        ("port: " + "[" * 5000, ["not valid YAML"]),
     ],
 )
 def test_wrong_file_is_named(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -90,6 +110,23 @@ def test_wrong_file_is_named(tmp_path: Path, text: str, words: list[str]) -> Non
     with pytest.raises(SettingsError) as wrong:
         parse(["--config", str(file)])
     assert all(word in str(wrong.value) for word in [str(file), *words]), wrong.value
+    assert "\n" not in str(wrong.value)
+
+
+def test_what_the_engine_cannot_meet_is_named_as_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("max_model_len: 9\n")
+    monkeypatch.setenv("MONOLOOP_DEVICE", "cuda")
+    settings = parse(["--config", str(file), "--model", "m"])
+    for error, message in (
+        (ValueError("max_model_len: 9 does not fit"), f"{file}: max_model_len: 9 does not fit"),
+        (ValueError("device: there is no device"), "MONOLOOP_DEVICE: there is no device"),
+        (ValueError("token_budget: raise kv_tokens"), "--token-budget: raise --kv-tokens"),
+        (ModelError("no config.json"), "--model: m: no config.json"),
+    ):
+        assert str(settings.blame(error)) == message
 
 
 def test_missing_and_undecodable_files_are_named(tmp_path: Path) -> None:
@@ -223,7 +260,7 @@ def test_pull_says_where_the_weights_lie(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import engine
-    from engine.errors import ModelError
+    from engine.errors import FetchFailed, ModelError
 
     async def found(name: str, cache_dir: Path | None) -> str:
         return f"{cache_dir}/{name}"
@@ -231,9 +268,15 @@ def test_pull_says_where_the_weights_lie(
     async def missing(name: str, cache_dir: Path | None) -> str:
         raise ModelError(f"no {name}")
 
+    async def far(name: str, cache_dir: Path | None) -> str:
+        raise FetchFailed("no network")
+
     monkeypatch.setattr(engine, "pull", found)
     assert cli.main(["pull", "m", "--cache-dir", "/c"]) == 0
     assert capsys.readouterr().out == "/c/m\n"
     monkeypatch.setattr(engine, "pull", missing)
-    assert cli.main(["pull", "m"]) == 1
+    assert cli.main(["pull", "m"]) == 2
     assert "error: no m" in capsys.readouterr().err
+    monkeypatch.setattr(engine, "pull", far)
+    assert cli.main(["pull", "m"]) == 1
+    assert "error: no network" in capsys.readouterr().err
