@@ -16,7 +16,14 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import InvalidRequest
-from server.errors import BodyTimeout, BodyTooLarge, UnsupportedMedia, error_response, invalid_request
+from server.errors import (
+    AmbiguousBody,
+    BodyTimeout,
+    BodyTooLarge,
+    UnsupportedMedia,
+    error_response,
+    invalid_request,
+)
 from server.schema.fields import Refused, refuse_unsupported
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -70,8 +77,12 @@ class BodyLimit:
             if rest is not None:
                 await rest
 
-        length = Headers(scope=scope).get("content-length", "0")
-        if length.isdecimal() and int(length[:20]) > self.max_bytes:
+        headers = Headers(scope=scope)
+        length = headers.get("content-length", "0")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            error = AmbiguousBody("A request has Content-Length or Transfer-Encoding, not both.")
+            await error_response(error)(scope, receive, send_then_drain)
+        elif length.isdecimal() and int(length[:20]) > self.max_bytes:
             await error_response(incoming.too_large())(scope, receive, send_then_drain)
         else:
             await self.app(scope, incoming.receive, send_then_drain)

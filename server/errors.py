@@ -8,12 +8,13 @@ The server's own errors, beside those that come out of the engine (`engine.error
     ├── Unauthorized        no API key, or a wrong one
     ├── BodyTooLarge        the body is over the limit
     ├── BodyTimeout         the body did not arrive in time
+    ├── AmbiguousBody       the header gives the body's length in two ways
     ├── UnsupportedMedia    the body is declared to be something else than plain JSON
     └── DeadlinePassed      the request took longer than the server allows
     UnsupportedField        an InvalidRequest: a known field that would change the output but is not built
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -63,6 +64,12 @@ class BodyTimeout(ServerError):
     """The request body did not arrive within `body_timeout_seconds`."""
 
 
+class AmbiguousBody(ServerError):
+    """Content-Length and Transfer-Encoding: a proxy in front may take the body's end for a new request."""
+
+    headers: ClassVar[dict[str, str]] = {"Connection": "close"}  # as RFC 9112, section 6.3 has it
+
+
 class UnsupportedMedia(ServerError):
     """The body's declared type or encoding is not plain JSON."""
 
@@ -88,6 +95,7 @@ FAULTS: dict[type[Exception], Fault] = {
     UnsupportedField: Fault(400, INVALID, "unsupported_parameter"),
     ContextLengthExceeded: Fault(400, INVALID, "context_length_exceeded"),
     InvalidRequest: Fault(400, INVALID, None),
+    AmbiguousBody: Fault(400, INVALID, None),
     Unauthorized: Fault(401, INVALID, "invalid_api_key"),
     ModelNotFound: Fault(404, INVALID, "model_not_found"),
     BodyTimeout: Fault(408, "timeout", "timeout"),

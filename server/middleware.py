@@ -37,6 +37,7 @@ class RequestScope:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        scope = origin_form(scope)
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if SANE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
@@ -80,6 +81,15 @@ class RequestScope:
             logger.log(
                 level, "%s %s %s %d %.3fs%s", request_id, scope["method"], shown, status, seconds, tokens
             )
+
+
+def origin_form(scope: Scope) -> Scope:
+    """The scope with a target that is a whole URL, as clients of proxies send it, cut down to its path."""
+    scheme, separator, rest = scope["path"].partition("://")
+    if not separator or scheme.lower() not in ("http", "https"):
+        return scope
+    _, slash, path = rest.partition("/")
+    return {**scope, "path": slash + path or "/"}
 
 
 class ApiKeys:

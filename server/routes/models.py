@@ -19,6 +19,8 @@ async def get_model(http: Request) -> Response:
     """One of them."""
     context = context_of(http)
     name = http.path_params["model"]
+    if not name:  # /v1/models/
+        return await list_models(http)
     if name not in context.model_names:
         raise ModelNotFound(f"The model {name[:200]!r} does not exist here.")
     return Response(card(context, name).model_dump_json(), media_type="application/json")

@@ -260,6 +260,14 @@ async def test_declared_type_of_the_body(
         assert response.json()["error"]["code"] == "unsupported_media_type"
 
 
+async def test_length_given_in_two_ways(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    headers = {"content-length": "2", "transfer-encoding": "chunked"}
+    response = await client.post(CHAT, content=b'{"messages": [%s]}' % USER.encode(), headers=headers)
+    assert (response.status_code, response.headers["connection"]) == (400, "close")
+    assert "not both" in response.json()["error"]["message"]
+    assert not engine.requests
+
+
 @pytest.mark.parametrize("announced", [True, False])
 async def test_body_over_the_limit(engine: FakeEngine, announced: bool) -> None:
     async def pieces() -> Any:

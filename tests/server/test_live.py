@@ -240,6 +240,23 @@ def test_reader_that_stops_is_given_up(live: LiveServer) -> None:
     wait_until_idle(live)
 
 
+def test_a_length_given_in_two_ways_is_refused_and_nothing_smuggled(live: LiveServer) -> None:
+    lengths = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with connect(live) as peer:
+        peer.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + lengths)
+        peer.sendall(b"0\r\n\r\nGET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = read_all(peer)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"not both" in answer
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_target_may_be_a_whole_url(live: LiveServer) -> None:
+    with connect(live) as peer:
+        peer.sendall(b"GET http://x/version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert read_all(peer).startswith(b"HTTP/1.1 200 ")
+
+
 @pytest.mark.parametrize(
     "data",
     [

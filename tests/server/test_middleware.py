@@ -6,6 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
+from server.app import build_app
+from server.settings import ServerConfig
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
 
@@ -102,6 +104,37 @@ async def test_only_probes_are_open(engine: FakeEngine, path: str, is_open: bool
         for host in ("test", "x/health?", "a@b:80"):
             response = await client.get(path, headers={"host": host})
             assert (response.status_code == 200) is is_open, response.text
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "told"),
+    [
+        ("http://x/health", 200, ""),
+        ("HTTPS://x:8000/health", 200, ""),
+        ("http://x/v1/models", 401, "API key"),
+        ("http://x/nothing", 401, "API key"),
+        ("http://x", 401, "API key"),
+        ("http:///health", 200, ""),
+        ("ftp://x/health", 401, "API key"),
+        ("x/http://x/health", 401, "API key"),
+    ],
+)
+async def test_target_may_be_a_whole_url(engine: FakeEngine, target: str, status: int, told: str) -> None:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "http_version": "1.1", "method": "GET", "path": target, "query_string": b"",
+        "headers": [(b"host", b"x")],
+    }  # fmt: skip
+    await build_app(engine, ServerConfig(api_key=KEYS))(scope, receive, send)  # type: ignore[arg-type]
+    assert sent[0]["status"] == status
+    assert told in sent[1]["body"].decode()
 
 
 async def test_options_tells_what_is_allowed(engine: FakeEngine) -> None:

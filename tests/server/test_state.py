@@ -25,6 +25,7 @@ async def test_models(engine: FakeEngine) -> None:
         assert card == listed["data"][0]
         Model.model_validate(card)
         assert (card["root"], card["max_model_len"], card["permission"]) == (MODEL_NAME, 4096, [])
+        assert (await client.get("/v1/models/")).json() == listed
         assert (await client.get("/v1/models/name")).status_code == 404
 
 
