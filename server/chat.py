@@ -138,7 +138,8 @@ class LocalBackend:
     async def answer(self, messages: Messages) -> AsyncGenerator[str, None]:
         """The next turn, piece by piece. Raises ChatError."""
         from engine.errors import EngineError
-        from server.convert import Limits, encode_chat, make_requests
+        from server.convert import Limits, make_requests
+        from server.prompt import encode_chat
         from server.schema.chat import ChatRequest
 
         model = self._engine.model

@@ -3,68 +3,21 @@
 A value comes from the request, else from the model's generation config, else from the OpenAI API.
 """
 
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-import orjson
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.config import EngineConfig
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.request import Request, SamplingParams
-from server.body import check_structure
-from server.schema.chat import ChatMessage, ChatRequest
-from server.schema.completions import CompletionRequest, Prompt
+from server.schema.chat import ChatRequest
+from server.schema.completions import CompletionRequest
 from server.schema.sampling import INT64
 
 if TYPE_CHECKING:
     from engine import ModelInfo
 
-# Arguments of apply_chat_template: a request that could set them would change how, not what, is rendered.
-TEMPLATE_DENYLIST = frozenset(
-    (
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "sanitize_control_tokens",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    )
-)
 MAX_ANSWERS = 1024
-# Templates walk their input by recursion; what people send is a few levels deep.
-MAX_DEPTH = 64
-
-
-class Tokenizer(Protocol):
-    """What is used of the engine's TokenizerPool."""
-
-    max_prompt_chars: int
-
-    @property
-    def chat_template(self) -> str | None: ...
-
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-
-    async def encode_chat(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: dict[str, Any] | None = None,
-    ) -> list[int]: ...
 
 
 class Limits(NamedTuple):
@@ -86,156 +39,6 @@ class Limits(NamedTuple):
             config.max_num_seqs + config.max_waiting,
             model.generation_defaults,
         )
-
-
-async def encode_chat(wire: ChatRequest, tokenizer: Tokenizer, limits: Limits) -> list[int]:
-    """Token ids of a conversation. Raises InvalidRequest, ContextLengthExceeded."""
-    has_json = wire.documents or wire.chat_template_kwargs or any(turn.tool_calls for turn in wire.messages)
-    if has_json:  # may be long, and takes as long to look through
-        messages, kwargs = await asyncio.to_thread(template_input, wire, tokenizer, limits)
-    else:
-        messages, kwargs = template_input(wire, tokenizer, limits)
-    add_generation_prompt = wire.add_generation_prompt is not False and not wire.continue_final_message
-    return await tokenizer.encode_chat(
-        messages,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=bool(wire.continue_final_message),
-        template_kwargs=kwargs,
-    )
-
-
-def template_input(
-    wire: ChatRequest, tokenizer: Tokenizer, limits: Limits
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Messages and further variables for the chat template. Raises InvalidRequest, ContextLengthExceeded."""
-    knows_developer = "developer" in (tokenizer.chat_template or "")
-    messages = []
-    num_chars = 0
-    for position, message in enumerate(wire.messages):
-        path = f"messages[{position}]"
-        messages.append(template_message(message, path, knows_developer=knows_developer))
-        num_chars += sum(measure(value, place) for place, value in values_of(messages[-1], path))
-    check_length(num_chars, tokenizer, limits, "messages")
-    for name in ("chat_template_kwargs", "documents"):
-        check_length(measure(getattr(wire, name), name), tokenizer, limits, name)
-    return messages, template_kwargs(wire)
-
-
-async def encode_prompts(wire: CompletionRequest, tokenizer: Tokenizer, limits: Limits) -> list[list[int]]:
-    """Token ids of each prompt; ids given by the client are checked, not changed."""
-    return [await encode_prompt(prompt, wire, tokenizer, limits) for prompt in wire.prompt]
-
-
-async def encode_prompt(
-    prompt: Prompt, wire: CompletionRequest, tokenizer: Tokenizer, limits: Limits
-) -> list[int]:
-    """Token ids of one prompt."""
-    if isinstance(prompt, list):
-        check_ids(prompt, "prompt", limits)
-        return prompt
-    check_text(prompt, "prompt")
-    check_length(len(prompt), tokenizer, limits, "prompt")
-    return await tokenizer.encode(prompt, add_special_tokens=wire.add_special_tokens is not False)
-
-
-def template_message(message: ChatMessage, path: str, *, knows_developer: bool) -> dict[str, Any]:
-    """A message as chat templates expect it: text content, tool arguments as a mapping.
-
-    `path` is its place in the request. Raises InvalidRequest.
-    """
-    role = "system" if message.role == "developer" and not knows_developer else message.role
-    rendered: dict[str, Any] = {"role": role, "content": message.plain_text}
-    for name in ("name", "tool_call_id"):
-        if (value := getattr(message, name)) is not None:
-            rendered[name] = value
-    if (reasoning := message.reasoning_content or message.reasoning) is not None:
-        rendered["reasoning_content"] = reasoning
-    if message.tool_calls:
-        rendered["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": parse_arguments(
-                        call.function.arguments, f"{path}.tool_calls[{number}].function.arguments"
-                    ),
-                },
-            }
-            for number, call in enumerate(message.tool_calls)
-        ]
-    return rendered
-
-
-def parse_arguments(arguments: str | dict[str, Any] | None, param: str) -> Any:
-    """Arguments of an earlier tool call as the mapping most templates want; what is no JSON stays text.
-
-    Raises InvalidRequest for what would take long to parse.
-    """
-    if not isinstance(arguments, str):
-        return arguments or {}
-    check_structure(arguments.encode(), param)
-    try:
-        return orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
-        return arguments
-
-
-def values_of(message: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """Everything of a template message that a client wrote, with its place in the request."""
-    for name, value in message.items():
-        if name not in ("role", "tool_calls"):
-            yield f"{path}.{name}", value
-    for number, call in enumerate(message.get("tool_calls", ())):
-        place = f"{path}.tool_calls[{number}]"
-        yield f"{place}.id", call["id"]
-        for name, value in call["function"].items():
-            yield f"{place}.function.{name}", value
-
-
-def measure(value: Any, param: str) -> int:
-    """Characters that a JSON value brings into the prompt, at least: its strings, and one for each item.
-
-    Raises InvalidRequest for NUL characters and for deep nesting.
-    """
-    num_chars = 0
-    levels = [value]
-    for _ in range(MAX_DEPTH):
-        deeper: list[Any] = []
-        for item in levels:
-            if isinstance(item, str):
-                check_text(item, param)
-                num_chars += len(item)
-            elif isinstance(item, dict):
-                deeper += item.keys()
-                deeper += item.values()
-            elif isinstance(item, list):
-                deeper += item
-            elif item is not None:
-                num_chars += 1
-        if not deeper:
-            return num_chars
-        levels = deeper
-    raise InvalidRequest(f"{param} must not be nested deeper than {MAX_DEPTH} levels.", param)
-
-
-def template_kwargs(wire: ChatRequest) -> dict[str, Any]:
-    """Variables for the chat template beside the messages. Raises InvalidRequest for reserved names."""
-    kwargs: dict[str, Any] = {}
-    effort = wire.reasoning_effort or (wire.reasoning and wire.reasoning.effort)
-    if effort:
-        kwargs["reasoning_effort"] = effort
-        if effort == "none":
-            kwargs["enable_thinking"] = False
-    for name, value in (wire.chat_template_kwargs or {}).items():
-        if name in TEMPLATE_DENYLIST or not name.isidentifier() or name.startswith("_"):
-            raise InvalidRequest(
-                f"{name[:64]!r} may not be set for the chat template.", "chat_template_kwargs"
-            )
-        kwargs[name] = value
-    if wire.documents is not None:
-        kwargs["documents"] = wire.documents
-    return kwargs
 
 
 def make_requests(
@@ -330,12 +133,6 @@ def check_text(text: str, param: str) -> None:
     """NUL is no text, and what follows it is lost on the way through C strings."""
     if "\0" in text:
         raise InvalidRequest(f"{param} must not contain NUL characters.", param)
-
-
-def check_length(num_chars: int, tokenizer: Tokenizer, limits: Limits, param: str) -> None:
-    """Refuse text before it is tokenized if it is too long however well it compresses."""
-    if num_chars > tokenizer.max_prompt_chars:
-        raise overflow(limits, f"your {param} has {num_chars} characters, which cannot fit", param)
 
 
 def overflow(limits: Limits, what: str, param: str) -> ContextLengthExceeded:

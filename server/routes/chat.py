@@ -8,7 +8,8 @@ from starlette.responses import Response
 from server.answer import Answer, collect_all, finish_of, while_connected
 from server.body import read_json
 from server.context import ServerContext, context_of
-from server.convert import encode_chat, make_requests
+from server.convert import make_requests
+from server.prompt import encode_chat
 from server.schema.chat import AssistantMessage, ChatChoice, ChatRequest, ChatResponse
 from server.schema.fields import CHAT, unknown_fields
 from server.stream import ChatFrames, stream_answer

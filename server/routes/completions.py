@@ -8,7 +8,8 @@ from starlette.responses import Response
 from server.answer import Answer, collect_all, finish_of, while_connected
 from server.body import read_json
 from server.context import ServerContext, context_of
-from server.convert import encode_prompts, make_requests
+from server.convert import make_requests
+from server.prompt import encode_prompts
 from server.schema.completions import CompletionChoice, CompletionRequest, CompletionResponse
 from server.schema.fields import COMPLETION, unknown_fields
 from server.stream import CompletionFrames, stream_answer
