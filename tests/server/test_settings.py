@@ -256,6 +256,22 @@ def test_foreign_kernels_package_ends_the_start(monkeypatch: pytest.MonkeyPatch)
         cli.refuse_foreign_kernels()
 
 
+async def test_the_engine_tells_a_failed_download_from_a_wrong_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    import engine
+    from engine.errors import FetchFailed, ModelError
+    from models import catalog
+
+    def fail(name: str, cache_dir: Path | None) -> None:
+        raise catalog.FetchFailed("no network") if name == "far" else catalog.ModelError("no model")
+
+    monkeypatch.setattr(catalog, "locate", fail)
+    with pytest.raises(FetchFailed, match="no network"):
+        await engine.pull("far")
+    with pytest.raises(ModelError, match="no model") as wrong:
+        await engine.pull("wrong")
+    assert not isinstance(wrong.value, FetchFailed)
+
+
 def test_pull_says_where_the_weights_lie(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
