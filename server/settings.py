@@ -127,7 +127,7 @@ class Settings(NamedTuple):
             return self.origins.get(name, flag(name))
 
         if isinstance(error, ModelError):
-            return SettingsError(f"{given('model')}: {self.engine.model}: {error}")
+            return SettingsError(f"{given('model')}: {error}")
         return SettingsError(SETTING.sub(lambda found: given(found[0]), str(error)))
 
 

@@ -312,7 +312,7 @@ def test_a_model_that_is_not_there_ends_the_chat(
     monkeypatch.setattr("engine.Engine.start", refuse)
     monkeypatch.setattr("sys.stdin", io.StringIO("a\n"))
     assert cli.main(["chat", "--local", "--model", "missing"]) == 2
-    assert "--model: missing: there is no model called missing" in capsys.readouterr().err
+    assert "--model: there is no model called missing" in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_be_fetched_ends_the_chat(

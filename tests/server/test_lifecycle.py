@@ -163,7 +163,7 @@ def test_death_of_the_engine_ends_streams_and_process(start: Start) -> None:
 def test_model_that_cannot_be_found_ends_the_start(start: Start) -> None:
     live = start("--model", "missing")
     assert live.exit_code() == 2
-    assert "error: --model: missing: there is no model called missing" in live.log
+    assert "error: --model: there is no model called missing" in live.log
     assert "Traceback" not in live.log, live.log
 
 

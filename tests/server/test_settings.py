@@ -124,7 +124,7 @@ def test_what_the_engine_cannot_meet_is_named_as_it_was_given(
         (ValueError("max_model_len: 9 does not fit"), f"{file}: max_model_len: 9 does not fit"),
         (ValueError("device: there is no device"), "MONOLOOP_DEVICE: there is no device"),
         (ValueError("token_budget: raise kv_tokens"), "--token-budget: raise --kv-tokens"),
-        (ModelError("no config.json"), "--model: m: no config.json"),
+        (ModelError("no config.json"), "--model: no config.json"),
     ):
         assert str(settings.blame(error)) == message
 
