@@ -156,8 +156,10 @@ async def test_all_at_once(reference, prompts):
 
 @pytest.mark.slow
 async def test_in_a_pool_that_is_too_small(reference, prompts):
-    # The long prompts leave no room for the others to grow.
-    outputs, num_preemptions = await generate(prompts, kv_tokens=3200, max_model_len=3100)
+    # The longest prompt comes first and leaves little room: small ones start beside it, all grow, and the
+    # latest have to go again and again.
+    prompts = [prompts[-1], *reversed(prompts[:12]), *prompts[12:-1]]
+    outputs, num_preemptions = await generate(prompts, kv_tokens=3840, max_model_len=3100)
     assert num_preemptions >= 5, (
         f"the pool is not small enough to show anything: {num_preemptions} preemptions"
     )
