@@ -246,7 +246,13 @@ def test_control_c_stops_the_answer_and_not_the_program(server: ScriptedServer) 
     program = f"import sys; from server.chat import *; sys.exit(run(ChatSettings(url={server.url!r})))"
     master, slave = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+        [sys.executable, "-c", program],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        # Whoever runs the tests in the background has Ctrl-C ignored, and a child inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         os.close(slave)
         try:
