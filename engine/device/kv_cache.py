@@ -1,8 +1,10 @@
 """The keys and values of every layer, in pages."""
 
+import math
 import os
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.config import EngineConfig
@@ -71,11 +73,14 @@ def bytes_per_token(spec: DecoderSpec, dtype: torch.dtype) -> int:
 def _layers(model: Decoder, num_pages: int, page_size: int) -> KVLayers:
     """Zeros, not empty: a masked position still enters a product with weight 0, and 0 * NaN is NaN.
 
-    The zeros of a large CPU tensor come from the kernel untouched, so memory is used as pages are.
+    numpy's zeros come from the kernel untouched, so memory is used as pages are; torch writes its own.
     """
     shape = (num_pages + 1, page_size, model.spec.num_kv_heads, model.spec.head_dim)
 
     def zeros() -> torch.Tensor:
+        if model.device.type == "cpu":
+            num_bytes = math.prod(shape) * model.dtype.itemsize
+            return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(model.dtype).view(shape)
         return torch.zeros(shape, dtype=model.dtype, device=model.device)
 
     return tuple((zeros(), zeros()) for _ in range(model.spec.num_layers))
