@@ -8,6 +8,7 @@ time of a forward pass, 2 % of a SmolLM2-135M decode step on two cores, and infe
 offer.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import torch
@@ -38,16 +39,16 @@ class Part:
                     yield f"{name}.{path}", leaf
 
 
-class Leaf:
+class Leaf(ABC):
     """A part with tensors of the checkpoint directly in it."""
 
+    @abstractmethod
     def slots(self) -> dict[str, tuple[int, ...]]:
         """The tensors it wants: name below it -> shape."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fill(self, slot: str, tensor: Tensor) -> None:
         """Take in the tensor of one slot, converted to its own dtype and device."""
-        raise NotImplementedError
 
 
 class Linear(Leaf):
