@@ -20,7 +20,7 @@ import torch
 from engine.config import EngineConfig
 from engine.device.kv_cache import bytes_per_token
 from engine.device.runner import ModelRunner, choose_device, set_up_thread
-from engine.outputs import Row, SlotInit, StepPlan
+from engine.outputs import NO_PAGE, DecodeRows, Row, SlotInit, StepPlan
 from engine.request import SamplingParams
 from kernels.linear import linear, pack_weight
 from models.loader import random_decoder
@@ -58,12 +58,11 @@ class Steps:
         self.launched: deque = deque()
         self.step_id = 0
 
-    def launch(self, rows: list[Row], num_decode_rows: int) -> None:
+    def launch(self, decode: DecodeRows, chunks: tuple[Row, ...] = ()) -> None:
         """Launch a step and read the tokens of the one before it."""
-        num_tokens = sum(row.num_tokens for row in rows)
-        plan = StepPlan(self.step_id, tuple(rows), num_decode_rows, num_tokens)
+        num_tokens = len(decode.slots) + sum(row.num_tokens for row in chunks)
+        self.launched.append(self.runner.launch(StepPlan(self.step_id, decode, chunks, num_tokens)))
         self.step_id += 1
-        self.launched.append(self.runner.launch(plan))
         while len(self.launched) > 1:
             self.launched.popleft().wait()
 
@@ -76,18 +75,14 @@ class Steps:
         """One prompt of `length` tokens in one step."""
         tokens = tuple((slot * 7919 + index * 31) % 200 for index in range(length))
         init = SlotInit(self.sampling, seed=slot, prompt_token_ids=tokens, output_token_ids=())
-        row = Row(slot, slot, 0, length, tokens, True, tuple(pages), init)
-        self.launch([row], int(length == 1))
+        self.launch(DecodeRows.empty(), (Row(slot, slot, 0, tokens, True, tuple(pages), init),))
 
     def decode(self, batch: int, position: int, pages: list[list[int]]) -> None:
         """One token for every sequence; `position` is that of the token it computes."""
-        fresh = position % self.page_size == 0
-        page = position // self.page_size
-        rows = [
-            Row(slot, slot, position, 1, None, True, (pages[slot][page],) if fresh else ())
-            for slot in range(batch)
-        ]
-        self.launch(rows, batch)
+        slots = list(range(batch))
+        column, offset = divmod(position, self.page_size)
+        new_pages = [NO_PAGE if offset else pages[slot][column] for slot in slots]
+        self.launch(DecodeRows(slots, slots, [position] * batch, new_pages))
 
 
 def matmul_seconds(spec: DecoderSpec, batch: int, dtype: torch.dtype, device: torch.device) -> float:

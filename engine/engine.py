@@ -21,13 +21,14 @@ from engine.device.thread import DeviceThread, StepFuture
 from engine.errors import Draining, EngineDead, EngineError, InvalidRequest, StepFailed
 from engine.meters import IdleMeter
 from engine.outputs import FinishReason, StepOutput, StepPlan
-from engine.request import Request
-from engine.schedule.scheduler import Progress, Scheduler
+from engine.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, Request
+from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
 from engine.stream import RequestStream
 from engine.text.detokenizer import AddTokens, CloseStream, Decoded, Detokenizer, Job, OpenStream
-from engine.text.mailbox import Mailbox, Pacer
+from engine.text.mailbox import Mailbox
+from engine.text.pacer import FLUSH_SECONDS, Pacer
 from engine.text.tokenizer import TokenizerPool
 
 logger = logging.getLogger("monoloop.engine")
@@ -35,6 +36,8 @@ logger = logging.getLogger("monoloop.engine")
 # Enough context for decoders that treat the first token of a text differently.
 NUM_CONTEXT_TOKENS = 6
 LAG_TIMER_SECONDS = 0.010
+# Deliveries in a row, before whatever else waits for the loop has its turn: about a millisecond of handlers.
+MAX_DELIVERIES_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class Engine:
         self._pacer = Pacer(config.max_chunks_per_second)
         self._live: dict[int, _Live] = {}
         self._jobs: list[Job] = []
+        self._deliveries: deque[Decoded] = deque()
+        self._flush_timer: asyncio.TimerHandle | None = None
         self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
         self._wake = asyncio.Event()
         self._is_empty = asyncio.Event()
@@ -107,6 +112,7 @@ class Engine:
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
         self._num_steps = 0
+        self._num_corrupted = 0
         self._step_loop = asyncio.create_task(self._run(), name="step loop")
         self._step_loop.add_done_callback(self._on_step_loop_done)
         self._lag_timer = asyncio.create_task(self._measure_lag(), name="loop lag")
@@ -144,12 +150,16 @@ class Engine:
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         now = time.perf_counter()
         sequence = self._scheduler.add(request, seed=seed, now=now)
-        mailbox = Mailbox(self._pacer)
+        mailbox = Mailbox()
         stream = RequestStream(
-            request.request_id, sequence.num_prompt_tokens, mailbox, lambda: self._abort(sequence.id)
+            request.request_id,
+            sequence.num_prompt_tokens,
+            mailbox,
+            abort=lambda: self._abort(sequence.id),
+            on_collect=lambda: self._collect(sequence),
         )
         self._live[sequence.id] = _Live(sequence, stream, mailbox, now)
-        self._pacer.num_streams = len(self._live)
+        self._pacer.open(sequence.id)
         self._jobs.append(
             OpenStream(
                 sequence_id=sequence.id,
@@ -171,6 +181,7 @@ class Engine:
         for param, token_ids in (
             ("prompt", request.prompt_token_ids),
             ("stop_token_ids", sampling.stop_token_ids),
+            ("allowed_token_ids", sampling.allowed_token_ids),
             ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
         ):
             if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.model.vocab_size:
@@ -178,6 +189,16 @@ class Engine:
                     f"A token id in '{param}' is out of range: ids go from 0 to {self.model.vocab_size - 1}.",
                     param,
                 )
+
+        if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequest(f"'logit_bias' has more than {MAX_LOGIT_BIAS} entries.", "logit_bias")
+        if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(f"'logprobs' must be between 0 and {MAX_LOGPROBS}.", "logprobs")
+
+    def _collect(self, sequence: Sequence) -> None:
+        """Nobody reads this stream before its end; its text is needed earlier only to find a stop string."""
+        if not sequence.request.sampling.stop:
+            self._pacer.collect(sequence.id)
 
     def _abort(self, sequence_id: int) -> None:
         if sequence_id in self._live:
@@ -211,6 +232,7 @@ class Engine:
             cached_prompt_tokens_total=0,
             generation_tokens_total=self._num_generation_tokens,
             steps_total=self._num_steps,
+            corrupted_requests_total=self._num_corrupted,
             device_idle_seconds_total=self._idle_meter.total_seconds,
             device_idle_share=self._idle_meter.share(time.perf_counter()),
             loop_lag_seconds=self._loop_lag,
@@ -239,6 +261,8 @@ class Engine:
         for task in (self._step_loop, self._lag_timer):
             task.cancel()
         await asyncio.wait([self._step_loop, self._lag_timer])
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
         await self._device.stop()
         self._detokenizer_thread.shutdown(wait=False)
         self.tokenizer.close()
@@ -273,35 +297,25 @@ class Engine:
         try:
             output = await future
         except Exception:
-            logger.exception(
-                "step %d failed; its %d requests end with an error", plan.step_id, len(plan.rows)
-            )
+            logger.exception("step %d failed; its %d requests end with an error", plan.step_id, plan.num_rows)
             for sequence in self._scheduler.fail(plan):
                 self._end(sequence.id, FinishReason.ERROR, StepFailed("Computing this request failed."))
             return
-        progress = self._scheduler.commit(plan, output)
-        self._jobs += [self._job(gain) for gain in progress]
+        now = time.perf_counter()
+        for sequence, token_ids in self._scheduler.commit(plan, output):
+            if sequence.finish_reason is FinishReason.ERROR:
+                self._num_corrupted += 1
+                error = StepFailed("The model computed no finite probabilities for this request.")
+                self._end(sequence.id, FinishReason.ERROR, error)
+            elif sequence.id in self._live:
+                self._hold_or_send(sequence, token_ids, now)
         self._observe_step(plan, output)
 
     def _observe_step(self, plan: StepPlan, output: StepOutput) -> None:
         self._num_steps += 1
         self._idle_meter.step(output.start_seconds, output.end_seconds)
         self._observer.step_finished(
-            output.end_seconds - output.start_seconds, plan.num_tokens, len(plan.rows)
-        )
-
-    def _job(self, progress: Progress) -> AddTokens:
-        sequence, token_ids = progress
-        if not sequence.is_finished:
-            return AddTokens(sequence.id, token_ids)
-        is_stop_token = sequence.finish_reason is FinishReason.STOP
-        show = sequence.stop_reason is not None and sequence.request.sampling.include_stop_str_in_output
-        return AddTokens(
-            sequence.id,
-            token_ids,
-            sequence.finish_reason,
-            sequence.stop_reason,
-            hide_last=is_stop_token and not show,
+            output.end_seconds - output.start_seconds, plan.num_tokens, plan.num_rows
         )
 
     def _reap(self) -> None:
@@ -311,6 +325,30 @@ class Engine:
                 self._end(sequence.id, FinishReason.ABORT, None)
 
     # Text
+
+    def _hold_or_send(self, sequence: Sequence, token_ids: tuple[int, ...], now: float) -> None:
+        """Let new tokens become text, now or when their stream has its turn."""
+        is_last = sequence.is_finished
+        token_ids = self._pacer.add(sequence.id, token_ids, now, is_last=is_last)
+        if is_last:
+            is_stop_token = sequence.finish_reason is FinishReason.STOP
+            show = sequence.stop_reason is not None and sequence.request.sampling.include_stop_str_in_output
+            hide_last = is_stop_token and not show
+            self._jobs.append(
+                AddTokens(sequence.id, token_ids, sequence.finish_reason, sequence.stop_reason, hide_last)
+            )
+        elif token_ids:
+            self._jobs.append(AddTokens(sequence.id, token_ids))
+        elif self._flush_timer is None:
+            self._flush_timer = self._loop.call_later(FLUSH_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        """Send what no step has carried along in time."""
+        self._jobs += [AddTokens(*tokens) for tokens in self._pacer.due(time.perf_counter())]
+        self._send_jobs()
+        self._flush_timer = (
+            self._loop.call_later(FLUSH_SECONDS, self._flush) if self._pacer.is_holding else None
+        )
 
     def _send_jobs(self) -> None:
         """Hand what one step brought to the detokenizer: one hop, however many streams."""
@@ -330,11 +368,21 @@ class Engine:
                 self._end(sequence_id, FinishReason.ERROR, StepFailed("Decoding this request's text failed."))
             self._wake.set()
             return
+        is_delivering = bool(self._deliveries)
+        self._deliveries += done.result()
+        if not is_delivering:
+            self._deliver_some()
+
+    def _deliver_some(self) -> None:
+        """Deliver a slice of what is decoded: each delivery wakes a handler, and the loop must breathe."""
         now = time.perf_counter()
-        for decoded in done.result():
+        for _ in range(min(MAX_DELIVERIES_AT_ONCE, len(self._deliveries))):
+            decoded = self._deliveries.popleft()
             live = self._live.get(decoded.sequence_id)
             if live is not None:
                 self._deliver(live, decoded, now)
+        if self._deliveries:
+            self._loop.call_soon(self._deliver_some)
 
     def _deliver(self, live: _Live, decoded: Decoded, now: float) -> None:
         delta = decoded.delta
@@ -363,7 +411,7 @@ class Engine:
         live = self._live.pop(sequence_id, None)
         if live is None:
             return
-        self._pacer.num_streams = len(self._live)
+        self._pacer.close(sequence_id)
         if not live.mailbox.is_closed:
             live.mailbox.fail(error or EngineError("The request was aborted."))
             self._jobs.append(CloseStream(sequence_id))
@@ -381,7 +429,7 @@ class Engine:
             prompt_tokens=live.sequence.num_prompt_tokens,
             generation_tokens=live.stream.num_output_tokens,
             max_tokens=live.sequence.request.sampling.max_tokens,
-            preemptions=live.sequence.epoch,
+            preemptions=live.sequence.num_preemptions,
             end_to_end_seconds=now - live.arrival,
             queue_seconds=None if scheduled is None else scheduled - live.arrival,
             prefill_seconds=None if first is None or scheduled is None else first - scheduled,

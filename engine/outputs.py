@@ -3,6 +3,7 @@
 loop --StepPlan--> device thread --StepOutput--> loop --DetokenizeJob--> detokenizer --TextDelta--> loop
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -27,44 +28,97 @@ class SlotInit(NamedTuple):
     output_token_ids: tuple[int, ...]
 
 
-class Row(NamedTuple):
-    """The part of a step that belongs to one sequence: `num_tokens` tokens from position `start`.
+class DecodeRows(NamedTuple):
+    """The rows of a step that continue decoding: one token each, the newest of its slot; all are sampled.
 
-    `token_ids` None means one token that only the device knows yet: the newest of the slot.
-    `new_pages` are appended to the slot's page table before the step. With `sample` the logits of the
-    last token are sampled, the token becomes the slot's newest and is returned.
+    Parallel columns, because a step has hundreds of them: row i computes the token at position `starts[i]`
+    of sequence `sequence_ids[i]`, which runs in `slots[i]`. `new_pages[i]`, unless NO_PAGE, enters the slot's
+    page table before the step, in the column of that position.
+    """
+
+    sequence_ids: list[int]
+    slots: list[int]
+    starts: list[int]
+    new_pages: list[int]
+
+    @classmethod
+    def empty(cls) -> "DecodeRows":
+        """No rows yet."""
+        return cls([], [], [], [])
+
+
+NO_PAGE = -1
+NO_TOKEN = -1
+
+
+class Row(NamedTuple):
+    """A row whose tokens the host knows: a prompt or a piece of one, or the history of a resumed sequence.
+
+    `token_ids` stand at positions from `start` on. `new_pages` continue the slot's page table; with `init`
+    the slot starts anew and they are all its pages. With `sample` the logits of the last token are sampled,
+    the token becomes the slot's newest and is returned.
     """
 
     sequence_id: int
     slot: int
     start: int
-    num_tokens: int
-    token_ids: tuple[int, ...] | None
+    token_ids: tuple[int, ...]
     sample: bool
     new_pages: tuple[int, ...] = ()
     init: SlotInit | None = None
-    epoch: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens this row computes."""
+        return len(self.token_ids)
 
 
 class StepPlan(NamedTuple):
-    """One step of the device: rows with exactly one token stand first (`num_decode_rows` of them)."""
+    """One step of the device: the decode rows, then `chunks`, of which those with one token stand first.
+
+    `page_copies` are pairs (source, target) of pages, copied before anything else.
+    """
 
     step_id: int
-    rows: tuple[Row, ...]
-    num_decode_rows: int
+    decode: DecodeRows
+    chunks: tuple[Row, ...]
     num_tokens: int
+    page_copies: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences that take part."""
+        return len(self.decode.slots) + len(self.chunks)
+
+    @property
+    def sequence_ids(self) -> list[int]:
+        """Who takes part, in the order of the rows."""
+        return [*self.decode.sequence_ids, *(row.sequence_id for row in self.chunks)]
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probability of a chosen token, and the most likely ones in its place, (id, logprob), best first.
+
+    Log-softmax of the raw logits: before temperature, penalties, bias and masks.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
 
 
 class StepOutput(NamedTuple):
     """What a step computed: for each row of the plan the sampled tokens (none without `sample`).
 
-    `start_seconds` and `end_seconds` are the device's own times of the step on one clock.
+    A token is NO_TOKEN where the model gave no finite probability to any. `logprobs`, None if no row asked
+    for them, has an entry for each token of `tokens`, None where its row did not ask. `start_seconds` and
+    `end_seconds` are the device's own times of the step on one clock.
     """
 
     step_id: int
-    tokens: tuple[tuple[int, ...], ...]
+    tokens: Sequence[tuple[int, ...]]
     start_seconds: float
     end_seconds: float
+    logprobs: Sequence[tuple[TokenLogprobs | None, ...]] | None = None
 
 
 class TextDelta(NamedTuple):

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS = 20
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -10,7 +13,9 @@ class SamplingParams:
     `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 and `min_p` 0 switch the filter off. Filters apply
     after temperature: top-k, then top-p, then min-p (relative to the most likely token).
     `seed` None lets the engine draw one. Penalties: presence and frequency count output tokens only,
-    repetition (1 = off) counts prompt and output, as in transformers.
+    repetition (1 = off) counts prompt and output, as in transformers. `logit_bias` has at most MAX_LOGIT_BIAS
+    entries; `allowed_token_ids`, if any, are the only ones that can be chosen. `logprobs` asks for the
+    log-probability of each chosen token and of that many most likely ones (0 to MAX_LOGPROBS).
     """
 
     max_tokens: int
@@ -24,6 +29,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: frozenset[int] = frozenset()
+    logprobs: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False

@@ -15,7 +15,13 @@ class RequestStream:
     """
 
     def __init__(
-        self, request_id: str, num_prompt_tokens: int, mailbox: Mailbox, abort: Callable[[], None]
+        self,
+        request_id: str,
+        num_prompt_tokens: int,
+        mailbox: Mailbox,
+        *,
+        abort: Callable[[], None],
+        on_collect: Callable[[], None],
     ) -> None:
         self.request_id = request_id
         self.num_prompt_tokens = num_prompt_tokens
@@ -23,6 +29,7 @@ class RequestStream:
         self.num_output_tokens = 0
         self._mailbox = mailbox
         self._abort = abort
+        self._on_collect = on_collect
         self._is_exhausted = False
 
     def abort(self) -> None:
@@ -46,6 +53,7 @@ class RequestStream:
 
     async def collect(self) -> TextDelta:
         """Wait for the end and return everything as one delta; aborts if the waiting is cancelled."""
+        self._on_collect()
         texts, num_tokens = [], 0
         try:
             async for delta in self:

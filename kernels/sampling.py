@@ -58,8 +58,8 @@ def _sample_kernel(
         )  # fmt: skip
         if token < 0:
             token = _draw_from_row(row_ptr, vocab, factor, maximum, total, top_k, top_p, min_p, number, BLOCK)
-    # Out of NaN logits comes no id either, but what reads the token must not leave its table.
-    tl.store(tokens_ptr + row, tl.minimum(token, vocab - 1).to(tl.int64))
+    # NaN or +inf anywhere, or -inf everywhere, makes the total NaN.
+    tl.store(tokens_ptr + row, tl.where(total > 0, tl.minimum(token, vocab - 1), -1).to(tl.int64))
 
 
 @triton.jit
@@ -238,11 +238,18 @@ def sample_torch(
     - min-p: at least min_p times as likely as the most likely one (0 = off).
 
     The draw inverts the cumulative distribution over kept tokens in the order of their ids: the first id
-    whose cumulative mass exceeds `uniform(seed, position)` times the total. A row with NaN gets some id.
+    whose cumulative mass exceeds `uniform(seed, position)` times the total. A row without a finite maximum
+    (it has NaN, or plus infinity, or nothing but minus infinity) gets -1.
     """
     greedy = temperature < GREEDY_BELOW
     if bool(greedy.all()):
-        return logits.argmax(-1)
+        tokens = logits.argmax(-1)
+        return torch.where(logits.gather(1, tokens.unsqueeze(1)).isfinite().squeeze(1), tokens, -1)
+    tokens = _sample_mixed(logits, temperature, top_k, top_p, min_p, seed, position, greedy)
+    return torch.where(logits.amax(-1).isfinite(), tokens, -1)
+
+
+def _sample_mixed(logits, temperature, top_k, top_p, min_p, seed, position, greedy):
     filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
     tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     groups = (
@@ -327,7 +334,7 @@ def _draw(weights, seed, position):
     target = uniform_torch(seed, position) * total
     # The product may round up to the total, beyond which no token lies.
     target = torch.minimum(target, torch.nextafter(total, total.new_zeros(())))
-    # Out of NaN weights comes no index either, but it must stay in the table.
+    # Out of NaN weights comes no index, but it must stay in the table.
     return torch.searchsorted(cumulative, target.unsqueeze(1), right=True).clamp_(max=weights.shape[1] - 1)
 
 

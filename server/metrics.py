@@ -176,6 +176,11 @@ COUNTERS = (
     LiveValue(
         "vllm:num_preemptions", "Times a request gave up its pages", lambda stats: stats.preemptions_total
     ),
+    LiveValue(
+        "vllm:corrupted_requests",
+        "Requests that ended because their logits were not finite",
+        lambda stats: stats.corrupted_requests_total,
+    ),
     LiveValue("monoloop_steps", "Steps the device has computed", lambda stats: stats.steps_total),
     LiveValue(
         "monoloop_device_idle_seconds",

@@ -1,24 +1,30 @@
-"""Decode steps as CUDA graphs: one forward and one sampling graph per batch size of a ladder.
+"""Decode steps as CUDA graphs: one forward and two sampling graphs per batch size of a ladder.
 
 Launching a 32-layer step kernel by kernel costs the host 7 to 9 ms, replaying its graph 20 to 50 µs. Every
 input that changes between steps is read from one staging tensor or from the state slots, so a replay needs
 one copy in. Padded rows belong to the last slot and write to the last page, which nobody owns.
 """
 
+import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
+from engine.device.sampler import Sampled, Sampler
 from engine.device.slots import StateSlots
-from engine.outputs import Row, StepPlan
+from engine.outputs import NO_PAGE, DecodeRows, StepPlan
 from kernels.paged_attention import AttentionBatch
 from models.decoder import Decoder, ForwardBatch
 
 # Rows of the staging tensor.
 SLOTS, POSITIONS, NEW_PAGES = range(3)
-NO_PAGE = -1
 NUM_PINNED_BUFFERS = 4
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 
 def ladder(max_num_seqs: int) -> list[int]:
@@ -29,12 +35,13 @@ def ladder(max_num_seqs: int) -> list[int]:
 
 @dataclass(frozen=True)
 class DecodeGraph:
-    """The graphs of one batch size, and what they write: logits [size, vocab_size] fp32, tokens [size]."""
+    """The graphs of one batch size, and what they write: logits [size, vocab_size] fp32, and the samples."""
 
     forward: torch.cuda.CUDAGraph
-    sample: torch.cuda.CUDAGraph
-    logits: torch.Tensor
-    tokens: torch.Tensor
+    plain: torch.cuda.CUDAGraph
+    full: torch.cuda.CUDAGraph
+    plain_samples: Sampled
+    full_samples: Sampled
 
 
 class DecodeGraphs:
@@ -45,66 +52,69 @@ class DecodeGraphs:
         model: Decoder,
         kv_layers: Sequence[tuple[torch.Tensor, torch.Tensor]],
         slots: StateSlots,
-        sample: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+        sampler: Sampler,
         max_num_seqs: int,
     ) -> None:
         self._model = model
         self._kv_layers = kv_layers
         self._slots = slots
-        self._sample = sample
+        self._sampler = sampler
         self._page_size = kv_layers[0][0].shape[1]
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, DecodeGraph] = {}
         self.staging = torch.zeros(3, max_num_seqs, dtype=torch.int64, device=slots.last_token.device)
         shape = tuple(self.staging.shape)
-        self._pinned = [
-            torch.zeros(shape, dtype=torch.int64, pin_memory=True) for _ in range(NUM_PINNED_BUFFERS)
-        ]
-        self._num_staged = 0
+        self._pinned = itertools.cycle(
+            [torch.zeros(shape, dtype=torch.int64, pin_memory=True) for _ in range(NUM_PINNED_BUFFERS)]
+        )
         self.sizes = ladder(max_num_seqs)
 
     def capture(self, on_progress: Callable[[int, int], None] | None = None) -> None:
         """Capture all sizes, largest first so that the smaller ones fit into its memory."""
+        self._slots.allocate_counts()
         self.staging[SLOTS] = self._slots.nobody
         self.staging[NEW_PAGES] = NO_PAGE
         for index, size in enumerate(reversed(self.sizes)):
-            self._sample(self._logits(size), self.staging[SLOTS, :size], self.staging[POSITIONS, :size])
-            torch.cuda.synchronize()  # kernels are compiled and workspaces allocated outside the capture
-            forward, sampling = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(forward, pool=self._pool, stream=torch.cuda.current_stream()):
-                logits = self._logits(size)
-            with torch.cuda.graph(sampling, pool=self._pool, stream=torch.cuda.current_stream()):
-                tokens = self._sample(logits, self.staging[SLOTS, :size], self.staging[POSITIONS, :size] + 1)
-            self._graphs[size] = DecodeGraph(forward, sampling, logits, tokens)
+            # Kernels are compiled and workspaces allocated outside the capture.
+            logits = self._logits(size)
+            self._sample_plain(logits)
+            self._sample_full(logits)
+            torch.cuda.synchronize()
+            forward, logits = self._capture(self._logits, size)
+            plain, plain_samples = self._capture(self._sample_plain, logits)
+            full, full_samples = self._capture(self._sample_full, logits)
+            self._graphs[size] = DecodeGraph(forward, plain, full, plain_samples, full_samples)
             if on_progress is not None:
                 on_progress(index + 1, len(self.sizes))
 
-    def fits(self, plan: StepPlan) -> bool:
-        """Whether every row is one sampled token that brings at most one page."""
-        return plan.num_decode_rows == len(plan.rows) <= self.sizes[-1] and all(
-            row.sample and len(row.new_pages) <= 1 for row in plan.rows
-        )
+    def _capture(self, compute: Callable[[A], T], argument: A) -> tuple[torch.cuda.CUDAGraph, T]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
+            result = compute(argument)
+        return graph, result
 
-    def stage(self, rows: Sequence[Row]) -> DecodeGraph:
+    def _sample_plain(self, logits: torch.Tensor) -> Sampled:
+        size = logits.shape[0]
+        return self._sampler.plain(logits, self.staging[SLOTS, :size], self.staging[POSITIONS, :size] + 1)
+
+    def _sample_full(self, logits: torch.Tensor) -> Sampled:
+        size = logits.shape[0]
+        rows, positions = self.staging[SLOTS, :size], self.staging[POSITIONS, :size] + 1
+        return self._sampler.full(logits, rows, positions, with_logprobs=True)
+
+    def fits(self, plan: StepPlan) -> bool:
+        """Whether a graph can compute this step: nothing but decode rows."""
+        return not plan.chunks and not plan.page_copies and len(plan.decode.slots) <= self.sizes[-1]
+
+    def stage(self, rows: DecodeRows) -> DecodeGraph:
         """Stage the rows of a step, with one copy to the device; returns the graph to replay."""
-        size = next(size for size in self.sizes if size >= len(rows))
+        num_rows = len(rows.slots)
+        size = self.sizes[bisect_left(self.sizes, num_rows)]
         # A copy in flight reads its buffer until the device gets there, at most two steps from now.
-        buffer = self._pinned[self._num_staged % len(self._pinned)]
-        self._num_staged += 1
-        self._slots.start(rows)
-        for row in rows:
-            self._slots.claim_columns(row)
-        padding = size - len(rows)
-        columns = (
-            [row.slot for row in rows] + [self._slots.nobody] * padding,
-            [row.start for row in rows] + [0] * padding,
-            [row.new_pages[0] if row.new_pages else NO_PAGE for row in rows] + [NO_PAGE] * padding,
-        )
-        buffer.numpy()[:, :size] = columns
-        known = [(row.slot, row.token_ids[0]) for row in rows if row.token_ids is not None]
-        if known:
-            index = torch.tensor(known, device=self.staging.device)
-            self._slots.last_token[index[:, 0]] = index[:, 1]
+        buffer = next(self._pinned)
+        columns = buffer.numpy()
+        columns[:, :num_rows] = rows.slots, rows.starts, rows.new_pages
+        columns[:, num_rows:size] = [[self._slots.nobody], [0], [NO_PAGE]]
         self.staging.copy_(buffer, non_blocking=True)
         return self._graphs[size]
 

@@ -1,9 +1,8 @@
 """StepPlan -> batch -> logits -> StepOutput. Owns model, KV cache, slots, sampler and graphs."""
 
-import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,24 +10,62 @@ import torch
 from engine.config import EngineConfig
 from engine.device.batch import build_batch
 from engine.device.clock import CudaClock
-from engine.device.graphs import POSITIONS, SLOTS, DecodeGraphs
+from engine.device.graphs import DecodeGraphs
 from engine.device.kv_cache import KVCache
-from engine.device.sampler import Sampler
+from engine.device.sampler import Logprobs, Sampled, Sampler
 from engine.device.slots import StateSlots
 from engine.errors import ModelError
-from engine.outputs import StepOutput, StepPlan
+from engine.outputs import DecodeRows, StepOutput, StepPlan, TokenLogprobs
 from models import loader
 from models.catalog import ModelFiles
 from models.decoder import Decoder
 
-NUM_TOKEN_BUFFERS = 4
+
+def _output(plan: StepPlan, samples: "HostSamples", start_seconds: float, end_seconds: float) -> StepOutput:
+    """Samples, one for each decode row and for each chunk with `sample`, as the tokens of each row."""
+    is_sampled = [True] * len(plan.decode.slots) + [row.sample for row in plan.chunks]
+    values = iter(samples.tokens.tolist())
+    tokens = [(next(values),) if there else () for there in is_sampled]
+    logprobs = None
+    if samples.logprobs is not None:
+        told = iter(samples.told())
+        logprobs = [(next(told),) if there else () for there in is_sampled]
+    return StepOutput(plan.step_id, tokens, start_seconds, end_seconds, logprobs)
 
 
-def _output(plan: StepPlan, tokens: torch.Tensor, start_seconds: float, end_seconds: float) -> StepOutput:
-    """`tokens` int64: those of the sampled rows, in their order (and maybe padding)."""
-    values = iter(tokens.tolist())
-    sampled = tuple((next(values),) if row.sample else () for row in plan.rows)
-    return StepOutput(plan.step_id, sampled, start_seconds, end_seconds)
+@dataclass(frozen=True)
+class HostSamples:
+    """Samples on their way to the host; `num_logprobs`: how many most likely tokens each wants told."""
+
+    tokens: torch.Tensor
+    logprobs: Logprobs | None = None
+    num_logprobs: Sequence[int | None] = ()
+
+    @classmethod
+    def of(cls, samples: Sampled, num_rows: int, num_logprobs: Sequence[int | None]) -> "HostSamples":
+        """Copy the first `num_rows`, without waiting; log-probabilities only where one is wanted."""
+        tokens = _to_host(samples.tokens[:num_rows])
+        if not num_logprobs or samples.logprobs is None:
+            return cls(tokens)
+        logprobs = Logprobs(*(_to_host(tensor[:num_rows]) for tensor in samples.logprobs))
+        return cls(tokens, logprobs, num_logprobs)
+
+    def told(self) -> Iterator[TokenLogprobs | None]:
+        """The log-probabilities of each sample, None for those that want none."""
+        assert self.logprobs is not None
+        columns = (tensor.tolist() for tensor in self.logprobs)
+        for logprob, values, ids, count in zip(*columns, self.num_logprobs, strict=True):
+            if count is None:
+                yield None
+            else:
+                yield TokenLogprobs(logprob, tuple(zip(ids[:count], values[:count], strict=True)))
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in pinned memory, where the device will have written once its stream gets there."""
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -45,10 +82,10 @@ class ComputedStep:
 
 @dataclass(frozen=True)
 class QueuedStep:
-    """A step queued on a CUDA stream, its tokens on their way to pinned memory."""
+    """A step queued on a CUDA stream, its samples on their way to pinned memory."""
 
     plan: StepPlan
-    tokens: torch.Tensor
+    samples: HostSamples
     clock: CudaClock
     start: torch.cuda.Event
     end: torch.cuda.Event
@@ -57,7 +94,7 @@ class QueuedStep:
     def wait(self) -> StepOutput:
         """Block until the device is there and return the step's tokens."""
         self.end.synchronize()
-        return _output(self.plan, self.tokens, self.clock.seconds(self.start), self.clock.seconds(self.end))
+        return _output(self.plan, self.samples, self.clock.seconds(self.start), self.clock.seconds(self.end))
 
 
 class ModelRunner:
@@ -80,17 +117,15 @@ class ModelRunner:
             max_pages=-(-max_model_len // kv_cache.page_size),
             dummy_page=kv_cache.num_pages,
             vocab_size=model.spec.vocab_size,
+            eos_token_ids=eos_token_ids,
             device=self._device,
         )
-        self._sampler = Sampler(self._slots, eos_token_ids)
+        self._sampler = Sampler(self._slots)
         self._clock: CudaClock | None = None
         self._graphs: DecodeGraphs | None = None
         if self._device.type == "cuda":
             self._clock = CudaClock()
-            self._graphs = DecodeGraphs(model, kv_cache.layers, self._slots, self._sampler.choose, num_slots)
-            self._token_buffers = itertools.cycle(
-                [torch.zeros(num_slots, dtype=torch.int64, pin_memory=True) for _ in range(NUM_TOKEN_BUFFERS)]
-            )
+            self._graphs = DecodeGraphs(model, kv_cache.layers, self._slots, self._sampler, num_slots)
         self._last_step: QueuedStep | None = None
         self.vocab_size = model.spec.vocab_size
         self.num_pages = kv_cache.num_pages
@@ -144,53 +179,54 @@ class ModelRunner:
         with torch.inference_mode():
             if self._clock is None:
                 start = time.perf_counter()
-                tokens = self._run_eagerly(plan)
-                return ComputedStep(_output(plan, tokens, start, time.perf_counter()))
+                samples = self._run_eagerly(plan)
+                return ComputedStep(_output(plan, samples, start, time.perf_counter()))
             return self._queue(plan, self._clock)
 
     def _queue(self, plan: StepPlan, clock: CudaClock) -> QueuedStep:
         if self._last_step is None or self._last_step.end.query():
             clock.synchronize()
         assert self._graphs is not None
+        start = clock.record()
         if self._graphs.fits(plan):
-            start, tokens = self._replay(plan, self._graphs, clock)
+            samples = self._replay(plan.decode, self._graphs)
         else:
-            start = clock.record()
-            tokens = self._run_eagerly(plan)
-        host_tokens = next(self._token_buffers)[: tokens.shape[0]]
-        host_tokens.copy_(tokens, non_blocking=True)
-        self._last_step = QueuedStep(plan, host_tokens, clock, start, clock.record())
+            samples = self._run_eagerly(plan)
+        self._last_step = QueuedStep(plan, samples, clock, start, clock.record())
         return self._last_step
 
-    def _run_eagerly(self, plan: StepPlan) -> torch.Tensor:
+    def _run_eagerly(self, plan: StepPlan) -> HostSamples:
         batch = build_batch(plan, self._slots, self._kv_cache.page_size, self._device)
         hidden = self._model(batch.forward, self._kv_cache.layers)
         if not batch.slots_host:
-            return batch.slots
+            return HostSamples(batch.slots)
         logits = self._model.logits(hidden[batch.logits_positions])
-        self._sampler.edit(logits, batch.slots, batch.slots_host, batch.num_outputs)
-        tokens = self._sampler.choose(logits, batch.slots, batch.positions)
-        self._sampler.count(tokens, batch.slots, batch.slots_host)
-        return tokens
+        state = self._slots
+        state.allow_ends(batch.slots_host, batch.newest_host)
+        num_logprobs = self._num_logprobs(batch.slots_host)
+        if num_logprobs or state.needs_edits(batch.slots_host):
+            samples = self._sampler.full(
+                logits, batch.slots, batch.positions, with_logprobs=bool(num_logprobs)
+            )
+        else:
+            samples = self._sampler.plain(logits, batch.slots, batch.positions)
+        return HostSamples.of(samples, len(batch.slots_host), num_logprobs)
 
-    def _replay(
-        self, plan: StepPlan, graphs: DecodeGraphs, clock: CudaClock
-    ) -> tuple[torch.cuda.Event, torch.Tensor]:
-        start = clock.record()
-        graph = graphs.stage(plan.rows)
+    def _replay(self, rows: DecodeRows, graphs: DecodeGraphs) -> HostSamples:
+        graph = graphs.stage(rows)
         graph.forward.replay()
-        slots = [row.slot for row in plan.rows]
-        num_outputs = [row.start + 1 - len(self._slots.inits[row.slot].prompt_token_ids) for row in plan.rows]
-        if not self._sampler.has_edits(slots, num_outputs):
-            graph.sample.replay()
-            return start, graph.tokens
-        num_rows = len(slots)
-        rows = graphs.staging[SLOTS, :num_rows]
-        logits = graph.logits[:num_rows]
-        self._sampler.edit(logits, rows, slots, num_outputs)
-        tokens = self._sampler.choose(logits, rows, graphs.staging[POSITIONS, :num_rows] + 1)
-        self._sampler.count(tokens, rows, slots)
-        return start, tokens
+        self._slots.allow_ends(rows.slots, rows.starts)
+        num_logprobs = self._num_logprobs(rows.slots)
+        if num_logprobs or self._slots.needs_edits(rows.slots):
+            graph.full.replay()
+            return HostSamples.of(graph.full_samples, len(rows.slots), num_logprobs)
+        graph.plain.replay()
+        return HostSamples.of(graph.plain_samples, len(rows.slots), ())
+
+    def _num_logprobs(self, slots: list[int]) -> list[int | None]:
+        """For each slot how many most likely tokens it wants told; empty if none wants any."""
+        state = self._slots
+        return [state.num_logprobs(slot) for slot in slots] if state.wants_logprobs(slots) else []
 
 
 def set_up_thread(config: EngineConfig, device: torch.device) -> None:

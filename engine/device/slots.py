@@ -5,29 +5,54 @@ from the sequence's history, so preemption simply drops it. The last slot belong
 last page: padded rows use them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 
+from engine.device.staging import upload
 from engine.outputs import Row, SlotInit
+from engine.request import MAX_LOGIT_BIAS, SamplingParams
+
+WORD_BITS = 32
+# Tensors with a value for each slot, and the sampling parameters they hold.
+PARAMETERS = (
+    ("temperature", "temperature"),
+    ("top_p", "top_p"),
+    ("min_p", "min_p"),
+    ("top_k", "top_k"),
+    ("presence", "presence_penalty"),
+    ("frequency", "frequency_penalty"),
+    ("repetition", "repetition_penalty"),
+)
 
 
 class StateSlots:
     """Per-sequence state on the device, `[num_slots + 1]` rows each.
 
     `last_token` int64: the newest token, which the host may not know yet. `page_table` int32
-    [num_slots + 1, max_pages]. Sampling parameters fp32 (top_k int32, seed int64). `output_counts` int32 and
-    `prompt_mask` bool [num_slots + 1, vocab_size] exist from the first request that has a penalty.
+    [num_slots + 1, max_pages]. Sampling parameters fp32 (top_k int32, seed int64). `bias_ids` int64 and
+    `bias_values` fp32 [num_slots + 1, MAX_LOGIT_BIAS], unused entries adding 0 to token 0. `token_masks`
+    int32 [num_slots + 1, ceil(vocab_size / 32)]: bit `t % 32` of word `t // 32` is set if token t is allowed.
+    `output_counts` int32 and `prompt_mask` bool [num_slots + 1, vocab_size] exist from the first request that
+    has a penalty, or from the start where graphs need them.
     """
 
     def __init__(
-        self, num_slots: int, *, max_pages: int, dummy_page: int, vocab_size: int, device: torch.device
+        self,
+        num_slots: int,
+        *,
+        max_pages: int,
+        dummy_page: int,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        device: torch.device,
     ) -> None:
         rows = num_slots + 1
         self.nobody = num_slots
         self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
         self._device = device
-        self._num_pages = [0] * rows
         self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
         self.page_table = torch.full((rows, max_pages), dummy_page, dtype=torch.int32, device=device)
         self.temperature = torch.zeros(rows, device=device)
@@ -38,62 +63,119 @@ class StateSlots:
         self.presence = torch.zeros(rows, device=device)
         self.frequency = torch.zeros(rows, device=device)
         self.repetition = torch.ones(rows, device=device)
+        self.bias_ids = torch.zeros(rows, MAX_LOGIT_BIAS, dtype=torch.int64, device=device)
+        self.bias_values = torch.zeros(rows, MAX_LOGIT_BIAS, device=device)
+        num_words = -(-vocab_size // WORD_BITS)
+        self.token_masks = torch.full((rows, num_words), -1, dtype=torch.int32, device=device)
         self.output_counts: torch.Tensor | None = None
         self.prompt_mask: torch.Tensor | None = None
-        self.inits: dict[int, SlotInit] = {}
+        self._edited: set[int] = set()
+        self._wants_logprobs: dict[int, int] = {}
+        self._min_tokens: dict[int, tuple[int, SamplingParams]] = {}
 
-    def start(self, rows: Sequence[Row]) -> None:
-        """Set up the slots of sequences that take one with this step."""
-        started = [(row.slot, row.init) for row in rows if row.init is not None]
-        if not started:
-            return
-        for slot, init in started:
-            self._num_pages[slot] = 0
-            self.inits[slot] = init
-        slots = torch.tensor([slot for slot, _ in started], device=self._device)
-        params = [init.sampling for _, init in started]
-        for tensor, values in (
-            (self.temperature, [p.temperature for p in params]),
-            (self.top_p, [p.top_p for p in params]),
-            (self.min_p, [p.min_p for p in params]),
-            (self.top_k, [p.top_k for p in params]),
-            (self.seed, [init.seed for _, init in started]),
-            (self.presence, [p.presence_penalty for p in params]),
-            (self.frequency, [p.frequency_penalty for p in params]),
-            (self.repetition, [p.repetition_penalty for p in params]),
-        ):
-            tensor[slots] = torch.tensor(values, dtype=tensor.dtype, device=self._device)
-        for slot, init in started:
-            if init.sampling.has_penalties:
-                self._count_history(slot, init)
+    # What a slot starts from
 
-    def append_pages(self, rows: Sequence[Row]) -> None:
-        """Append the rows' new pages to their slots' page tables."""
-        table_rows: list[int] = []
-        table_columns: list[int] = []
-        pages: list[int] = []
+    def parameters(self, inits: Sequence[SlotInit]) -> tuple[np.ndarray, np.ndarray]:
+        """What `start` writes: seeds int64 [len(inits)], the rest float64 [len(PARAMETERS), len(inits)]."""
+        seeds = np.array([init.seed for init in inits], np.int64)
+        columns = [[getattr(init.sampling, field) for init in inits] for _, field in PARAMETERS]
+        return seeds, np.array(columns, np.float64)
+
+    def start(
+        self, rows: Sequence[Row], slots: torch.Tensor, seeds: torch.Tensor, columns: torch.Tensor
+    ) -> None:
+        """Set up the slots (int64 [len(rows)] on the device) of rows whose sequences take one with this step.
+
+        `seeds` and `columns` are what `parameters` gave, on the device.
+        """
+        self.seed[slots] = seeds
+        for (name, _), values in zip(PARAMETERS, columns, strict=True):
+            target = getattr(self, name)
+            target[slots] = values.to(target.dtype)
         for row in rows:
-            if row.new_pages:
-                columns = self.claim_columns(row)
-                table_rows += [row.slot] * len(columns)
-                table_columns += columns
-                pages += row.new_pages
-        if pages:
-            index = torch.tensor((table_rows, table_columns), device=self._device)
-            self.page_table[index[0], index[1]] = torch.tensor(pages, dtype=torch.int32, device=self._device)
+            assert row.init is not None
+            self._start_edits(row.slot, row.init)
 
-    def claim_columns(self, row: Row) -> range:
-        """Where in its page table the row's new pages belong; counts them."""
-        first = self._num_pages[row.slot]
-        self._num_pages[row.slot] = first + len(row.new_pages)
-        return range(first, first + len(row.new_pages))
+    def _start_edits(self, slot: int, init: SlotInit) -> None:
+        """Set up what a few requests have: penalties, bias, mask, log-probabilities."""
+        sampling = init.sampling
+        if slot in self._edited:
+            self._edited.remove(slot)
+            self.bias_values[slot].zero_()
+            self.token_masks[slot].fill_(-1)
+        self._wants_logprobs.pop(slot, None)
+        self._min_tokens.pop(slot, None)
+        if sampling.logprobs is not None:
+            self._wants_logprobs[slot] = sampling.logprobs
+        if sampling.has_penalties:
+            self._edited.add(slot)
+            self._count_history(slot, init)
+        if sampling.logit_bias:
+            self._edited.add(slot)
+            ids, values = upload(
+                self._device,
+                (
+                    np.array([token_id for token_id, _ in sampling.logit_bias], np.int64),
+                    np.array([value for _, value in sampling.logit_bias], np.float64),
+                ),
+            )
+            self.bias_ids[slot, : len(ids)] = ids
+            self.bias_values[slot, : len(ids)] = values.float()
+        if sampling.min_tokens > len(init.output_token_ids) or sampling.allowed_token_ids:
+            self._edited.add(slot)
+            self._mask(slot, sampling, may_end=sampling.min_tokens <= len(init.output_token_ids))
+        if sampling.min_tokens > len(init.output_token_ids):
+            self._min_tokens[slot] = len(init.prompt_token_ids) + sampling.min_tokens - 1, sampling
 
-    def _count_history(self, slot: int, init: SlotInit) -> None:
-        if self.output_counts is None or self.prompt_mask is None:
-            shape = (len(self._num_pages), self._vocab_size)
+    def allocate_counts(self) -> None:
+        """Make room for what penalties need to remember."""
+        if self.output_counts is None:
+            shape = (len(self.last_token), self._vocab_size)
             self.output_counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
             self.prompt_mask = torch.zeros(shape, dtype=torch.bool, device=self._device)
+
+    def _count_history(self, slot: int, init: SlotInit) -> None:
+        self.allocate_counts()
+        assert self.output_counts is not None and self.prompt_mask is not None
+        history = (np.array(init.prompt_token_ids, np.int64), np.array(init.output_token_ids, np.int64))
+        prompt, outputs = upload(self._device, history)
         self.prompt_mask[slot].zero_()
-        self.prompt_mask[slot, torch.tensor(init.prompt_token_ids, device=self._device)] = True
-        outputs = torch.tensor(init.output_token_ids, dtype=torch.int64, device=self._device)
-        self.output_counts[slot] = torch.bincount(outputs, minlength=self._vocab_size)
+        self.prompt_mask[slot].index_fill_(0, prompt, True)
+        ones = torch.ones(len(outputs), dtype=torch.int32, device=self._device)
+        self.output_counts[slot].zero_()
+        self.output_counts[slot].index_add_(0, outputs, ones)
+
+    def _mask(self, slot: int, sampling: SamplingParams, *, may_end: bool) -> None:
+        """Write the slot's mask: `allowed_token_ids`, without what would end the sequence too early."""
+        bits = np.zeros(self.token_masks.shape[1] * WORD_BITS, np.uint8)
+        if sampling.allowed_token_ids:
+            bits[list(sampling.allowed_token_ids)] = 1
+        else:
+            bits[:] = 1
+        if not may_end:
+            bits[list(sampling.stop_token_ids.union(self._eos_token_ids))] = 0
+        words = np.packbits(bits, bitorder="little").view("<i4")
+        (mask,) = upload(self._device, (words.astype(np.int64),))
+        self.token_masks[slot] = mask.to(torch.int32)
+
+    # Questions of every step
+
+    def needs_edits(self, slots: Iterable[int]) -> bool:
+        """Whether the logits of any of these slots are edited before a token is chosen."""
+        return not self._edited.isdisjoint(slots)
+
+    def wants_logprobs(self, slots: Iterable[int]) -> bool:
+        """Whether the log-probabilities of any of these slots are told."""
+        return not self._wants_logprobs.keys().isdisjoint(slots)
+
+    def num_logprobs(self, slot: int) -> int | None:
+        """How many most likely tokens are told beside the chosen one; None: not even that one."""
+        return self._wants_logprobs.get(slot)
+
+    def allow_ends(self, slots: Sequence[int], newest: Sequence[int]) -> None:
+        """Let sequences end from now on that have `min_tokens`; `newest`: position of their last token."""
+        if self._min_tokens:
+            for slot, position in zip(slots, newest, strict=True):
+                if slot in self._min_tokens and position >= self._min_tokens[slot][0]:
+                    _, sampling = self._min_tokens.pop(slot)
+                    self._mask(slot, sampling, may_end=True)

@@ -14,7 +14,7 @@ from bisect import insort
 from collections import deque
 from typing import NamedTuple
 
-from engine.outputs import FinishReason, Row, SlotInit, StepOutput, StepPlan
+from engine.outputs import NO_PAGE, NO_TOKEN, DecodeRows, FinishReason, Row, SlotInit, StepOutput, StepPlan
 from engine.request import Request
 from engine.schedule.admission import Admission
 from engine.schedule.pages import PagePool
@@ -61,6 +61,7 @@ class Scheduler:
         )
         self._token_budget = token_budget
         self._eos_token_ids = eos_token_ids
+        self._no_token = frozenset([NO_TOKEN])
         self._free_slots = list(range(max_running - 1, -1, -1))
         self._sequences: dict[int, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
@@ -83,13 +84,19 @@ class Scheduler:
     def add(self, request: Request, *, seed: int, now: float) -> Sequence:
         """Queue a request. Raises InvalidRequest, ContextLengthExceeded or QueueFull."""
         self._admission.check(request, num_waiting=len(self._waiting), num_running=len(self._running))
+        sampling = request.sampling
+        num_prompt_tokens = len(request.prompt_token_ids)
         sequence = Sequence(
             id=self._next_id,
             request=request,
             seed=seed,
             arrival_seconds=now,
             token_ids=list(request.prompt_token_ids),
-            num_prompt_tokens=len(request.prompt_token_ids),
+            num_prompt_tokens=num_prompt_tokens,
+            max_num_tokens=num_prompt_tokens + sampling.max_tokens,
+            final_token_ids=sampling.stop_token_ids.union(
+                self._no_token, () if sampling.ignore_eos else self._eos_token_ids
+            ),
         )
         self._next_id += 1
         self._sequences[sequence.id] = sequence
@@ -130,59 +137,46 @@ class Scheduler:
 
         Decoding sequences come first, then the rest of the budget goes to prefill in order of arrival.
         """
-        decode_rows = self._plan_decode()
-        budget = self._token_budget - len(decode_rows)
-        single_rows: list[Row] = []
-        chunk_rows: list[Row] = []
-        for sequence in self._running:
+        decode, unfinished_prefills = self._plan_decode()
+        budget = self._token_budget - len(decode.slots)
+        chunks: list[Row] = []
+        for sequence in unfinished_prefills:
             if budget == 0:
                 break
-            if sequence.num_scheduled_tokens < sequence.num_tokens - 1 and not self._is_complete(sequence):
-                row = self._chunk(sequence, budget)
-                budget -= row.num_tokens
-                (single_rows if row.num_tokens == 1 else chunk_rows).append(row)
+            if sequence.status is SequenceStatus.RUNNING:  # not preempted by a decoding one just now
+                chunks.append(self._chunk(sequence, budget))
+                budget -= chunks[-1].num_tokens
         while budget > 0 and self._waiting and self._may_start(self._waiting[0]):
-            row = self._start(self._waiting.popleft(), budget, now)
-            budget -= row.num_tokens
-            (single_rows if row.num_tokens == 1 else chunk_rows).append(row)
-        decode_rows += single_rows
-        if not decode_rows and not chunk_rows:
+            chunks.append(self._start(self._waiting.popleft(), budget, now))
+            budget -= chunks[-1].num_tokens
+        if not decode.slots and not chunks:
             return None
-        plan = StepPlan(
-            step_id=self._next_step_id,
-            rows=(*decode_rows, *chunk_rows),
-            num_decode_rows=len(decode_rows),
-            num_tokens=self._token_budget - budget,
-        )
+        chunks.sort(key=lambda row: row.num_tokens > 1)
+        plan = StepPlan(self._next_step_id, decode, tuple(chunks), self._token_budget - budget)
         self._next_step_id += 1
         return plan
 
     def commit(self, plan: StepPlan, output: StepOutput) -> list[Progress]:
         """Take in what a step computed. Rows of sequences that ended meanwhile are dropped."""
-        progress = []
-        for row, sampled in zip(plan.rows, output.tokens, strict=True):
+        progress: list[Progress] = []
+        tokens = iter(output.tokens)
+        for sequence_id, sampled in zip(plan.decode.sequence_ids, tokens, strict=False):
+            sequence = self._sequences.get(sequence_id)
+            if sequence is not None:
+                progress.append(self._land(sequence, 1, sampled))
+        for row, sampled in zip(plan.chunks, tokens, strict=True):
             sequence = self._sequences.get(row.sequence_id)
-            if sequence is None:
-                continue
-            self._land(sequence, row)
-            if row.epoch == sequence.epoch:
-                sequence.num_computed_tokens += row.num_tokens
-            if not sampled:
-                continue
-            taken = 0
-            for token_id in sampled:
-                sequence.token_ids.append(token_id)
-                taken += 1
-                if self._ends_at(sequence, token_id):
-                    break
-            progress.append(Progress(sequence, sampled[:taken]))
+            if sequence is not None:
+                gain = self._land(sequence, row.num_tokens, sampled)
+                if sampled:
+                    progress.append(gain)
         return progress
 
     def fail(self, plan: StepPlan) -> list[Sequence]:
         """The step raised: end every sequence it had a row of; returns them."""
         failed = []
-        for row in plan.rows:
-            sequence = self._sequences.get(row.sequence_id)
+        for sequence_id in plan.sequence_ids:
+            sequence = self._sequences.get(sequence_id)
             if sequence is not None:
                 self._finish(sequence, FinishReason.ERROR, None)
                 failed.append(sequence)
@@ -202,36 +196,44 @@ class Scheduler:
         assert not self._waiting, f"{len(self._waiting)} waiting sequences left"
         assert self.pool.num_used == 0, f"{self.pool.num_used} pages leaked"
 
-    def _plan_decode(self) -> list[Row]:
-        """One row for every running sequence that has exactly one token left to schedule."""
-        rows = []
-        index = 0
-        while index < len(self._running):
-            sequence = self._running[index]
-            index += 1
-            if sequence.num_unscheduled_tokens != 1 or self._is_complete(sequence):
-                continue
-            new_pages = self._grow(sequence)
-            if new_pages is None:
-                break  # it gave its own place away, so nobody comes after it
-            rows.append(self._row(sequence, 1, new_pages))
-        return rows
+    def _plan_decode(self) -> tuple[DecodeRows, list[Sequence]]:
+        """A row for every decoding sequence; and the running sequences whose history is not all scheduled.
 
-    def _grow(self, sequence: Sequence) -> tuple[int, ...] | None:
-        """The page the next token of `sequence` needs, if it needs one; preempts the latest arrivals for it.
+        Written flat: with hundreds of sequences this loop is most of what planning costs.
+        """
+        rows = DecodeRows.empty()
+        unfinished_prefills: list[Sequence] = []
+        page_size = self.pool.page_size
+        for sequence in tuple(self._running):
+            start = sequence.num_scheduled_tokens
+            if start < sequence.num_history_tokens:
+                unfinished_prefills.append(sequence)
+                continue
+            if start + 1 >= sequence.max_num_tokens:
+                continue  # the tokens in flight reach the length limit, which is never over-run
+            page = self._grow(sequence) if start == len(sequence.pages) * page_size else NO_PAGE
+            if page is None or sequence.slot < 0:
+                continue  # preempted just now, for a page of its own or of an earlier one
+            sequence.num_scheduled_tokens = start + 1
+            sequence.num_rows_in_flight += 1
+            rows.sequence_ids.append(sequence.id)
+            rows.slots.append(sequence.slot)
+            rows.starts.append(start)
+            rows.new_pages.append(page)
+        return rows, unfinished_prefills
+
+    def _grow(self, sequence: Sequence) -> int | None:
+        """One more page for `sequence`; preempts the latest arrivals for it.
 
         None when `sequence` itself was the latest and had to go.
         """
-        missing = self.pool.pages_for(sequence.num_scheduled_tokens + 1) - len(sequence.pages)
-        if missing <= 0:
-            return ()
-        while (pages := self.pool.allocate(missing)) is None:
+        while (pages := self.pool.allocate(1)) is None:
             victim = self._running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return None
         sequence.pages += pages
-        return tuple(pages)
+        return pages[0]
 
     def _may_start(self, sequence: Sequence) -> bool:
         # A preempted sequence resumes only when its last row has landed: its newest token must be known.
@@ -244,6 +246,7 @@ class Scheduler:
         sequence.pages = pages
         sequence.slot = self._free_slots.pop()
         sequence.status = SequenceStatus.RUNNING
+        sequence.num_history_tokens = sequence.num_tokens
         if sequence.first_scheduled_seconds is None:
             sequence.first_scheduled_seconds = now
         insort(self._running, sequence, key=lambda other: other.id)
@@ -258,56 +261,45 @@ class Scheduler:
     def _chunk(
         self, sequence: Sequence, budget: int, new_pages: tuple[int, ...] = (), init: SlotInit | None = None
     ) -> Row:
-        num_tokens = min(sequence.num_tokens - sequence.num_scheduled_tokens, budget)
-        return self._row(sequence, num_tokens, new_pages, init)
-
-    def _row(
-        self, sequence: Sequence, num_tokens: int, new_pages: tuple[int, ...], init: SlotInit | None = None
-    ) -> Row:
-        """Plan the next `num_tokens` tokens; the last known token's logits are sampled."""
+        """Plan the next tokens of a sequence's history; the logits of the last one are sampled."""
         start = sequence.num_scheduled_tokens
-        end = start + num_tokens
-        in_slot = start >= sequence.num_tokens  # the newest token, which only the device knows
-        sample = end >= sequence.num_tokens
+        end = min(start + budget, sequence.num_history_tokens)
         sequence.num_scheduled_tokens = end
         sequence.num_rows_in_flight += 1
-        sequence.num_samples_in_flight += sample
         return Row(
             sequence_id=sequence.id,
             slot=sequence.slot,
             start=start,
-            num_tokens=num_tokens,
-            token_ids=None if in_slot else tuple(sequence.token_ids[start:end]),
-            sample=sample,
+            token_ids=tuple(sequence.token_ids[start:end]),
+            sample=end == sequence.num_history_tokens,
             new_pages=new_pages,
             init=init,
-            epoch=sequence.epoch,
         )
 
-    def _land(self, sequence: Sequence, row: Row) -> None:
+    def _land(self, sequence: Sequence, num_tokens: int, sampled: tuple[int, ...]) -> Progress:
+        """A row of `num_tokens` tokens was computed and `sampled` chosen: returns those that count."""
         sequence.num_rows_in_flight -= 1
-        sequence.num_samples_in_flight -= row.sample
+        if sequence.slot >= 0:  # else it was preempted meanwhile: the token counts, its KV is gone
+            sequence.num_computed_tokens += num_tokens
+        for index, token_id in enumerate(sampled, 1):
+            sequence.token_ids.append(token_id)
+            if token_id in sequence.final_token_ids or len(sequence.token_ids) >= sequence.max_num_tokens:
+                self._end_at(sequence, token_id)
+                if sequence.is_finished:
+                    return Progress(sequence, sampled[:index])
+        return Progress(sequence, sampled)
 
-    def _is_complete(self, sequence: Sequence) -> bool:
-        """Whether the tokens in flight already reach the length limit: it is never over-run."""
-        num_outputs = sequence.num_output_tokens + sequence.num_samples_in_flight
-        return num_outputs >= sequence.request.sampling.max_tokens
-
-    def _ends_at(self, sequence: Sequence, token_id: int) -> bool:
+    def _end_at(self, sequence: Sequence, token_id: int) -> None:
         """End `sequence` if its newest token says so."""
         sampling = sequence.request.sampling
-        num_outputs = sequence.num_output_tokens
-        if num_outputs > sampling.min_tokens:
-            if token_id in sampling.stop_token_ids:
-                self._finish(sequence, FinishReason.STOP, token_id)
-                return True
-            if token_id in self._eos_token_ids and not sampling.ignore_eos:
-                self._finish(sequence, FinishReason.STOP, None)
-                return True
-        if num_outputs >= sampling.max_tokens:
+        if token_id == NO_TOKEN:
+            sequence.token_ids.pop()
+            self._finish(sequence, FinishReason.ERROR, None)
+        elif token_id in sequence.final_token_ids and sequence.num_output_tokens > sampling.min_tokens:
+            stop_reason = token_id if token_id in sampling.stop_token_ids else None
+            self._finish(sequence, FinishReason.STOP, stop_reason)
+        elif sequence.num_tokens >= sequence.max_num_tokens:
             self._finish(sequence, FinishReason.LENGTH, None)
-            return True
-        return False
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take pages and slot away; the sequence waits in front and recomputes its tokens when it resumes."""
@@ -315,7 +307,7 @@ class Scheduler:
         sequence.status = SequenceStatus.WAITING
         sequence.num_scheduled_tokens = 0
         sequence.num_computed_tokens = 0
-        sequence.epoch += 1
+        sequence.num_preemptions += 1
         self._waiting.appendleft(sequence)
         self.num_preemptions += 1
 

@@ -21,10 +21,10 @@ class Sequence:
 
     Three counts describe it: `num_computed_tokens` (KV written by committed steps), `num_scheduled_tokens`
     (committed plus in flight) and `num_tokens` (known to the host). plan() moves only the second, commit()
-    reconciles. A sampled token that is still in flight is not in `token_ids`: it is counted by
-    `num_samples_in_flight` and lives in the state slot.
+    reconciles. A sampled token that is still in flight is not in `token_ids`: it lives in the state slot.
 
-    `epoch` counts preemptions: a row planned before one still delivers its token, but not its KV.
+    `num_history_tokens` were known when the sequence took its slot: their KV is computed from token ids of
+    the host, that of every later token from the slot's newest. `final_token_ids` may end the sequence.
     """
 
     id: int
@@ -33,14 +33,16 @@ class Sequence:
     arrival_seconds: float
     token_ids: list[int] = field(repr=False)
     num_prompt_tokens: int
+    max_num_tokens: int
+    final_token_ids: frozenset[int] = field(repr=False)
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0
     num_rows_in_flight: int = 0
-    num_samples_in_flight: int = 0
+    num_history_tokens: int = 0
+    num_preemptions: int = 0
     pages: list[int] = field(default_factory=list, repr=False)
     slot: int = -1
-    epoch: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     first_scheduled_seconds: float | None = None
@@ -54,11 +56,6 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """Output tokens the host knows."""
         return len(self.token_ids) - self.num_prompt_tokens
-
-    @property
-    def num_unscheduled_tokens(self) -> int:
-        """Tokens, known or still in the slot, whose KV no planned step computes yet."""
-        return len(self.token_ids) + self.num_samples_in_flight - self.num_scheduled_tokens
 
     @property
     def is_finished(self) -> bool:

@@ -19,6 +19,8 @@ MAX_WINDOW_TOKENS = 12
 # garbage, and all but the last three (which may still begin a character) are shown as such.
 MAX_UNFINISHED_TOKENS = 24
 MAX_UNFINISHED_BYTES = 3
+# New tokens decoded together; fewer than MAX_UNFINISHED_TOKENS, so that a boundary is met in between.
+MAX_ROUND_TOKENS = 16
 
 
 class BatchDecoder(Protocol):
@@ -140,15 +142,17 @@ class Detokenizer:
         )
 
     def _decode_new(self, streams: list[_Stream]) -> None:
-        """Decode the new tokens of all streams together, one token of each per round.
+        """Decode the new tokens of all streams together.
 
-        So a stop string names the token it ended at, and a character is seen as soon as it is whole.
+        Where stop strings are looked for, one token per round, so that one names the token it ended at.
         """
         while streams := [stream for stream in streams if stream.new_token_ids]:
             for stream in streams:
-                stream.window.append(stream.new_token_ids.popleft())
-                stream.num_output_tokens += 1
-                stream.num_unreported_tokens += 1
+                num_tokens = 1 if stream.stop else min(MAX_ROUND_TOKENS, len(stream.new_token_ids))
+                for _ in range(num_tokens):
+                    stream.window.append(stream.new_token_ids.popleft())
+                stream.num_output_tokens += num_tokens
+                stream.num_unreported_tokens += num_tokens
             self._decode_windows(streams)
             for stream in streams:
                 self._settle(stream)

@@ -154,7 +154,7 @@ async def test_a_cancelled_reader_aborts(run_ahead):
 
 async def test_a_failed_step_ends_its_requests_and_the_engine_goes_on(run_ahead, caplog):
     def fail_on_marked_prompt(plan: StepPlan) -> None:
-        if any(row.init and row.init.prompt_token_ids[0] == 66 for row in plan.rows):
+        if any(row.init and row.init.prompt_token_ids[0] == 66 for row in plan.chunks):
             raise RuntimeError("broken on purpose")
 
     async with toy_engine(run_ahead=run_ahead, before_step=fail_on_marked_prompt) as engine:

@@ -80,6 +80,10 @@ class Driver:
         )
 
 
+def num_samples(plan: StepPlan) -> int:
+    return len(plan.decode.slots) + sum(row.sample for row in plan.chunks)
+
+
 def output_of(sequence: Sequence) -> list[int]:
     return sequence.token_ids[sequence.num_prompt_tokens :]
 
@@ -101,7 +105,7 @@ def test_a_length_stop_is_never_over_run(run_ahead):
     driver = Driver(run_ahead=run_ahead)
     driver.add([1, 2, 3], max_tokens=6, ignore_eos=True)
     driver.run()
-    assert sum(row.sample for plan in driver.plans for row in plan.rows) == 6
+    assert sum(map(num_samples, driver.plans)) == 6
 
 
 def test_eos_drops_the_row_in_flight():
@@ -111,7 +115,7 @@ def test_eos_drops_the_row_in_flight():
     driver.run()
     assert output_of(sequence) == reference(prompt, 30, seed=7)
     assert sequence.finish_reason is FinishReason.STOP
-    assert sum(row.sample for plan in driver.plans for row in plan.rows) == 4, "one row over-runs, no more"
+    assert sum(map(num_samples, driver.plans)) == 4, "one row over-runs, no more"
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_beside_decoding(run_ahead):
@@ -122,7 +126,7 @@ def test_a_long_prompt_is_prefilled_in_chunks_beside_decoding(run_ahead):
     driver.run()
     assert output_of(short) == reference([1, 2, 3], 12, ignore_eos=True, seed=7)
     assert output_of(long) == reference(list(range(40)), 5, ignore_eos=True, seed=7)
-    mixed = [plan for plan in driver.plans if 0 < plan.num_decode_rows < len(plan.rows)]
+    mixed = [plan for plan in driver.plans if plan.decode.slots and plan.chunks]
     assert len(mixed) >= 5, "chunks of the long prompt share steps with the short one's decoding"
     assert all(plan.num_tokens <= 8 for plan in driver.plans)
 
@@ -310,7 +314,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def counts_are_consistent(self):
         for sequence in self.driver.scheduler._running:
             assert sequence.num_computed_tokens <= sequence.num_scheduled_tokens
-            assert sequence.num_scheduled_tokens <= sequence.num_tokens + sequence.num_samples_in_flight
+            assert sequence.num_scheduled_tokens <= sequence.num_tokens + sequence.num_rows_in_flight
             assert len(sequence.pages) >= self.driver.scheduler.pool.pages_for(sequence.num_scheduled_tokens)
 
     def teardown(self):

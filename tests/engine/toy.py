@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.outputs import StepOutput, StepPlan
+from engine.outputs import NO_PAGE, StepOutput, StepPlan
 
 VOCAB_SIZE = 97
 EOS = 96
@@ -59,33 +59,42 @@ class ToyRunner:
         self.num_launched = 0
 
     def launch(self, plan: StepPlan) -> ToyStep:
-        start = time.perf_counter()
+        start_seconds = time.perf_counter()
         self.num_launched += 1
         if self.before_step is not None:
             self.before_step(plan)
-        assert plan.num_tokens == sum(row.num_tokens for row in plan.rows)
-        singles = [row.num_tokens == 1 for row in plan.rows]
+        decode, page_size = plan.decode, self.page_size
+        assert plan.num_tokens == len(decode.slots) + sum(row.num_tokens for row in plan.chunks)
+        singles = [row.num_tokens == 1 for row in plan.chunks]
         assert singles == sorted(singles, reverse=True), "single-token rows stand first"
-        assert plan.num_decode_rows == sum(singles)
-        assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows in one slot"
-        for row in plan.rows:
+        slots = [*decode.slots, *(row.slot for row in plan.chunks)]
+        assert len(set(slots)) == len(slots), "two rows in one slot"
+        for source, target in plan.page_copies:
+            self.cache[target] = self.cache[source]
+        for slot, start, page in zip(decode.slots, decode.starts, decode.new_pages, strict=True):
+            if page != NO_PAGE:
+                assert start == len(self.tables[slot]) * page_size, "a page that is not needed yet"
+                self.tables[slot].append(page)
+            self._write(slot, start, (self.newest[slot],))
+        for row in plan.chunks:
             if row.init is not None:
                 self.tables[row.slot] = []
                 self.seeds[row.slot] = row.init.seed
             self.tables[row.slot] += row.new_pages
-            token_ids = row.token_ids if row.token_ids is not None else (self.newest[row.slot],)
-            assert len(token_ids) == row.num_tokens
-            for position, token_id in enumerate(token_ids, row.start):
-                page = self.tables[row.slot][position // self.page_size]
-                self.cache[page, position % self.page_size] = token_id
-        tokens = []
-        for row in plan.rows:
-            if not row.sample:
-                tokens.append(())
-                continue
-            length = row.start + row.num_tokens
-            prefix = self.cache[self.tables[row.slot]].reshape(-1)[:length].tolist()
-            token = next_token(prefix, self.seeds[row.slot])
-            self.newest[row.slot] = token
-            tokens.append((token,))
-        return ToyStep(StepOutput(plan.step_id, tuple(tokens), start, time.perf_counter()))
+            self._write(row.slot, row.start, row.token_ids)
+        tokens = [(self._sample(*row),) for row in zip(decode.slots, decode.starts, strict=True)]
+        for row in plan.chunks:
+            last = row.start + row.num_tokens - 1
+            tokens.append((self._sample(row.slot, last),) if row.sample else ())
+        return ToyStep(StepOutput(plan.step_id, tokens, start_seconds, time.perf_counter()))
+
+    def _write(self, slot: int, start: int, token_ids: tuple[int, ...]) -> None:
+        for position, token_id in enumerate(token_ids, start):
+            page = self.tables[slot][position // self.page_size]
+            self.cache[page, position % self.page_size] = token_id
+
+    def _sample(self, slot: int, position: int) -> int:
+        """The token after the one at `position`."""
+        prefix = self.cache[self.tables[slot]].reshape(-1)[: position + 1].tolist()
+        self.newest[slot] = next_token(prefix, self.seeds[slot])
+        return self.newest[slot]

@@ -200,14 +200,18 @@ def test_infinitely_unlikely_tokens_are_never_drawn(target: Target):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-def test_a_row_of_nan_gets_an_id_and_harms_no_other(target: Target):
+def test_a_row_without_a_finite_maximum_gets_no_token_and_harms_no_other(target: Target):
     logits, *parameters = mixed_batch(300)
     expected = run(target, logits, *parameters)
     broken = logits.clone()
     broken[[0, 2, 3, 10]] = torch.nan
     broken[1, 7] = torch.nan
     broken[4] = -torch.inf
+    broken[8, 299] = torch.inf
     result = run(target, broken, *parameters)
-    assert ((result >= 0) & (result < 300)).all(), f"ids out of range: {result.tolist()}"
-    intact = [5, 6, 7, 8, 9, 11]
+    assert result[[0, 1, 2, 3, 4, 8, 10]].tolist() == [-1] * 7
+    intact = [5, 6, 7, 9, 11]
     assert torch.equal(result[intact], expected[intact])
+    greedy = run(target, broken, 0.0, 0, 1.0, 0.0, 1, torch.arange(12))
+    assert greedy[[0, 1, 2, 3, 4, 8, 10]].tolist() == [-1] * 7
+    assert torch.equal(greedy[intact], logits[intact].argmax(-1))

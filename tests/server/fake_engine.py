@@ -243,6 +243,7 @@ class FakeEngine:
             cached_prompt_tokens_total=0,
             generation_tokens_total=self._num_tokens,
             steps_total=self._num_tokens,
+            corrupted_requests_total=0,
             device_idle_seconds_total=0.0,
             device_idle_share=0.0,
             loop_lag_seconds=0.0,

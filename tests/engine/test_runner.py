@@ -1,0 +1,127 @@
+"""The runner on the CPU with a tiny model of random weights: what the sampler is asked for, it does."""
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.device.runner import ModelRunner
+from engine.outputs import NO_PAGE, NO_TOKEN, DecodeRows, Row, SlotInit, StepOutput, StepPlan
+from engine.request import SamplingParams
+from models.loader import random_decoder
+from models.shapes import SHAPES
+
+EOS = (3,)
+PROMPT = (5, 6, 7, 8, 9)
+
+
+@pytest.fixture(scope="module")
+def model():
+    with torch.inference_mode():
+        return random_decoder(SHAPES["tiny"], torch.float32, torch.device("cpu"))
+
+
+class Steps:
+    """Drives a runner by hand: every sequence has slot and pages of its own."""
+
+    def __init__(self, model, **config):
+        settings = EngineConfig(
+            device="cpu", kv_tokens=512, max_model_len=64, max_num_seqs=4, page_size=16, **config
+        )
+        self.runner = ModelRunner.around(model, settings, 64, EOS)
+        self.ids: Iterator[int] = count()
+        self.lengths: dict[int, int] = {}
+
+    def start(self, slot: int, sampling: SamplingParams, prompt=PROMPT, outputs=()) -> StepOutput:
+        tokens = (*prompt, *outputs)
+        init = SlotInit(sampling, seed=11, prompt_token_ids=prompt, output_token_ids=tuple(outputs))
+        pages = tuple(range(slot * 4, slot * 4 + 4))
+        self.lengths[slot] = len(tokens)
+        row = Row(slot, slot, 0, tokens, True, pages, init)
+        return self.runner.launch(StepPlan(next(self.ids), DecodeRows.empty(), (row,), len(tokens))).wait()
+
+    def decode(self, *slots: int) -> StepOutput:
+        starts = [self.lengths[slot] for slot in slots]
+        for slot in slots:
+            self.lengths[slot] += 1
+        rows = DecodeRows(list(slots), list(slots), starts, [NO_PAGE] * len(slots))
+        return self.runner.launch(StepPlan(next(self.ids), rows, (), len(slots))).wait()
+
+    def run(self, slot: int, num_tokens: int, **sampling) -> list[int]:
+        tokens = [self.start(slot, SamplingParams(max_tokens=50, **sampling)).tokens[0][0]]
+        return tokens + [self.decode(slot).tokens[0][0] for _ in range(num_tokens - 1)]
+
+
+def test_bias_forces_and_forbids(model):
+    steps = Steps(model)
+    assert steps.run(0, 3, temperature=0.0, logit_bias=((17, 1000.0),)) == [17, 17, 17]
+    plain = steps.run(0, 5, temperature=0.0)
+    banned = steps.run(0, 5, temperature=0.0, logit_bias=((plain[0], -1000.0),))
+    assert plain[0] not in banned
+    assert steps.run(0, 5, temperature=0.0) == plain, "a slot forgets the bias of the sequence before"
+
+
+def test_only_allowed_tokens_are_chosen(model):
+    steps = Steps(model)
+    allowed = frozenset([2, 40, 100])
+    assert set(steps.run(0, 12, temperature=5.0, allowed_token_ids=allowed)) <= allowed
+
+
+def test_no_end_before_min_tokens(model):
+    steps = Steps(model)
+    forced = {
+        "temperature": 0.0,
+        "logit_bias": ((EOS[0], 1000.0), (40, 900.0)),
+        "stop_token_ids": frozenset([40]),
+    }
+    tokens = steps.run(0, 5, min_tokens=3, **forced)
+    assert EOS[0] not in tokens[:3] and 40 not in tokens[:3]
+    assert tokens[3:] == [EOS[0], EOS[0]]
+    resumed = SamplingParams(max_tokens=50, min_tokens=3, **forced)
+    first = steps.start(0, resumed, outputs=tokens[:2]).tokens[0][0]
+    assert [first, steps.decode(0).tokens[0][0]] == tokens[2:4], "the same after a preemption"
+
+
+def test_penalties_see_prompt_and_output(model):
+    steps = Steps(model)
+    plain = steps.run(0, 12, temperature=0.0)
+    repeated = steps.run(0, 12, temperature=0.0, frequency_penalty=2.0, presence_penalty=2.0)
+    assert len(set(repeated)) >= len(set(plain))
+    strong = steps.run(0, 12, temperature=0.0, repetition_penalty=1e6)
+    assert len(set(strong)) == 12 and not set(strong) & set(PROMPT), "what was seen is never best again"
+
+
+def test_logprobs_are_those_of_the_raw_logits(model):
+    steps = Steps(model)
+    options = {"temperature": 0.0, "logit_bias": ((17, 1000.0),)}
+    told = steps.start(0, SamplingParams(max_tokens=9, logprobs=3, **options))
+    assert told.logprobs is not None
+    (told_logprobs,) = told.logprobs[0]
+    assert told.tokens[0] == (17,)
+    quiet = steps.start(1, SamplingParams(max_tokens=9, temperature=0.0))
+    assert quiet.logprobs is None
+    assert told_logprobs.top[0][0] == quiet.tokens[0][0], "bias does not show in what is told"
+    values = [value for _, value in told_logprobs.top]
+    assert len(values) == 3 and values == sorted(values, reverse=True)
+    assert told_logprobs.logprob < values[-1] < 0
+    both = steps.decode(0, 1)
+    assert both.logprobs is not None
+    assert both.logprobs[0][0] is not None and both.logprobs[1] == (None,)
+
+
+def test_a_row_of_nan_gets_no_token_and_harms_no_other(model, monkeypatch):
+    steps = Steps(model)
+    expected = steps.run(1, 3, temperature=0.0)
+    steps.run(0, 1, temperature=0.0)
+    steps.start(1, SamplingParams(max_tokens=9, temperature=0.0))
+    original = type(model).logits
+
+    def broken(self, hidden):
+        logits = original(self, hidden)
+        logits[0] = torch.nan
+        return logits
+
+    monkeypatch.setattr(type(model), "logits", broken)
+    assert steps.decode(0, 1).tokens == [(NO_TOKEN,), (expected[1],)]
