@@ -1,17 +1,35 @@
-"""The pool of KV pages: which are free, and who pays for the others.
+"""The pool of KV pages: which are free, which are held, and which are kept for reuse.
 
 A page is `page_size` consecutive tokens of keys and values of every layer. The pool deals in page numbers
-only; the tensors behind them belong to the device thread.
+only; the tensors behind them belong to the device thread. Every page is in one of three states:
+
+    free ──allocate──▶ used ──free (last holder), unless kept──▶ free
+                       │  ▲
+      free (last       │  │ share
+      holder), if kept ▼  │
+                      cached ──drop──▶ free
+
+A used page is held by one sequence or by several (its count). The prefix cache marks the pages in its tree as
+kept; what is kept and held by nobody is cached.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+PageArray = npt.NDArray[np.int32]
+Pages = PageArray | Sequence[int]
 
 
 class PagePool:
-    """Hands out page numbers `0 .. num_pages - 1`.
+    """Hands out page numbers `0 .. num_pages - 1` and counts their holders.
 
     Freed pages are handed out again first (last in, first out): they are the ones still in the CPU's cache,
     and untouched memory stays untouched.
+
+    Pages move as arrays, without repetitions; an `array("i")` or an int32 numpy array is not copied. `num_free`,
+    `num_cached` and `num_references`, which counts a page once for each of its holders, are for reading.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -19,39 +37,85 @@ class PagePool:
             raise ValueError(f"a pool needs pages: {num_pages=}, {page_size=}")
         self.num_pages = num_pages
         self.page_size = page_size
-        self._free = list(range(num_pages - 1, -1, -1))
-        self._is_used = bytearray(num_pages)
-
-    @property
-    def num_free(self) -> int:
-        """Pages that nobody holds."""
-        return len(self._free)
+        self.num_free = num_pages
+        self.num_cached = 0
+        self.num_references = 0
+        self._free = np.arange(num_pages - 1, -1, -1, dtype=np.int32)  # a stack: its top is at num_free
+        self._counts = np.zeros(num_pages, np.int32)
+        self._is_kept = np.zeros(num_pages, np.bool_)
 
     @property
     def num_used(self) -> int:
-        """Pages held by sequences."""
-        return self.num_pages - len(self._free)
+        """Pages held by sequences, each counted once."""
+        return self.num_pages - self.num_free - self.num_cached
 
     def pages_for(self, num_tokens: int) -> int:
         """Number of pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Take `count` pages, or None (and nothing taken) when fewer are free."""
-        if count > len(self._free):
+        """Take `count` free pages for one holder, or None (and nothing taken) when fewer are free."""
+        if count > self.num_free:
             return None
         if count == 0:
             return []
-        pages = self._free[-count:][::-1]
-        del self._free[-count:]
-        for page in pages:
-            self._is_used[page] = 1
+        bottom = self.num_free - count
+        index = self._free[bottom : self.num_free][::-1]
+        self._counts[index] = 1
+        self.num_free = bottom
+        self.num_references += count
+        pages: list[int] = index.tolist()
         return pages
 
-    def free(self, pages: Iterable[int]) -> None:
-        """Give pages back. Raises ValueError for a page that nobody holds: it would be handed out twice."""
-        for page in reversed(list(pages)):
-            if not self._is_used[page]:
-                raise ValueError(f"page {page} is freed twice")
-            self._is_used[page] = 0
-            self._free.append(page)
+    def share(self, pages: Pages) -> None:
+        """Add a holder to pages that are used or cached."""
+        index = np.asarray(pages, np.int32)
+        counts = self._counts[index]
+        was_cached = index[counts == 0]
+        if not self._is_kept[was_cached].all():
+            raise ValueError("a free page cannot be shared")
+        self._counts[index] = counts + 1
+        self.num_cached -= len(was_cached)
+        self.num_references += len(index)
+
+    def free(self, pages: Pages) -> PageArray:
+        """Take one holder away from each page; returns those that nobody holds any more.
+
+        Raises ValueError for a page that nobody holds: it would be handed out twice.
+        """
+        index = np.asarray(pages, np.int32)
+        counts = self._counts[index] - 1
+        if counts.min(initial=0) < 0:
+            raise ValueError(f"page {index[counts < 0][0]} is freed twice")
+        self._counts[index] = counts
+        self.num_references -= len(index)
+        let_go: PageArray = index[counts == 0]
+        is_kept = self._is_kept[let_go]
+        self.num_cached += int(np.count_nonzero(is_kept))
+        self._push(let_go[~is_kept])
+        return let_go
+
+    def keep(self, pages: Pages) -> None:
+        """Keep pages for reuse when their last holder has gone. They are held when this is called."""
+        index = np.asarray(pages, np.int32)
+        if not self._counts[index].all():
+            raise ValueError("only a page that is held has a content to keep")
+        self._is_kept[index] = True
+
+    def drop(self, pages: Pages) -> None:
+        """Free cached pages."""
+        index = np.asarray(pages, np.int32)
+        if self._counts[index].any() or not self._is_kept[index].all():
+            raise ValueError("only cached pages can be dropped")
+        self._is_kept[index] = False
+        self.num_cached -= len(index)
+        self._push(index)
+
+    def num_held(self, pages: Pages) -> int:
+        """How many of these pages somebody holds."""
+        return int(np.count_nonzero(self._counts[np.asarray(pages, np.int32)]))
+
+    def _push(self, pages: PageArray) -> None:
+        top = self.num_free + len(pages)
+        self._free[self.num_free : top] = pages[::-1]
+        self.num_free = top

@@ -1,3 +1,7 @@
+from array import array
+from collections import Counter
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +29,7 @@ def test_a_page_is_not_freed_twice():
     pool.free(pages)
     with pytest.raises(ValueError, match="freed twice"):
         pool.free(pages)
+    assert pool.num_free == 2
 
 
 def test_freed_pages_come_back_first():
@@ -34,19 +39,75 @@ def test_freed_pages_come_back_first():
     assert pool.allocate(3) == pages
 
 
-@given(st.integers(1, 30), st.lists(st.integers(-5, 8), max_size=60))
-def test_every_page_is_free_or_held_once(num_pages, operations):
+def test_a_shared_page_is_free_when_its_last_holder_is_gone():
+    pool = PagePool(4, 16)
+    pages = pool.allocate(3)
+    pool.share(pages[:2])
+    assert (pool.num_used, pool.num_references) == (3, 5)
+    assert pool.free(pages).tolist() == pages[2:]
+    assert (pool.num_used, pool.num_free) == (2, 2)
+    assert pool.free(array("i", pages[:2])).tolist() == pages[:2]
+    assert (pool.num_used, pool.num_free, pool.num_references) == (0, 4, 0)
+
+
+def test_a_kept_page_is_cached_until_it_is_shared_or_dropped():
+    pool = PagePool(4, 16)
+    pages = pool.allocate(3)
+    pool.keep(pages[:2])
+    pool.free(pages)
+    assert (pool.num_free, pool.num_cached, pool.num_used) == (2, 2, 0)
+    assert pool.allocate(3) is None, "cached pages are not free"
+    pool.share(pages[:1])
+    assert (pool.num_free, pool.num_cached, pool.num_used) == (2, 1, 1)
+    assert pool.num_held(pages[:2]) == 1
+    pool.drop(pages[1:2])
+    assert (pool.num_free, pool.num_cached, pool.num_used) == (3, 0, 1)
+    with pytest.raises(ValueError, match="only cached"):
+        pool.drop(pages[:1])
+    pool.free(pages[:1])
+    pool.drop(pages[:1])
+    assert sorted(pool.allocate(4)) == [0, 1, 2, 3]
+
+
+def test_what_has_no_content_is_neither_shared_nor_kept():
+    pool = PagePool(2, 16)
+    with pytest.raises(ValueError, match="free page"):
+        pool.share([0])
+    with pytest.raises(ValueError, match="held"):
+        pool.keep([0])
+
+
+@given(st.integers(1, 30), st.lists(st.tuples(st.sampled_from("asfkd"), st.integers(0, 8)), max_size=80))
+def test_every_page_is_free_used_or_cached(num_pages, operations):
+    """Against holders and the kept set written down page by page."""
     pool = PagePool(num_pages, 1)
-    held: list[list[int]] = []
-    for operation in operations:
-        if operation >= 0:
-            pages = pool.allocate(operation)
-            assert (pages is None) == (operation > num_pages - sum(map(len, held)))
-            held += [pages] if pages else []
-        elif held:
-            pool.free(held.pop(-operation % len(held)))
-        flat = [page for pages in held for page in pages]
-        assert len(set(flat)) == len(flat), "a page is in two hands"
-        assert set(flat) <= set(range(num_pages))
-        assert pool.num_used == len(flat)
-        assert pool.num_free == num_pages - len(flat)
+    holders: list[list[int]] = []
+    kept: set[int] = set()
+    for operation, number in operations:
+        counts = Counter(page for pages in holders for page in pages)
+        cached = sorted(kept - set(counts))
+        if operation == "a":
+            pages = pool.allocate(number)
+            assert (pages is None) == (number > num_pages - len(counts.keys() | kept))
+            assert not set(pages or ()) & (counts.keys() | kept), "a page in two hands without a count"
+            holders += [pages] if pages else []
+        elif operation == "s":
+            pages = (holders[number % len(holders)] if holders else cached)[: number + 1]
+            pool.share(np.array(pages, np.int32))
+            holders += [list(pages)]
+        elif operation == "f" and holders:
+            pages = holders.pop(number % len(holders))
+            left = {page for pages in holders for page in pages}
+            assert set(pool.free(pages).tolist()) == set(pages) - left
+        elif operation == "k" and holders:
+            pool.keep(holders[number % len(holders)][:number])
+            kept |= set(holders[number % len(holders)][:number])
+        elif operation == "d":
+            pool.drop(cached[:number])
+            kept -= set(cached[:number])
+        counts = Counter(page for pages in holders for page in pages)
+        assert pool.num_used == len(counts)
+        assert pool.num_cached == len(kept - set(counts))
+        assert pool.num_free == num_pages - len(counts.keys() | kept)
+        assert pool.num_references == counts.total()
+        assert pool.num_held(range(num_pages)) == len(counts)
