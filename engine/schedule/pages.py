@@ -28,8 +28,9 @@ class PagePool:
     Freed pages are handed out again first (last in, first out): they are the ones still in the CPU's cache,
     and untouched memory stays untouched.
 
-    Pages move as arrays, without repetitions; an `array("i")` or an int32 numpy array is not copied. `num_free`,
-    `num_cached` and `num_references`, which counts a page once for each of its holders, are for reading.
+    Pages move as arrays, without repetitions; an `array("i")` or an int32 numpy array is not copied.
+    `num_free`, `num_cached` and `num_references`, which counts a page once for each of its holders, are for
+    reading.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -114,6 +115,10 @@ class PagePool:
     def num_held(self, pages: Pages) -> int:
         """How many of these pages somebody holds."""
         return int(np.count_nonzero(self._counts[np.asarray(pages, np.int32)]))
+
+    def num_shared(self, pages: Pages) -> int:
+        """How many of these pages have several holders."""
+        return int(np.count_nonzero(self._counts[np.asarray(pages, np.int32)] > 1))
 
     def _push(self, pages: PageArray) -> None:
         top = self.num_free + len(pages)

@@ -111,3 +111,4 @@ def test_every_page_is_free_used_or_cached(num_pages, operations):
         assert pool.num_free == num_pages - len(counts.keys() | kept)
         assert pool.num_references == counts.total()
         assert pool.num_held(range(num_pages)) == len(counts)
+        assert pool.num_shared(range(num_pages)) == sum(count > 1 for count in counts.values())
