@@ -1,9 +1,11 @@
-"""Workload W through the whole engine, offline: random weights of a real shape, no HTTP.
+"""Workload W through the whole engine, with random weights of a real shape: offline, and over HTTP.
 
-    python -m benchmarks.workload --shape llama-8b
+    python -m benchmarks.workload --shape llama-8b [--http]
 
-W is 256 requests that arrive together, with the prompt and output lengths of data/workload_w.json. The
-figure is output tokens per second from the first submit to the last token.
+W is 256 requests that arrive together, with the prompt and output lengths of data/workload_w.json. Offline,
+the figure is output tokens per second from the first submit to the last token. With --http every round is run
+a second time as live SSE streams: our server in this process, `monoloop bench` as the client in another, and
+the figure is the client's, from its first connection to the last end of a stream.
 """
 
 import argparse
@@ -12,33 +14,44 @@ import json
 import random
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import torch
-from tokenizers import Tokenizer, decoders, models
-
-from engine import Engine, ModelInfo
+from benchmarks.common import machine
+from benchmarks.in_process import Recorder, drive, serving, engine_around
+from engine import Engine
+from engine.bench.steps import SHAPE_NAMES, random_runner
 from engine.config import EngineConfig
 from engine.device.runner import ModelRunner, choose_device, set_up_thread
-from engine.device.thread import DeviceThread
 from engine.request import Request, SamplingParams
-from engine.text.tokenizer import TokenizerPool
-from models.loader import random_decoder
-from models.shapes import SHAPES
+from engine.stats import EngineStats
+from server.bench.workload import read_lengths
 
 WORKLOAD = Path(__file__).parent / "data" / "workload_w.json"
 
 
-def number_tokenizer(vocab_size: int) -> Any:
-    """Every token is a word: its number. Stands in for a real tokenizer's cost of decoding."""
-    backend = Tokenizer(models.WordLevel({f" {i}": i for i in range(vocab_size)}, unk_token=" 0"))
-    backend.decoder = decoders.Fuse()
-    return SimpleNamespace(backend=backend, max_token_chars=8)
+def requests_of(lengths: list[tuple[int, int]], sampling: dict[str, Any], vocab_size: int) -> list[Request]:
+    """Requests of these lengths, with random token ids."""
+    rng = random.Random(0)
+    return [
+        Request(
+            str(index),
+            tuple(rng.randrange(vocab_size) for _ in range(prompt)),
+            SamplingParams(max_tokens=output, seed=index, ignore_eos=True, **sampling),
+        )
+        for index, (prompt, output) in enumerate(lengths)
+    ]
 
 
-async def start_engine(args: argparse.Namespace) -> Engine:
-    """An engine around random weights of the named shape."""
+async def offline(engine: Engine, requests: list[Request]) -> float:
+    """Submit all at once; returns the seconds to the last token."""
+    start = time.perf_counter()
+    streams = [engine.submit(request) for request in requests]
+    await asyncio.gather(*(stream.collect() for stream in streams))
+    return time.perf_counter() - start
+
+
+async def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run W several times each way; the first round warms up."""
     config = EngineConfig(
         device=args.device,
         dtype=args.dtype,
@@ -48,85 +61,67 @@ async def start_engine(args: argparse.Namespace) -> Engine:
         token_budget=args.token_budget,
         run_ahead=args.run_ahead,
     )
-    spec = SHAPES[args.shape]
-    device = DeviceThread(config.run_ahead)
 
     def make_runner() -> ModelRunner:
-        torch_device = choose_device(config)
-        set_up_thread(config, torch_device)
-        with torch.inference_mode():
-            model = random_decoder(spec, getattr(torch, args.dtype), torch_device)
-        return ModelRunner.around(model, config, args.token_budget, ())
+        set_up_thread(config, choose_device(config))
+        return random_runner(args.shape, config)
 
-    runner = await device.start(make_runner)
-    info = ModelInfo(
-        name=args.shape,
-        max_model_len=runner.max_model_len,
-        vocab_size=runner.vocab_size,
-        eos_token_ids=(),
-        generation_defaults={},
-        dtype=runner.dtype,
-        device=runner.device,
-        num_pages=runner.num_pages,
-        page_size=config.page_size,
-        created=int(time.time()),
-    )
-    tokenizer = TokenizerPool(
-        number_tokenizer(spec.vocab_size), num_threads=1, max_model_len=runner.max_model_len
-    )
-    return Engine(config, info, tokenizer, device, args.token_budget)
-
-
-def requests_of(args: argparse.Namespace, vocab_size: int) -> list[Request]:
-    """The requests of W, with random token ids."""
-    rng = random.Random(0)
-    lengths = json.loads(WORKLOAD.read_text())["requests"][: args.requests]
-    return [
-        Request(
-            str(index),
-            tuple(rng.randrange(vocab_size) for _ in range(prompt)),
-            SamplingParams(max_tokens=output, temperature=args.temperature, seed=index, ignore_eos=True),
-        )
-        for index, (prompt, output) in enumerate(lengths)
-    ]
+    recorder = Recorder()
+    lengths = read_lengths(WORKLOAD)[: args.requests]
+    sampling = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k}
+    rows = []
+    async with (
+        engine_around(args.shape, config, make_runner, recorder) as engine,
+        serving(engine, recorder) as url,
+    ):
+        requests = requests_of(lengths, sampling, engine.model.vocab_size)
+        for number in range(args.rounds):
+            for way in ("offline", "http") if args.http else ("offline",):
+                recorder.clear()
+                before = engine.stats()
+                more = {}
+                if way == "offline":
+                    seconds = await offline(engine, requests)
+                else:
+                    report = await drive(url, lengths, len(lengths))
+                    seconds = report["elapsed_seconds"]
+                    more = {
+                        "of_offline": round(rows[-1]["seconds"] / seconds, 4),
+                        "tokens_per_chunk": round(report["output_tokens"] / report["chunks"], 2),
+                        "client_lag_p99_milliseconds": round(1e3 * report["client_lag_p99_seconds"], 2),
+                    }
+                row = {"round": number, "way": way, **figures(before, engine.stats(), seconds, recorder)}
+                rows.append(row | more)
+                print(json.dumps(rows[-1]), flush=True)
+    return rows
 
 
-async def measure(args: argparse.Namespace) -> None:
-    """Run W several times; the first run warms up."""
-    engine = await start_engine(args)
-    requests = requests_of(args, engine.model.vocab_size)
-    for round_number in range(args.rounds):
-        before = engine.stats()
-        start = time.perf_counter()
-        streams = [engine.submit(request) for request in requests]
-        await asyncio.gather(*(stream.collect() for stream in streams))
-        seconds = time.perf_counter() - start
-        after = engine.stats()
-        num_tokens = after.generation_tokens_total - before.generation_tokens_total
-        idle = (after.device_idle_seconds_total - before.device_idle_seconds_total) / seconds
-        result = {
-            "round": round_number,
-            "requests": len(requests),
-            "output_tokens": num_tokens,
-            "seconds": round(seconds, 3),
-            "output_tokens_per_second": round(num_tokens / seconds, 1),
-            "steps": after.steps_total - before.steps_total,
-            "device_idle_share": round(idle, 4),
-            "preemptions": after.preemptions_total - before.preemptions_total,
-        }
-        print(json.dumps(result), flush=True)
-    await engine.stop()
+def figures(before: EngineStats, after: EngineStats, seconds: float, recorder: Recorder) -> dict[str, Any]:
+    """What the engine says of a run that took `seconds`."""
+    num_tokens = after.generation_tokens_total - before.generation_tokens_total
+    idle_seconds = after.device_idle_seconds_total - before.device_idle_seconds_total
+    return {
+        "output_tokens": num_tokens,
+        "seconds": round(seconds, 3),
+        "output_tokens_per_second": round(num_tokens / seconds, 1),
+        "steps": after.steps_total - before.steps_total,
+        "device_idle_share": round(idle_seconds / seconds, 4),
+        "loop_lag_p50_milliseconds": round(recorder.lag_milliseconds(50), 2),
+        "loop_lag_p99_milliseconds": round(recorder.lag_milliseconds(99), 2),
+        "preemptions": after.preemptions_total - before.preemptions_total,
+    }
 
 
 def main() -> None:
-    """Measure and print a line per round."""
+    """Measure and print a line per run."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shape", default="llama-8b", choices=list(SHAPES))
+    parser.add_argument("--shape", default="llama-8b", choices=SHAPE_NAMES)
+    parser.add_argument("--http", action="store_true", help="each round over HTTP, too (greedy)")
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--kv-tokens", type=int)
     parser.add_argument("--max-model-len", type=int, default=2048)
@@ -134,7 +129,15 @@ def main() -> None:
     parser.add_argument("--token-budget", type=int, default=8192)
     parser.add_argument("--run-ahead", type=int, default=1, choices=[0, 1])
     parser.add_argument("--temperature", type=float, default=0.0)
-    asyncio.run(measure(parser.parse_args()))
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    args = parser.parse_args()
+    if args.http and (args.temperature, args.top_p, args.top_k) != (0.0, 1.0, 0):
+        parser.error("--http is greedy: monoloop bench asks for nothing else")
+    rows = asyncio.run(measure(args))
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

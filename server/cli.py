@@ -35,7 +35,15 @@ def chat(arguments: list[str]) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """measure a running server with many streams"""
+    """measure a running server with many streams; bench static, bench kernel: the device alone"""
+    if arguments[:1] == ["static"]:
+        from server.bench.device import StaticSettings, static
+
+        return static(parse(arguments[1:], "bench static", StaticSettings))
+    if arguments[:1] == ["kernel"]:
+        from server.bench.device import KernelSettings, kernel
+
+        return kernel(parse(arguments[1:], "bench kernel", KernelSettings))
     from server.bench.command import run
     from server.bench.settings import BenchSettings
 

@@ -49,9 +49,15 @@ def help_text(field: FieldInfo) -> str:
     """Description and default of a field; where there is none, the description says what happens."""
     text = str(field.description)
     if field.default not in (None, (), PydanticUndefined):
-        default = {True: "on", False: "off"}[field.default] if field.annotation is bool else field.default
-        text += f" (default: {default})"
+        text += f" (default: {shown_default(field)})"
     return text.replace("%", "%%")  # argparse formats its help
+
+
+def shown_default(field: FieldInfo) -> str:
+    """The default as one would give it."""
+    if field.annotation is bool:
+        return "on" if field.default else "off"
+    return ",".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)
 
 
 def members(annotation: Any) -> list[Any]:

@@ -9,7 +9,10 @@ from server.client import ClientSettings
 
 
 class BenchSettings(ClientSettings):
-    """Drive a running server with many streams, and print what they saw."""
+    """Drive a running server with many streams, and print what they saw.
+
+    `monoloop bench static` and `monoloop bench kernel` measure the device alone, without a server.
+    """
 
     requests: int | None = Field(
         None, ge=1, description="requests in all; default: 64, or every request of the workload file"

@@ -1,0 +1,133 @@
+"""Attention at the shapes of an 8B and a 1B Llama: what to call, and what the call cannot do without."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from engine.bench.probe import Probe
+from kernels.attention_batch import AttentionBatch
+from kernels.paged_attention import paged_attention
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attention shape of a model."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+LLAMA_8B = Heads("8B", 32, 8, 128)
+LLAMA_1B = Heads("1B", 32, 8, 64)
+TINY = Heads("tiny", 4, 2, 16)
+
+Rows = list[tuple[int, int]]  # (query_len, context_len) each
+
+
+class AttentionCase(NamedTuple):
+    """One step: rows of a model's shape over pages of some size."""
+
+    heads: Heads
+    page_size: int
+    rows: Rows
+
+    def __str__(self) -> str:
+        lengths = sorted({length for _, length in self.rows})
+        context = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]}-{lengths[-1]}"
+        queries = f"{self.rows[0][0]} of " if self.rows[0][0] > 1 else ""
+        return f"{self.heads.name}, {len(self.rows)} x {queries}{context}, page {self.page_size}"
+
+    def cost(self, itemsize: int) -> tuple[float, float]:
+        """Return (bytes, FLOPs): every key and value read once, every visible score computed once."""
+        heads = self.heads
+        kv = sum(length for _, length in self.rows) * 2 * heads.num_kv_heads * heads.head_dim
+        q = sum(n for n, _ in self.rows) * 2 * heads.num_heads * heads.head_dim
+        scores = sum(n * length - n * (n - 1) / 2 for n, length in self.rows)
+        return float((kv + q) * itemsize), 4 * scores * heads.num_heads * heads.head_dim
+
+
+# Pages of 1 beside pages of 16 show what gathering token by token costs.
+DECODE = [
+    AttentionCase(LLAMA_8B, 16, [(1, 512)]),
+    AttentionCase(LLAMA_8B, 16, [(1, 512)] * 16),
+    AttentionCase(LLAMA_8B, 16, [(1, 512)] * 64),
+    AttentionCase(LLAMA_8B, 1, [(1, 512)] * 64),
+    AttentionCase(LLAMA_8B, 64, [(1, 512)] * 64),
+    AttentionCase(LLAMA_8B, 16, [(1, 640)] * 256),
+    AttentionCase(LLAMA_8B, 1, [(1, 640)] * 256),
+    AttentionCase(LLAMA_8B, 16, [(1, 64 + 5 * i) for i in range(256)]),
+    AttentionCase(LLAMA_8B, 16, [(1, 8192)]),
+    AttentionCase(LLAMA_8B, 16, [(1, 32768)]),
+    AttentionCase(LLAMA_8B, 16, [(1, 8192)] * 16),
+    AttentionCase(LLAMA_1B, 16, [(1, 512)]),
+    AttentionCase(LLAMA_1B, 16, [(1, 512)] * 16),
+    AttentionCase(LLAMA_1B, 16, [(1, 512)] * 64),
+    AttentionCase(LLAMA_1B, 16, [(1, 640)] * 256),
+]
+PREFILL = [
+    AttentionCase(LLAMA_8B, 16, [(512, 512)]),
+    AttentionCase(LLAMA_8B, 16, [(2048, 2048)]),
+    AttentionCase(LLAMA_8B, 16, [(8192, 8192)]),
+    AttentionCase(LLAMA_8B, 1, [(8192, 8192)]),
+    AttentionCase(LLAMA_8B, 64, [(8192, 8192)]),
+    AttentionCase(LLAMA_8B, 16, [(512, 512)] * 16),
+    AttentionCase(LLAMA_8B, 16, [(2048, 8192)]),
+    AttentionCase(LLAMA_8B, 16, [(20, 8192)]),
+    AttentionCase(LLAMA_1B, 16, [(2048, 2048)]),
+    AttentionCase(LLAMA_1B, 16, [(8192, 8192)]),
+]
+TINY_DECODE = [AttentionCase(TINY, 16, [(1, 20), (1, 5)])]
+TINY_PREFILL = [AttentionCase(TINY, 16, [(20, 33)])]
+
+
+class AttentionInputs(NamedTuple):
+    """What `paged_attention` takes, in its order."""
+
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    batch: AttentionBatch
+
+
+def attention_inputs(probe: Probe, case: AttentionCase) -> AttentionInputs:
+    """Make the step on scattered pages."""
+    heads, page_size, rows = case
+    pages = [-(-length // page_size) for _, length in rows]
+    shape = (sum(pages), page_size, heads.num_kv_heads, heads.head_dim)
+    permutation = torch.randperm(sum(pages), dtype=torch.int32, device=probe.device)
+    table = torch.zeros(len(rows), max(pages), dtype=torch.int32, device=probe.device)
+    for i, some in enumerate(permutation.split(pages)):
+        table[i, : len(some)] = some
+    query_lens, context_lens = [n for n, _ in rows], [length for _, length in rows]
+    num_tokens = sum(query_lens)
+    batch = AttentionBatch(
+        page_table=table,
+        query_start=torch.tensor([0, *query_lens], device=probe.device).cumsum(0).to(torch.int32),
+        context_lens=torch.tensor(context_lens, dtype=torch.int32, device=probe.device),
+        slot_mapping=torch.zeros(num_tokens, dtype=torch.int64, device=probe.device),
+        num_decode_rows=query_lens.count(1),
+        query_lens=query_lens,
+        context_lens_host=context_lens,
+    )
+    q = probe.randn(num_tokens, heads.num_heads, heads.head_dim)
+    return AttentionInputs(q, probe.randn(*shape), probe.randn(*shape), batch)
+
+
+def attention_calls(probe: Probe, cases: list[AttentionCase]) -> Iterator[tuple[AttentionCase, "AttentionCall"]]:
+    """Each case with its call, made as it is asked for: together their caches would fill a small device."""
+    for case in cases:
+        yield case, AttentionCall(attention_inputs(probe, case), case.heads.head_dim**-0.5)
+
+
+class AttentionCall(NamedTuple):
+    """`paged_attention` of a step."""
+
+    inputs: AttentionInputs
+    scale: float
+
+    def __call__(self) -> torch.Tensor:
+        return paged_attention(*self.inputs, scale=self.scale)

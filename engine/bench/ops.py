@@ -1,0 +1,194 @@
+"""Times of single ops against what their bytes and FLOPs allow: one row per op and shape.
+
+On a CUDA device the shapes are those of an 8B and a 1B Llama; copy bandwidth and matmul rate are measured in
+the same run. Without a GPU tiny shapes show that all runs.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from engine.bench.attention_cases import (
+    DECODE,
+    LLAMA_1B,
+    LLAMA_8B,
+    PREFILL,
+    TINY_DECODE,
+    TINY_PREFILL,
+    attention_calls,
+)
+from engine.bench.probe import Ceilings, Probe
+from engine.config import EngineConfig
+from engine.device.runner import choose_device
+from kernels.act_mul import gelu_mul, silu_mul
+from kernels.layer_norm import layer_norm
+from kernels.logprobs import top_logprobs
+from kernels.penalties import apply_penalties
+from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rope_kv_write import rope_kv_write
+from kernels.sampling import sample
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """One op at one shape: what to call, and the bytes and FLOPs that it cannot do without."""
+
+    op: str
+    shape: str
+    call: Callable[[], object]
+    num_bytes: float
+    flops: float = 0.0
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """`floor_share` is the time that bytes and FLOPs need at the ceilings, over the measured time."""
+
+    op: str
+    shape: str
+    microseconds: float
+    gb_per_second: float
+    tflops: float
+    floor_share: float
+
+
+def measure_ops(
+    config: EngineConfig, ops: Iterable[str], on_row: Callable[[OpTime], None]
+) -> tuple[Ceilings, list[OpTime]]:
+    """Time the named ops (of OP_NAMES) on the device of `config`; `on_row` gets each row as it is there.
+
+    Raises ValueError, naming the setting, when the device is not there.
+    """
+    device = choose_device(config)
+    probe = Probe(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    wanted = set(ops)
+    with torch.inference_mode():
+        ceilings = probe.ceilings()
+        rows = []
+        for names, cases in SOURCES.items():
+            if wanted.isdisjoint(names):
+                continue
+            for case in cases(probe):
+                if case.op in wanted:
+                    rows.append(time_op(probe, ceilings, case))
+                    on_row(rows[-1])
+    return ceilings, rows
+
+
+def time_op(probe: Probe, ceilings: Ceilings, case: OpCase) -> OpTime:
+    """Time one case."""
+    seconds = probe.device_seconds(case.call)
+    floor = max(case.num_bytes / ceilings.bytes_per_second, case.flops / ceilings.flops_per_second)
+    return OpTime(
+        op=case.op,
+        shape=case.shape,
+        microseconds=seconds * 1e6,
+        gb_per_second=case.num_bytes / seconds / 1e9,
+        tflops=case.flops / seconds / 1e12,
+        floor_share=floor / seconds,
+    )
+
+
+def elementwise(probe: Probe) -> Iterator[OpCase]:
+    """Norms and gates."""
+    hidden, intermediate = (4096, 14336) if probe.cuda else (64, 96)
+    item = probe.dtype.itemsize
+    for tokens in (1, 64, 256, 8192) if probe.cuda else (1, 4):
+        x, residual, weight = probe.randn(tokens, hidden), probe.randn(tokens, hidden), probe.randn(hidden)
+        gate_up = probe.randn(tokens, 2 * intermediate)
+        size = tokens * hidden * item
+        shape = f"{tokens} x {hidden}"
+        yield OpCase("rms_norm", shape, lambda x=x, w=weight: rms_norm(x, w, 1e-5), 2 * size)
+        yield OpCase(
+            "add_rms_norm",
+            shape,
+            lambda x=x, r=residual, w=weight: add_rms_norm(x, r, w, 1e-5),
+            4 * size,
+        )
+        yield OpCase("layer_norm", shape, lambda x=x, w=weight: layer_norm(x, w, w, 1e-5), 2 * size)
+        size = 3 * tokens * intermediate * item
+        shape = f"{tokens} x {intermediate}"
+        yield OpCase("silu_mul", shape, lambda g=gate_up: silu_mul(g), size)
+        yield OpCase("gelu_mul", shape, lambda g=gate_up: gelu_mul(g), size)
+
+
+def rope(probe: Probe) -> Iterator[OpCase]:
+    """Rotation, and the write of keys and values into their pages."""
+    for heads in (LLAMA_8B, LLAMA_1B):
+        for tokens in (1, 64, 256, 8192) if probe.cuda else (1, 4):
+            sizes = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
+            q, k, v = probe.randn(tokens, sum(sizes), heads.head_dim).split(sizes, 1)
+            angles = torch.rand(tokens, 2, heads.head_dim // 2, device=probe.device)
+            caches = [probe.randn(tokens // 16 + 1, 16, heads.num_kv_heads, heads.head_dim) for _ in range(2)]
+            slots = torch.randperm(tokens, device=probe.device)
+            per_token = (2 * heads.num_heads + 4 * heads.num_kv_heads) * heads.head_dim * probe.dtype.itemsize
+            yield OpCase(
+                "rope_kv_write",
+                f"{heads.name}, {tokens} tokens",
+                lambda args=(q, k, v, angles, *caches, slots): rope_kv_write(*args),
+                tokens * (per_token + heads.head_dim * 4),
+            )
+
+
+def decode(probe: Probe) -> Iterator[OpCase]:
+    """Attention of rows with one query."""
+    for case, call in attention_calls(probe, DECODE if probe.cuda else TINY_DECODE):
+        yield OpCase("decode_attention", str(case), call, *case.cost(probe.dtype.itemsize))
+
+
+def prefill(probe: Probe) -> Iterator[OpCase]:
+    """Attention of rows with several queries."""
+    for case, call in attention_calls(probe, PREFILL if probe.cuda else TINY_PREFILL):
+        yield OpCase("prefill_attention", str(case), call, *case.cost(probe.dtype.itemsize))
+
+
+def sampling(probe: Probe) -> Iterator[OpCase]:
+    """From logits to tokens."""
+    vocab = 128_256 if probe.cuda else 1000
+    for num_rows in (1, 16, 64, 256) if probe.cuda else (2,):
+        logits = torch.randn(num_rows, vocab, device=probe.device) * 3
+        size = num_rows * vocab * 4
+
+        def rows(value: float, dtype: torch.dtype, n: int = num_rows) -> torch.Tensor:
+            return torch.full((n,), value, dtype=dtype, device=probe.device)
+
+        slots = torch.arange(num_rows, device=probe.device)
+        for name, temperature, top_k, top_p in (
+            ("greedy", 0.0, 0, 1.0),
+            ("unfiltered", 0.8, 0, 1.0),
+            ("top-k 50, top-p 0.95", 0.8, 50, 0.95),
+            ("top-p 0.95", 0.8, 0, 0.95),
+        ):
+            args = (
+                logits,
+                rows(temperature, torch.float32),
+                rows(top_k, torch.int32),
+                rows(top_p, torch.float32),
+                rows(0.0, torch.float32),
+                rows(1, torch.int64),
+                slots,
+            )
+            yield OpCase("sample", f"{num_rows} x {vocab}, {name}", lambda a=args: sample(*a), size)
+        counts = torch.zeros(num_rows, vocab, dtype=torch.int32, device=probe.device)
+        some = rows(0.5, torch.float32)
+        penalties = (logits, counts, counts > 0, slots, some, some, some + 0.6)
+        yield OpCase(
+            "apply_penalties", f"{num_rows} x {vocab}", lambda a=penalties: apply_penalties(*a), 3.25 * size
+        )
+        yield OpCase(
+            "top_logprobs",
+            f"{num_rows} x {vocab}, 20",
+            lambda x=logits, s=slots: top_logprobs(x, s, 20),
+            size,
+        )
+
+
+SOURCES: dict[tuple[str, ...], Callable[[Probe], Iterator[OpCase]]] = {
+    ("rms_norm", "add_rms_norm", "layer_norm", "silu_mul", "gelu_mul"): elementwise,
+    ("rope_kv_write",): rope,
+    ("decode_attention",): decode,
+    ("prefill_attention",): prefill,
+    ("sample", "apply_penalties", "top_logprobs"): sampling,
+}
+OP_NAMES = tuple(name for names in SOURCES for name in names)
