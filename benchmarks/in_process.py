@@ -6,6 +6,7 @@ The client runs in a process of its own, as clients do: `monoloop bench`.
 import asyncio
 import gc
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +34,7 @@ HOST = "127.0.0.1"
 
 
 class Recorder(Metrics):
-    """The server's metrics, which also keep every lateness of the loop and every step's time on the device."""
+    """The server's metrics, which also keep every lateness of the loop and every step's device time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,17 +121,18 @@ async def serving(engine: Engine, metrics: Metrics) -> AsyncIterator[str]:
 
 async def drive(url: str, lengths: Sequence[tuple[int, int]], streams: int) -> dict[str, Any]:
     """Run `monoloop bench` against `url` with these (prompt, output) lengths; returns its report."""
+    return await asyncio.to_thread(run_client, url, lengths, streams)
+
+
+def run_client(url: str, lengths: Sequence[tuple[int, int]], streams: int) -> dict[str, Any]:
+    """The same, in a thread: it waits for the process."""
     with tempfile.TemporaryDirectory() as folder:
         workload, report = Path(folder, "workload.json"), Path(folder, "report.json")
         workload.write_text(json.dumps({"requests": list(lengths)}))
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "server", "bench", "--url", url, "--workload", str(workload)),
-            *("--concurrency", str(streams), "--json", str(report)),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        said, _ = await process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"monoloop bench ended with {process.returncode}:\n{said.decode()}")
+        command = [sys.executable, "-m", "server", "bench", "--url", url, "--workload", str(workload)]
+        command += ["--concurrency", str(streams), "--json", str(report)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            raise RuntimeError(f"monoloop bench ended with {done.returncode}:\n{done.stdout}")
         found: dict[str, Any] = json.loads(report.read_text())["report"]
         return found

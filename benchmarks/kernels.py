@@ -2,8 +2,8 @@
 
     python -m benchmarks.kernels [--tune decode|prefill] [--json FILE]
 
-Torch's sdpa and varlen attention read contiguous keys and values and stand for what a vendor's kernel reaches.
-With --tune the kernels run in every cut that is worth a try.
+Torch's sdpa and varlen attention read contiguous keys and values: what a vendor's kernel reaches. With --tune
+the kernels run in every cut that is worth a try.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -88,9 +89,7 @@ def tune_prefill(probe: Probe) -> Iterator[OpCase]:
             yield OpCase(
                 "prefill_attention",
                 f"{case}: {tuple(cut)}",
-                lambda i=inputs, o=out, s=heads.head_dim**-0.5, c=cut: prefill_attention_triton(
-                    *i, o, scale=s, shape=c
-                ),
+                partial(prefill_attention_triton, *inputs, out, scale=heads.head_dim**-0.5, shape=cut),
                 *case.cost(probe.dtype.itemsize),
             )
 
@@ -106,9 +105,7 @@ def tune_decode(probe: Probe) -> Iterator[OpCase]:
             yield OpCase(
                 "decode_attention",
                 f"{case}: {tuple(launch)}",
-                lambda i=inputs, o=out, s=heads.head_dim**-0.5, c=launch: decode_attention_triton(
-                    *i, o, scale=s, launch=c
-                ),
+                partial(decode_attention_triton, *inputs, out, scale=heads.head_dim**-0.5, launch=launch),
                 *case.cost(probe.dtype.itemsize),
             )
 

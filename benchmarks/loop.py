@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import parser, show
-from benchmarks.in_process import Recorder, drive, serving, engine_around
+from benchmarks.in_process import Recorder, drive, engine_around, serving
 from engine.config import EngineConfig
 from engine.device.runner import ModelRunner, choose_device, set_up_thread
 from models.decoder import ForwardBatch
@@ -52,7 +52,7 @@ class NullModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [num_rows, VOCAB_SIZE] fp32."""
-        return self._logits[: hidden.shape[0]]
+        return self._logits[: hidden.shape[0]].clone()  # the sampler may write there
 
 
 def cycles_per_second() -> float:
@@ -102,9 +102,7 @@ async def measure(step_milliseconds: float, args: argparse.Namespace) -> dict[st
         "step": f"{step_milliseconds:g} ms",
         "device step ms": 1e3 * step_seconds,
         "streams": args.streams,
-        "device idle %": 100
-        * (after.device_idle_seconds_total - before.device_idle_seconds_total)
-        / seconds,
+        "device idle %": 100 * (after.device_idle_seconds_total - before.device_idle_seconds_total) / seconds,
         "lag p50 ms": recorder.lag_milliseconds(50),
         "lag p99 ms": recorder.lag_milliseconds(99),
         "chunks/s": report["chunks"] / seconds,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import machine
-from benchmarks.in_process import Recorder, drive, serving, engine_around
+from benchmarks.in_process import Recorder, drive, engine_around, serving
 from engine import Engine
 from engine.bench.steps import SHAPE_NAMES, random_runner
 from engine.config import EngineConfig

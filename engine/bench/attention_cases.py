@@ -1,7 +1,8 @@
 """Attention at the shapes of an 8B and a 1B Llama: what to call, and what the call cannot do without."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -117,17 +118,10 @@ def attention_inputs(probe: Probe, case: AttentionCase) -> AttentionInputs:
     return AttentionInputs(q, probe.randn(*shape), probe.randn(*shape), batch)
 
 
-def attention_calls(probe: Probe, cases: list[AttentionCase]) -> Iterator[tuple[AttentionCase, "AttentionCall"]]:
+def attention_calls(
+    probe: Probe, cases: list[AttentionCase]
+) -> Iterator[tuple[AttentionCase, Callable[[], object]]]:
     """Each case with its call, made as it is asked for: together their caches would fill a small device."""
     for case in cases:
-        yield case, AttentionCall(attention_inputs(probe, case), case.heads.head_dim**-0.5)
-
-
-class AttentionCall(NamedTuple):
-    """`paged_attention` of a step."""
-
-    inputs: AttentionInputs
-    scale: float
-
-    def __call__(self) -> torch.Tensor:
-        return paged_attention(*self.inputs, scale=self.scale)
+        scale = case.heads.head_dim**-0.5
+        yield case, partial(paged_attention, *attention_inputs(probe, case), scale=scale)

@@ -6,6 +6,7 @@ the same run. Without a GPU tiny shapes show that all runs.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -28,6 +29,7 @@ from kernels.penalties import apply_penalties
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_kv_write import rope_kv_write
 from kernels.sampling import sample
+from kernels.token_mask import apply_token_mask
 
 
 @dataclass(frozen=True)
@@ -99,18 +101,18 @@ def elementwise(probe: Probe) -> Iterator[OpCase]:
         gate_up = probe.randn(tokens, 2 * intermediate)
         size = tokens * hidden * item
         shape = f"{tokens} x {hidden}"
-        yield OpCase("rms_norm", shape, lambda x=x, w=weight: rms_norm(x, w, 1e-5), 2 * size)
+        yield OpCase("rms_norm", shape, partial(rms_norm, x, weight, 1e-5), 2 * size)
         yield OpCase(
             "add_rms_norm",
             shape,
-            lambda x=x, r=residual, w=weight: add_rms_norm(x, r, w, 1e-5),
+            partial(add_rms_norm, x, residual, weight, 1e-5),
             4 * size,
         )
-        yield OpCase("layer_norm", shape, lambda x=x, w=weight: layer_norm(x, w, w, 1e-5), 2 * size)
+        yield OpCase("layer_norm", shape, partial(layer_norm, x, weight, weight, 1e-5), 2 * size)
         size = 3 * tokens * intermediate * item
         shape = f"{tokens} x {intermediate}"
-        yield OpCase("silu_mul", shape, lambda g=gate_up: silu_mul(g), size)
-        yield OpCase("gelu_mul", shape, lambda g=gate_up: gelu_mul(g), size)
+        yield OpCase("silu_mul", shape, partial(silu_mul, gate_up), size)
+        yield OpCase("gelu_mul", shape, partial(gelu_mul, gate_up), size)
 
 
 def rope(probe: Probe) -> Iterator[OpCase]:
@@ -120,13 +122,14 @@ def rope(probe: Probe) -> Iterator[OpCase]:
             sizes = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
             q, k, v = probe.randn(tokens, sum(sizes), heads.head_dim).split(sizes, 1)
             angles = torch.rand(tokens, 2, heads.head_dim // 2, device=probe.device)
-            caches = [probe.randn(tokens // 16 + 1, 16, heads.num_kv_heads, heads.head_dim) for _ in range(2)]
+            cache_shape = (tokens // 16 + 1, 16, heads.num_kv_heads, heads.head_dim)
+            k_cache, v_cache = probe.randn(*cache_shape), probe.randn(*cache_shape)
             slots = torch.randperm(tokens, device=probe.device)
             per_token = (2 * heads.num_heads + 4 * heads.num_kv_heads) * heads.head_dim * probe.dtype.itemsize
             yield OpCase(
                 "rope_kv_write",
                 f"{heads.name}, {tokens} tokens",
-                lambda args=(q, k, v, angles, *caches, slots): rope_kv_write(*args),
+                partial(rope_kv_write, q, k, v, angles, k_cache, v_cache, slots),
                 tokens * (per_token + heads.head_dim * 4),
             )
 
@@ -169,17 +172,24 @@ def sampling(probe: Probe) -> Iterator[OpCase]:
                 rows(1, torch.int64),
                 slots,
             )
-            yield OpCase("sample", f"{num_rows} x {vocab}, {name}", lambda a=args: sample(*a), size)
+            yield OpCase("sample", f"{num_rows} x {vocab}, {name}", partial(sample, *args), size)
         counts = torch.zeros(num_rows, vocab, dtype=torch.int32, device=probe.device)
         some = rows(0.5, torch.float32)
         penalties = (logits, counts, counts > 0, slots, some, some, some + 0.6)
         yield OpCase(
-            "apply_penalties", f"{num_rows} x {vocab}", lambda a=penalties: apply_penalties(*a), 3.25 * size
+            "apply_penalties", f"{num_rows} x {vocab}", partial(apply_penalties, *penalties), 3.25 * size
+        )
+        masks = torch.full((num_rows, -(-vocab // 32)), -1, dtype=torch.int32, device=probe.device)
+        yield OpCase(
+            "apply_token_mask",
+            f"{num_rows} x {vocab}, all allowed",
+            partial(apply_token_mask, logits, masks, slots),
+            size / 32,
         )
         yield OpCase(
             "top_logprobs",
             f"{num_rows} x {vocab}, 20",
-            lambda x=logits, s=slots: top_logprobs(x, s, 20),
+            partial(top_logprobs, logits, slots, 20),
             size,
         )
 
@@ -189,6 +199,6 @@ SOURCES: dict[tuple[str, ...], Callable[[Probe], Iterator[OpCase]]] = {
     ("rope_kv_write",): rope,
     ("decode_attention",): decode,
     ("prefill_attention",): prefill,
-    ("sample", "apply_penalties", "top_logprobs"): sampling,
+    ("sample", "apply_penalties", "apply_token_mask", "top_logprobs"): sampling,
 }
 OP_NAMES = tuple(name for names in SOURCES for name in names)

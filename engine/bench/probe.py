@@ -55,9 +55,10 @@ class Probe:
         return statistics.median(times[2:])
 
     def device_seconds(self, call: Callable[[], object], repeat: int = 30) -> float:
-        """Median time of a call on the device, from a cold L2 cache, as in a model where weights pass through it.
+        """Median time of a call on the device; on a CPU, of the call.
 
-        The flush before a call also hides its launch from the clock. A CPU has the call's own time.
+        It starts from a cold L2 cache, as in a model, where weights pass through it. The flush before a call
+        also hides its launch from the clock.
         """
         if not self.cuda:
             return self.wall_seconds(call, 3)
@@ -70,7 +71,7 @@ class Probe:
             call()
             end.record()
         self.drain()
-        return statistics.median(start.elapsed_time(end) for start, end in events) / 1e3
+        return statistics.median(float(start.elapsed_time(end)) for start, end in events) / 1e3
 
     def ceilings(self) -> Ceilings:
         """Measure them. A CPU's are small ones, for the sake of time."""

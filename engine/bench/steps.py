@@ -1,4 +1,4 @@
-"""Times of single steps of a model with random weights of a named shape: decode at several batch sizes, prefill.
+"""Times of single steps, decode and prefill, of a model with random weights of a named shape.
 
 Steps go through the runner as the engine's loop sends them (one ahead of the tokens read), without scheduler,
 tokenizer and server. The floor of a step is its matrix products, measured alone in the same run, and what
@@ -21,7 +21,7 @@ from engine.device.runner import ModelRunner, choose_device, set_up_thread
 from engine.device.thread import LaunchedStep
 from engine.outputs import NO_PAGE, DecodeRows, Row, SlotInit, StepOutput, StepPlan
 from engine.request import SamplingParams
-from kernels.linear import PackedWeight, linear, pack_weight
+from kernels.linear import linear, pack_weight
 from models.loader import default_dtype, random_decoder
 from models.shapes import SHAPES
 from models.spec import DecoderSpec
@@ -37,8 +37,8 @@ NUM_PREFILLS = 5
 class StepTime:
     """One kind of step, medians in milliseconds.
 
-    `milliseconds` is what a step adds to a run: from launch to launch for decode, from launch to the token for
-    prefill. `device_milliseconds` is the device's own time of it; what is missing, it waited.
+    `milliseconds` is what a step adds to a run: from launch to launch for decode, from launch to the token
+    for prefill. `device_milliseconds` is the device's own time of it.
     """
 
     step: str
@@ -97,12 +97,15 @@ def measure_steps(
             f"prefill: {steps.max_model_len} tokens are the longest sequence of this run (context and "
             f"{NUM_DECODE_STEPS} decode steps, or a prompt), and {shape} has a context window of {limit}"
         )
+    needed = steps.kv_tokens(config.page_size)
+    if config.kv_tokens is not None and config.kv_tokens < needed:
+        raise ValueError(f"kv_tokens: {config.kv_tokens} are too few, the steps of this run need {needed}")
     config = config.model_copy(
         update={
             "max_num_seqs": steps.max_batch,
             "max_model_len": steps.max_model_len,
             "token_budget": steps.token_budget,
-            "kv_tokens": config.kv_tokens or steps.kv_tokens(config.page_size),
+            "kv_tokens": config.kv_tokens or needed,
         }
     )
     device = choose_device(config)
@@ -135,7 +138,7 @@ def dtype_of(config: EngineConfig, device: torch.device) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Floors:
-    """The ceilings of the device, and the seconds a model's matrix products take: (rows, rows with logits)."""
+    """The ceilings, and the seconds a model's matrix products take by (rows, rows with logits)."""
 
     ceilings: Ceilings
     matmul_seconds: dict[tuple[int, int], float]
@@ -168,9 +171,7 @@ def measure_floors(shape: str, config: EngineConfig, steps: StepsToMeasure) -> F
     return Floors(ceilings, seconds, spec, dtype)
 
 
-def matmul_seconds(
-    spec: DecoderSpec, probe: Probe, steps: StepsToMeasure
-) -> dict[tuple[int, int], float]:
+def matmul_seconds(spec: DecoderSpec, probe: Probe, steps: StepsToMeasure) -> dict[tuple[int, int], float]:
     """Times of the matrix products alone, by (rows, rows with logits); in a CUDA graph where there is one."""
     layer = spec.layers[0]
     heads, kv_heads, dim = layer.attention.num_heads, layer.attention.num_kv_heads, layer.attention.head_dim
@@ -267,7 +268,7 @@ class StepDriver:
         self.launch(DecodeRows.empty(), (Row(slot, slot, 0, tokens, True, tuple(pages), init),))
 
     def decode(self, position: int, pages: Sequence[Sequence[int]]) -> None:
-        """One token for each of the sequences, which lie on `pages`; `position` is that of the token computed."""
+        """One token, at `position`, for each of the sequences; they lie on `pages`."""
         slots = list(range(len(pages)))
         fresh = position % self._page_size == 0
         new_pages = [row[position // self._page_size] if fresh else NO_PAGE for row in pages]

@@ -1,4 +1,4 @@
-"""`monoloop bench static` and `monoloop bench kernel`: the device alone, in this process, without a server."""
+"""`monoloop bench static` and `monoloop bench kernel`: the device alone, in this process."""
 
 import json
 import sys
@@ -72,11 +72,8 @@ def static(settings: StaticSettings) -> int:
         raise SettingsError(f"--shape: there is no shape {settings.shape!r}; there are {names}")
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     try:
-        config = EngineConfig(
-            device=settings.device,
-            dtype=settings.dtype,
-            page_size=settings.page_size,
-            kv_tokens=settings.kv_tokens,
+        config = EngineConfig.model_validate(
+            settings.model_dump(include={"device", "dtype", "page_size", "kv_tokens"})
         )
         with console.status(f"making {settings.shape}"):
             ceilings, rows = bench.measure_steps(
@@ -109,7 +106,7 @@ def kernel(settings: KernelSettings) -> int:
     try:
         with console.status("measuring") as status:
             ceilings, rows = bench.measure_ops(
-                EngineConfig(device=settings.device),
+                EngineConfig.model_validate({"device": settings.device}),
                 settings.op or bench.OP_NAMES,
                 lambda row: status.update(f"{row.op}: {row.shape}"),
             )

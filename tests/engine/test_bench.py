@@ -1,0 +1,51 @@
+"""The device benchmarks at tiny shapes: every row is there, and no figure is impossible."""
+
+import pytest
+
+from engine import bench
+from engine.config import EngineConfig
+from engine.request import SamplingParams
+
+CPU = EngineConfig(device="cpu", dtype="float32")
+GREEDY = SamplingParams(max_tokens=10**9, temperature=0.0, ignore_eos=True)
+
+
+def test_every_op_is_measured():
+    seen = []
+    ceilings, rows = bench.measure_ops(CPU, bench.OP_NAMES, seen.append)
+    assert rows == seen
+    assert {row.op for row in rows} == set(bench.OP_NAMES)
+    assert ceilings.bytes_per_second > 0 and ceilings.flops_per_second > 0
+    assert all(row.microseconds > 0 and row.gb_per_second > 0 for row in rows)
+
+
+def test_one_op_alone():
+    _, rows = bench.measure_ops(CPU, ["layer_norm"], lambda row: None)
+    assert {row.op for row in rows} == {"layer_norm"}
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_steps_of_a_tiny_model(page_size):
+    config = CPU.model_copy(update={"page_size": page_size})
+    steps = bench.StepsToMeasure(batches=(1, 3), context=20, prefills=(3, 33))
+    seen = []
+    _, rows = bench.measure_steps("tiny", config, steps, GREEDY, seen.append)
+    assert rows == seen
+    assert [(row.step, row.num_tokens) for row in rows] == [
+        ("prefill", 3),
+        ("prefill", 33),
+        ("decode", 1),
+        ("decode", 3),
+    ]
+    for row in rows:
+        assert 0 < row.matmul_milliseconds < row.floor_milliseconds
+        assert 0 < row.device_milliseconds <= row.milliseconds
+
+
+def test_what_the_model_cannot_hold_is_refused():
+    with pytest.raises(ValueError, match=r"prefill: 8193 tokens .* tiny has a context window of 512"):
+        bench.measure_steps("tiny", CPU, bench.StepsToMeasure(), GREEDY, lambda row: None)
+    steps = bench.StepsToMeasure(batches=(1,), context=20, prefills=(33,))
+    config = CPU.model_copy(update={"kv_tokens": 16})
+    with pytest.raises(ValueError, match="kv_tokens: 16 are too few, the steps of this run need 160"):
+        bench.measure_steps("tiny", config, steps, GREEDY, lambda row: None)
