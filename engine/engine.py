@@ -226,6 +226,7 @@ class Engine:
             pages_used=pool.num_used,
             pages_cached=0,
             pages_free=pool.num_free,
+            pages_promised=sum(pool.pages_for(live.sequence.max_num_tokens) for live in self._live.values()),
             page_size=pool.page_size,
             preemptions_total=self._scheduler.num_preemptions,
             prompt_tokens_total=self._num_prompt_tokens,

@@ -8,13 +8,18 @@ from engine.outputs import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Live counts and totals since start. Pages used are held by sequences; cached ones only for reuse."""
+    """Live counts and totals since start.
+
+    Pages used are held by sequences; cached ones only for reuse. `pages_promised` would be used if all that
+    runs and waits went to its `max_tokens` at once, nothing shared: it may be more than there are.
+    """
 
     running: int
     waiting: int
     pages_used: int
     pages_cached: int
     pages_free: int
+    pages_promised: int
     page_size: int
     preemptions_total: int
     prompt_tokens_total: int
@@ -29,9 +34,14 @@ class EngineStats:
     draining: bool
 
     @property
+    def num_pages(self) -> int:
+        """Pages of the pool."""
+        return self.pages_used + self.pages_cached + self.pages_free
+
+    @property
     def kv_cache_usage(self) -> float:
         """Share of the pool's pages that sequences hold, 0 to 1."""
-        return self.pages_used / (self.pages_used + self.pages_cached + self.pages_free)
+        return self.pages_used / self.num_pages
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,11 @@ def build_app(engine: "Engine | None", config: ServerConfig, metrics: Metrics | 
         context.attach(engine)
     app = Starlette(
         routes=[
-            *(Route(endpoint.path, endpoint.handler, methods=[endpoint.method]) for endpoint in ENDPOINTS),
+            *(
+                Route(path, endpoint.handler, methods=[endpoint.method])
+                for endpoint in ENDPOINTS
+                for path in endpoint.paths
+            ),
             Route("/openapi.json", openapi, methods=["GET"]),
         ],
         middleware=middleware(context),
@@ -47,7 +51,7 @@ def build_app(engine: "Engine | None", config: ServerConfig, metrics: Metrics | 
     )
     app.router.redirect_slashes = False  # a redirect would be built from the Host header
     app.state.context = context
-    context.route_templates = {endpoint.handler: endpoint.path for endpoint in ENDPOINTS}
+    context.route_templates = {endpoint.handler: endpoint.paths[0] for endpoint in ENDPOINTS}
     return app
 
 
@@ -80,7 +84,7 @@ async def openapi(http: Request) -> Response:
 
 async def on_error(http: Request, error: Exception) -> Response:
     """Errors that were raised on purpose."""
-    return error_response(error)
+    return error_response(error, http.scope["path"])
 
 
 async def on_http_exception(http: Request, error: Exception) -> Response:
@@ -93,5 +97,7 @@ async def on_http_exception(http: Request, error: Exception) -> Response:
         detail = f"{http.method} is not allowed for {http.scope['path'][:200]}; allowed is {allowed}."
         error = HTTPException(405, detail, {"Allow": allowed})
     elif error.status_code == 404:
-        error = HTTPException(404, f"There is nothing at {http.scope['path'][:200]}; the API is below /v1.")
-    return error_response(error)
+        error = HTTPException(
+            404, f"There is nothing at {http.scope['path'][:200]}; /openapi.json lists what there is."
+        )
+    return error_response(error, http.scope["path"])

@@ -81,9 +81,9 @@ class BodyLimit:
         length = headers.get("content-length", "0")
         if "content-length" in headers and "transfer-encoding" in headers:
             error = AmbiguousBody("A request has Content-Length or Transfer-Encoding, not both.")
-            await error_response(error)(scope, receive, send_then_drain)
+            await error_response(error, scope["path"])(scope, receive, send_then_drain)
         elif length.isdecimal() and int(length[:20]) > self.max_bytes:
-            await error_response(incoming.too_large())(scope, receive, send_then_drain)
+            await error_response(incoming.too_large(), scope["path"])(scope, receive, send_then_drain)
         else:
             await self.app(scope, incoming.receive, send_then_drain)
 

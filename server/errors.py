@@ -1,5 +1,7 @@
 """The only table from exception to HTTP: status, `type` and `code` of the OpenAI error envelope.
 
+The paths of other dialects have their own envelopes around the same status and message (`ENVELOPES`).
+
 The server's own errors, beside those that come out of the engine (`engine.errors`):
 
     ServerError
@@ -14,9 +16,10 @@ The server's own errors, beside those that come out of the engine (`engine.error
     UnsupportedField        an InvalidRequest: a known field that would change the output but is not built
 """
 
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -29,7 +32,14 @@ from engine.errors import (
     QueueFull,
     StepFailed,
 )
-from server.schema.errors import ErrorDetail, ErrorResponse
+from server.schema.errors import (
+    AnthropicError,
+    AnthropicErrorDetail,
+    ErrorDetail,
+    ErrorResponse,
+    NativeError,
+    NativeErrorType,
+)
 
 INVALID = "invalid_request_error"
 MAX_SHOWN_ERRORS = 3
@@ -120,24 +130,66 @@ def fault_of(error: Exception) -> Fault:
     return next((FAULTS[kind] for kind in type(error).__mro__ if kind in FAULTS), INTERNAL)
 
 
-def envelope(error: Exception) -> ErrorResponse:
-    """The OpenAI error object for `error`; internal errors never show their own text."""
-    fault = fault_of(error)
+def message_of(error: Exception) -> str:
+    """What a client is told; internal errors never show their own text."""
     if isinstance(error, HTTPException):
-        message = error.detail
-    elif isinstance(error, EngineError | ServerError):
-        message = str(error)
-    else:
-        message = "The server had an internal error while answering this request."
+        return error.detail
+    if isinstance(error, EngineError | ServerError):
+        return str(error)
+    return "The server had an internal error while answering this request."
+
+
+def envelope(error: Exception) -> ErrorResponse:
+    """The OpenAI error object for `error`."""
+    fault = fault_of(error)
     return ErrorResponse(
         error=ErrorDetail(
-            message=message, type=fault.type, param=getattr(error, "param", None), code=fault.code
+            message=message_of(error), type=fault.type, param=getattr(error, "param", None), code=fault.code
         )
     )
 
 
-def error_response(error: Exception) -> Response:
-    """The JSON response for `error`, with the headers its status calls for."""
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_envelope(error: Exception) -> AnthropicError:
+    """The Anthropic error object for `error`. Clients find a prompt that is too long by the message."""
+    fault, message = fault_of(error), message_of(error)
+    if isinstance(error, ContextLengthExceeded):
+        message = f"prompt is too long: {message}"
+    kind = ANTHROPIC_TYPES.get(fault.status, INVALID if fault.status < 500 else "api_error")
+    return AnthropicError(type="error", error=AnthropicErrorDetail(type=kind, message=message))
+
+
+def native_envelope(error: Exception) -> NativeError:
+    """The error object of TGI's and LightLLM's own routes."""
+    status, message = fault_of(error).status, message_of(error)
+    kind: NativeErrorType = "validation" if status < 500 else "generation"
+    if status in (429, 503):
+        kind = "overloaded"
+    return NativeError(error=message, error_type=kind, message=message)
+
+
+ENVELOPES: dict[str, Callable[[Exception], BaseModel]] = {
+    "/v1/messages": anthropic_envelope,
+    "/v1/messages/count_tokens": anthropic_envelope,
+    "/": native_envelope,
+    "/generate": native_envelope,
+    "/generate_stream": native_envelope,
+    "/tokens": native_envelope,
+}
+
+
+def error_response(error: Exception, path: str) -> Response:
+    """The JSON response for `error` in the dialect of `path`, with the headers its status calls for."""
     fault = fault_of(error)
     headers = dict(getattr(error, "headers", None) or {})
     if fault.retry_after is not None:
@@ -147,7 +199,7 @@ def error_response(error: Exception) -> Response:
     if fault.status in (408, 413):
         headers["Connection"] = "close"  # what is left of the body is not read
     return Response(
-        envelope(error).model_dump_json(),
+        ENVELOPES.get(path, envelope)(error).model_dump_json(),
         status_code=fault.status,
         headers=headers,
         media_type="application/json",

@@ -22,8 +22,8 @@ SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 CLIENT_CLOSED_REQUEST = 499
 
 # Asked every few seconds by machines: only logged at debug level, and no part of the HTTP metrics.
-PROBES = frozenset(("/health", "/ready", "/metrics", "/load", "/version"))
-OPEN_PATHS = frozenset(("/health", "/ready", "/metrics", "/version"))
+OPEN_PATHS = frozenset(("/health", "/healthz", "/liveness", "/ready", "/readiness", "/metrics", "/version"))
+PROBES = OPEN_PATHS | {"/load", "/token_load"}
 
 
 class RequestScope:
@@ -62,7 +62,7 @@ class RequestScope:
         except Exception as error:
             logger.exception("%s failed", request_id)
             if not status:
-                await error_response(error)(scope, receive, send_with_id)
+                await error_response(error, scope["path"])(scope, receive, send_with_id)
         finally:
             self.context.request_ended()
             self.finish(scope, request_id, status or CLIENT_CLOSED_REQUEST, time.perf_counter() - started)
@@ -112,7 +112,7 @@ class ApiKeys:
                 message = (
                     "The API key is wrong." if sent else "An API key is needed: Authorization: Bearer <key>."
                 )
-                await error_response(Unauthorized(message))(scope, receive, send)
+                await error_response(Unauthorized(message), scope["path"])(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 

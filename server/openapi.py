@@ -7,40 +7,42 @@ import inspect
 import json
 import re
 import sys
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from server.middleware import OPEN_PATHS
 from server.routes.table import ENDPOINTS, Endpoint
-from server.schema.errors import ErrorResponse
-from server.schema.fields import CHAT, COMPLETION, NO_OPS, Refused
+from server.schema.fields import NO_OPS, Refused
 
 Mode = Literal["validation", "serialization"]
 
 REFERENCE = "#/components/schemas/{model}"
-OPEN_PATHS = ("/health", "/ready", "/version", "/metrics")
 
 
 @cache
 def document() -> dict[str, Any]:
     """The whole document, without a server's address."""
-    modes: dict[type[BaseModel], Mode] = {ErrorResponse: "serialization"}
+    modes: dict[type[BaseModel], Mode] = {}
     for endpoint in ENDPOINTS:
         if endpoint.request is not None:
             modes[endpoint.request] = "validation"
-        for model in (endpoint.response, endpoint.chunk):
+        for model in (endpoint.response, endpoint.chunk, endpoint.error):
             if model is not None:
                 modes[model] = "serialization"
     _, definitions = models_json_schema(list(modes.items()), ref_template=REFERENCE)
     schemas = definitions["$defs"]
-    schemas["ChatRequest"]["properties"] |= refused_properties(CHAT)
-    schemas["CompletionRequest"]["properties"] |= refused_properties(COMPLETION)
+    for endpoint in ENDPOINTS:
+        if endpoint.request is not None:
+            schemas[endpoint.request.__name__]["properties"] |= refused_properties(endpoint.refused)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
-        path = re.sub(r"{(\w+):path}", r"{\1}", endpoint.path)
-        paths.setdefault(path, {})[endpoint.method.lower()] = operation(endpoint)
+        for number, path in enumerate(endpoint.paths):
+            template = re.sub(r"{(\w+):path}", r"{\1}", path)
+            paths.setdefault(template, {})[endpoint.method.lower()] = operation(endpoint, path, number)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -61,8 +63,8 @@ def document() -> dict[str, Any]:
     }
 
 
-def operation(endpoint: Endpoint) -> dict[str, Any]:
-    """One method of one path."""
+def operation(endpoint: Endpoint, path: str, number: int) -> dict[str, Any]:
+    """One method of one path, the endpoint's first (number 0) or another."""
     content: dict[str, Any] = {}
     if endpoint.response is not None:
         content["application/json"] = {"schema": reference(endpoint.response)}
@@ -70,22 +72,22 @@ def operation(endpoint: Endpoint) -> dict[str, Any]:
         content["text/event-stream"] = {"schema": reference(endpoint.chunk)}
     description = inspect.getdoc(endpoint.handler) or ""
     result: dict[str, Any] = {
-        "operationId": endpoint.handler.__name__,
+        "operationId": operation_id(endpoint, number),
         "summary": description.partition("\n")[0],
         "responses": {
             "200": {"description": "answered", **({"content": content} if content else {})},
             "default": {
                 "description": "an error",
-                "content": {"application/json": {"schema": reference(ErrorResponse)}},
+                "content": {"application/json": {"schema": reference(endpoint.error)}},
             },
         },
     }
-    if endpoint.path in OPEN_PATHS:
+    if path in OPEN_PATHS:
         result["security"] = [{}]
     if endpoint.request is not None:
         body = {"schema": reference(endpoint.request)}
         result["requestBody"] = {"required": True, "content": {"application/json": body}}
-    names = re.findall(r"{(\w+)", endpoint.path)
+    names = re.findall(r"{(\w+)", path)
     if names:
         result["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
@@ -93,7 +95,15 @@ def operation(endpoint: Endpoint) -> dict[str, Any]:
     return result
 
 
-def refused_properties(table: dict[str, Refused]) -> dict[str, Any]:
+def operation_id(endpoint: Endpoint, number: int) -> str:
+    """Unique in the document: a handler may stand at several paths and under several methods."""
+    name = endpoint.handler.__name__
+    is_first = endpoint is next(other for other in ENDPOINTS if other.handler is endpoint.handler)
+    method = "" if is_first else f"_{endpoint.method.lower()}"
+    return name + method + (f"_{number + 1}" if number else "")
+
+
+def refused_properties(table: Mapping[str, Refused]) -> dict[str, Any]:
     """Fields that are only accepted with the values that leave them off."""
     return {
         name: {"enum": [None, *refused.neutral], "description": f"not supported yet. {refused.hint}".strip()}

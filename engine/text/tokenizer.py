@@ -49,6 +49,8 @@ class Tokenizer:
         self.eos_token_id: int | None = self._hf.eos_token_id
         self.bos_token: str | None = self._hf.bos_token
         self.eos_token: str | None = self._hf.eos_token
+        self.pad_token: str | None = self._hf.pad_token
+        self.unk_token: str | None = self._hf.unk_token
         self.chat_template: str | None = self._hf.chat_template
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -60,6 +62,10 @@ class Tokenizer:
         """Text of `token_ids`, in one go."""
         text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_strs(self, token_ids: list[int]) -> list[str]:
+        """How the vocabulary spells each id; empty for one that has a logit but no token."""
+        return [self.backend.id_to_token(token_id) or "" for token_id in token_ids]
 
     def encode_chat(
         self,
@@ -142,6 +148,12 @@ class TokenizerPool:
         return self._tokenizer.chat_template
 
     @property
+    def special_tokens(self) -> dict[str, str | None]:
+        """The tokens with a role of their own, by transformers' names for them; None where there is none."""
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        return {name: getattr(self._tokenizer, name) for name in names}
+
+    @property
     def decoder(self) -> BatchDecoder:
         """What the detokenizer decodes with."""
         decoder: BatchDecoder = self._tokenizer.backend
@@ -174,6 +186,10 @@ class TokenizerPool:
         return await self._run(
             lambda: self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         )
+
+    async def token_strs(self, token_ids: list[int]) -> list[str]:
+        """How the vocabulary spells each id."""
+        return await self._run(lambda: self._tokenizer.token_strs(token_ids))
 
     async def _run(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)

@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from server.context import ServerContext, context_of
 from server.errors import ModelNotFound
-from server.schema.models import ModelCard, ModelList
+from server.schema.models import ModelCard, ModelList, ModelName
 
 
 async def list_models(http: Request) -> Response:
@@ -24,6 +24,12 @@ async def get_model(http: Request) -> Response:
     if name not in context.model_names:
         raise ModelNotFound(f"The model {name[:200]!r} does not exist here.")
     return Response(card(context, name).model_dump_json(), media_type="application/json")
+
+
+async def get_model_name(http: Request) -> Response:
+    """The first of them."""
+    body = ModelName(model_name=context_of(http).model_names[0])
+    return Response(body.model_dump_json(), media_type="application/json")
 
 
 def card(context: ServerContext, name: str) -> ModelCard:

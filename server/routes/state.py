@@ -5,9 +5,8 @@ from starlette.responses import Response
 
 from engine.errors import EngineDead
 from server.context import context_of
-from server.errors import error_response
 from server.metrics import CONTENT_TYPE
-from server.schema.models import Load, Version
+from server.schema.models import Load, TokenLoad, Version
 from server.version import VERSION
 
 
@@ -15,7 +14,7 @@ async def health(http: Request) -> Response:
     """Empty 200 while the process is worth keeping; it may still be loading or already draining."""
     if context_of(http).is_healthy:
         return Response()
-    return error_response(EngineDead("The engine has stopped after a fault."))
+    raise EngineDead("The engine has stopped after a fault.")
 
 
 async def ready(http: Request) -> Response:
@@ -41,6 +40,14 @@ async def load(http: Request) -> Response:
         pages_cached=stats.pages_cached,
         pages_free=stats.pages_free,
     )
+    return Response(body.model_dump_json(), media_type="application/json")
+
+
+async def token_load(http: Request) -> Response:
+    """How full the KV cache is, and may get."""
+    stats = context_of(http).engine.stats()
+    peak = stats.pages_promised / stats.num_pages
+    body = TokenLoad(current_load=stats.kv_cache_usage, logical_max_load=peak, dynamic_max_load=peak)
     return Response(body.model_dump_json(), media_type="application/json")
 
 

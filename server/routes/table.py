@@ -1,44 +1,100 @@
 """The list of all endpoints: what the application routes and what /openapi.json describes."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.routes import chat, completions, models, state
+from server.routes import chat, completions, models, state, tokenize
 from server.schema.chat import ChatChunk, ChatRequest, ChatResponse
 from server.schema.completions import CompletionChunk, CompletionRequest, CompletionResponse
-from server.schema.models import Load, ModelCard, ModelList, Version
+from server.schema.errors import ErrorResponse, NativeError
+from server.schema.fields import CHAT, COMPLETION, Refused
+from server.schema.models import Load, ModelCard, ModelList, ModelName, TokenLoad, Version
+from server.schema.tokenize import (
+    REFUSED,
+    REFUSED_TOKENS,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenizerInfo,
+    TokensRequest,
+    TokensResponse,
+)
 
 
 class Endpoint(NamedTuple):
-    """One route. `response` None is an empty or a text body; `chunk` is one event of the stream."""
+    """One handler at one path or several, the first of which names it in metrics.
+
+    `response` None is an empty or a text body; `chunk` is one event of the stream; `refused` the fields of
+    the request that are known and not built.
+    """
 
     method: str
-    path: str
+    paths: tuple[str, ...]
     handler: Callable[[Request], Awaitable[Response]]
     response: type[BaseModel] | None = None
     request: type[BaseModel] | None = None
     chunk: type[BaseModel] | None = None
+    refused: Mapping[str, Refused] = {}
+    error: type[BaseModel] = ErrorResponse
 
 
 ENDPOINTS = (
-    Endpoint("POST", "/v1/chat/completions", chat.chat_completions, ChatResponse, ChatRequest, ChatChunk),
     Endpoint(
         "POST",
-        "/v1/completions",
+        ("/v1/chat/completions",),
+        chat.chat_completions,
+        ChatResponse,
+        ChatRequest,
+        ChatChunk,
+        CHAT,
+    ),
+    Endpoint(
+        "POST",
+        ("/v1/completions",),
         completions.completions,
         CompletionResponse,
         CompletionRequest,
         CompletionChunk,
+        COMPLETION,
     ),
-    Endpoint("GET", "/v1/models", models.list_models, ModelList),
-    Endpoint("GET", "/v1/models/{model:path}", models.get_model, ModelCard),
-    Endpoint("GET", "/health", state.health),
-    Endpoint("GET", "/ready", state.ready),
-    Endpoint("GET", "/version", state.version, Version),
-    Endpoint("GET", "/load", state.load, Load),
-    Endpoint("GET", "/metrics", state.metrics),
+    Endpoint(
+        "POST",
+        ("/tokenize", "/v1/tokenize"),
+        tokenize.tokenize,
+        TokenizeResponse,
+        TokenizeRequest,
+        refused=REFUSED,
+    ),
+    Endpoint(
+        "POST",
+        ("/detokenize", "/v1/detokenize"),
+        tokenize.detokenize,
+        DetokenizeResponse,
+        DetokenizeRequest,
+    ),
+    Endpoint("GET", ("/tokenizer_info",), tokenize.tokenizer_info, TokenizerInfo),
+    Endpoint(
+        "POST",
+        ("/tokens",),
+        tokenize.tokens,
+        TokensResponse,
+        TokensRequest,
+        refused=REFUSED_TOKENS,
+        error=NativeError,
+    ),
+    Endpoint("GET", ("/v1/models",), models.list_models, ModelList),
+    Endpoint("GET", ("/v1/models/{model:path}",), models.get_model, ModelCard),
+    Endpoint("GET", ("/get_model_name",), models.get_model_name, ModelName),
+    Endpoint("POST", ("/get_model_name",), models.get_model_name, ModelName),
+    Endpoint("GET", ("/health", "/healthz", "/liveness"), state.health),
+    Endpoint("GET", ("/ready", "/readiness"), state.ready),
+    Endpoint("GET", ("/version",), state.version, Version),
+    Endpoint("GET", ("/load",), state.load, Load),
+    Endpoint("GET", ("/token_load",), state.token_load, TokenLoad),
+    Endpoint("GET", ("/metrics",), state.metrics),
 )

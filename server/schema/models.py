@@ -33,6 +33,22 @@ class Version(WireResponse):
     version: str
 
 
+class ModelName(WireResponse):
+    """Name of the served model, as LightLLM gives it."""
+
+    model_name: str
+
+
+class TokenLoad(WireResponse):
+    """How full the KV cache is, as LightLLM gives it: 1 is all of it."""
+
+    current_load: float = Field(description="share of the pages that requests hold")
+    logical_max_load: float = Field(
+        description="share they would hold if all that runs and waits went to its limit; may be above 1"
+    )
+    dynamic_max_load: float = Field(description="the same as logical_max_load")
+
+
 class Load(WireResponse):
     """How busy the server is, for load balancers."""
 

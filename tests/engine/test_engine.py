@@ -123,6 +123,17 @@ async def test_preemption_neither_changes_nor_repeats_text(run_ahead):
         assert engine.stats().preemptions_total >= 2
 
 
+async def test_promised_pages_are_those_of_all_limits(run_ahead):
+    async with toy_engine(num_pages=12, run_ahead=run_ahead) as engine:
+        size = engine.stats().page_size
+        streams = [engine.submit(request([1, 2, 3], 30, ignore_eos=True)) for _ in range(4)]
+        assert engine.stats().pages_promised == 4 * -(-33 // size)
+        for stream in streams:
+            stream.abort()
+        await idle(engine)
+        assert engine.stats().pages_promised == 0
+
+
 async def test_abort_frees_everything_at_once(run_ahead):
     recorder = Recorder()
     async with toy_engine(run_ahead=run_ahead, max_num_seqs=1, observer=recorder) as engine:

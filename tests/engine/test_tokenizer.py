@@ -122,6 +122,22 @@ async def test_the_pool_encodes_off_the_loop(make_tokenizer):
     ids = await pool.encode("hello <|end|>")
     assert await pool.decode(ids, skip_special_tokens=False) == "hello <|end|>"
     assert pool.max_prompt_chars >= 100
+    assert await pool.token_strs(ids[-3:]) == ["o", "Ġ", EOS]
+    pool.close()
+
+
+async def test_an_id_with_a_logit_but_no_token_is_no_text(make_tokenizer):
+    tokenizer = make_tokenizer(PROMPT)
+    pool = TokenizerPool(tokenizer, num_threads=1, max_model_len=100)
+    beyond = [tokenizer.vocab_size, tokenizer.vocab_size + 60]
+    assert await pool.token_strs(beyond) == ["", ""]
+    assert await pool.decode(beyond, skip_special_tokens=False) == ""
+    assert pool.special_tokens == {
+        "bos_token": None,
+        "eos_token": EOS,
+        "pad_token": None,
+        "unk_token": None,
+    }
     pool.close()
 
 

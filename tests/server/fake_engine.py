@@ -8,7 +8,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from engine import ModelInfo
 from engine.config import EngineConfig
@@ -26,6 +26,12 @@ class FakeTokenizer:
 
     max_prompt_chars = 8192
     chat_template: str | None = "{{ messages }}"
+    special_tokens: ClassVar[dict[str, str | None]] = {
+        "bos_token": "\x02",
+        "eos_token": "\x00",
+        "pad_token": None,
+        "unk_token": None,
+    }
 
     def __init__(self) -> None:
         self.chats: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
@@ -44,6 +50,9 @@ class FakeTokenizer:
 
     async def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(map(chr, ids))
+
+    async def token_strs(self, ids: list[int]) -> list[str]:
+        return list(map(chr, ids))
 
 
 class FakeStream:
@@ -237,6 +246,10 @@ class FakeEngine:
             pages_used=len(self.live),
             pages_cached=0,
             pages_free=1000 - len(self.live),
+            pages_promised=sum(
+                -(-(stream.num_prompt_tokens + stream.request.sampling.max_tokens) // 16)
+                for stream, _ in self.live.values()
+            ),
             page_size=16,
             preemptions_total=0,
             prompt_tokens_total=sum(len(request.prompt_token_ids) for request in self.requests),

@@ -8,6 +8,7 @@ from openai.types import Model
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.outputs import FinishReason
+from engine.request import Request, SamplingParams
 from engine.stats import EngineObserver, RequestTimes
 from server.metrics import Histogram, Metrics, token_buckets
 from server.openapi import document, stored_copy
@@ -58,6 +59,35 @@ async def test_load_and_version(client: httpx.AsyncClient) -> None:
     assert load["server_load"] == 0
     assert load["pages_free"] == 1000
     assert (await client.get("/version")).json()["version"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/healthz", "/liveness", "/ready", "/readiness", "/load"])
+async def test_probes_by_every_name_and_method(client: httpx.AsyncClient, path: str) -> None:
+    assert (await client.get(path)).status_code == 200
+    response = await client.head(path)
+    assert (response.status_code, response.content) == (200, b"")
+
+
+async def test_probes_need_no_key(engine: FakeEngine) -> None:
+    async with client_for(engine, api_key=("k",)) as client:
+        for path in ("/health", "/healthz", "/liveness", "/ready", "/readiness", "/metrics", "/version"):
+            assert (await client.get(path)).status_code == 200
+        for path in ("/load", "/token_load", "/tokenizer_info", "/get_model_name"):
+            assert (await client.get(path)).status_code == 401
+
+
+async def test_token_load(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    idle = {"current_load": 0, "logical_max_load": 0, "dynamic_max_load": 0}
+    assert (await client.get("/token_load")).json() == idle
+    engine.submit(Request("a", (1,) * 100, SamplingParams(max_tokens=1500)))
+    load = (await client.get("/token_load")).json()
+    assert load == {"current_load": 0.001, "logical_max_load": 0.1, "dynamic_max_load": 0.1}
+
+
+async def test_model_name(engine: FakeEngine) -> None:
+    async with client_for(engine, served_model_name=("org/name", "short")) as client:
+        for method in ("GET", "POST"):
+            assert (await client.request(method, "/get_model_name")).json() == {"model_name": "org/name"}
 
 
 def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:

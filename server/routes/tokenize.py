@@ -1,0 +1,92 @@
+"""Text to token ids and back, as the served model does it; nothing is generated."""
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from engine.errors import InvalidRequest
+from server.answer import while_connected
+from server.body import read_json
+from server.context import ServerContext, context_of
+from server.convert import check_ids, check_text
+from server.prompt import check_length, encode_chat
+from server.schema.fields import unknown_fields
+from server.schema.tokenize import (
+    REFUSED,
+    REFUSED_TOKENS,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenizerInfo,
+    TokensRequest,
+    TokensResponse,
+)
+
+
+async def tokenize(http: HttpRequest) -> Response:
+    """Token ids of a prompt, or of a chat as the model's template renders it."""
+    context = context_of(http)
+    wire = await read_json(http, TokenizeRequest, REFUSED)
+    context.model_name(wire.model)
+    context.note_unknown_fields(unknown_fields(wire.model_extra, REFUSED))
+
+    async def work() -> Response:
+        tokenizer, limits = context.engine.tokenizer, context.limits
+        if wire.prompt is None:
+            ids = await encode_chat(wire.chat, tokenizer, limits)
+        else:
+            ids = await encode_text(context, wire.prompt, "prompt", wire.add_special_tokens is not False)
+        names = await tokenizer.token_strs(ids) if wire.return_token_strs else None
+        body = TokenizeResponse(
+            count=len(ids), max_model_len=limits.max_model_len, tokens=ids, token_strs=names
+        )
+        return Response(body.model_dump_json(exclude_none=True), media_type="application/json")
+
+    return await while_connected(http, context.config.request_timeout_seconds, work)
+
+
+async def detokenize(http: HttpRequest) -> Response:
+    """Text of token ids, special tokens included."""
+    context = context_of(http)
+    wire = await read_json(http, DetokenizeRequest, {})
+    context.model_name(wire.model)
+    context.note_unknown_fields(unknown_fields(wire.model_extra, {}))
+    limits = context.limits
+    if len(wire.tokens) > limits.max_model_len:
+        raise InvalidRequest(
+            f"tokens has {len(wire.tokens)} ids; a context of this model holds {limits.max_model_len}.",
+            "tokens",
+        )
+    check_ids(wire.tokens, "tokens", limits)
+    text = await context.engine.tokenizer.decode(wire.tokens, skip_special_tokens=False)
+    return Response(DetokenizeResponse(prompt=text).model_dump_json(), media_type="application/json")
+
+
+async def tokenizer_info(http: HttpRequest) -> Response:
+    """Special tokens and chat template, for clients that tokenize or render by themselves."""
+    engine = context_of(http).engine
+    tokenizer = engine.tokenizer
+    body = TokenizerInfo(
+        **tokenizer.special_tokens,
+        chat_template=tokenizer.chat_template,
+        vocab_size=engine.model.vocab_size,
+        model_max_length=engine.model.max_model_len,
+    )
+    return Response(body.model_dump_json(), media_type="application/json")
+
+
+async def tokens(http: HttpRequest) -> Response:
+    """Number of tokens of a text."""
+    context = context_of(http)
+    wire = await read_json(http, TokensRequest, REFUSED_TOKENS)
+    context.note_unknown_fields(unknown_fields(wire.model_extra, REFUSED_TOKENS))
+    add_special_tokens = (wire.parameters or {}).get("add_special_tokens") is not False
+    ids = await encode_text(context, wire.text, "text", add_special_tokens)
+    return Response(TokensResponse(ntokens=len(ids)).model_dump_json(), media_type="application/json")
+
+
+async def encode_text(context: ServerContext, text: str, param: str, add_special_tokens: bool) -> list[int]:
+    """Token ids of a text that is looked at first. Raises InvalidRequest, ContextLengthExceeded."""
+    check_text(text, param)
+    check_length(len(text), context.engine.tokenizer, context.limits, param)
+    return await context.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)

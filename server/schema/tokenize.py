@@ -1,0 +1,117 @@
+"""POST /tokenize and /detokenize, GET /tokenizer_info (shapes of vLLM), POST /tokens (shape of LightLLM)."""
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from server.schema.chat import MAX_MESSAGES, ChatMessage, ChatRequest, ReasoningEffort, WireResponse
+from server.schema.fields import Refused
+from server.schema.sampling import WireRequest
+
+REFUSED: dict[str, Refused] = {
+    "chat_template": Refused((), "templates come with the model; chat_template_kwargs sets their variables"),
+    "mm_processor_kwargs": Refused(({},), "the model reads text only"),
+    "tools": Refused(([],), "tool calls are not available yet"),
+}
+REFUSED_TOKENS: dict[str, Refused] = {
+    "multimodal_params": Refused(({}, {"images": []}), "the model reads text only"),
+}
+
+
+class TokenizeRequest(WireRequest):
+    """Body of POST /tokenize: a prompt, or the messages of a chat."""
+
+    model: str | None = Field(None, max_length=512, description="name from /v1/models; may be left out")
+    prompt: str | None = Field(None, description="text to tokenize; this or messages")
+    messages: list[ChatMessage] | None = Field(
+        None, min_length=1, max_length=MAX_MESSAGES, description="a conversation to render and tokenize"
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="let the tokenizer add its special tokens (such as BOS) to a prompt; default true"
+    )
+    return_token_strs: bool | None = Field(None, description="name the tokens, too; default false")
+    add_generation_prompt: bool | None = Field(
+        None, description="let the template open the assistant's turn; default true"
+    )
+    continue_final_message: bool | None = Field(
+        None, description="leave the last message open instead of opening a turn; default false"
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, max_length=64, description="further variables for the chat template"
+    )
+    documents: list[dict[str, Any]] | None = Field(None, description="documents for the chat template")
+    reasoning_effort: ReasoningEffort | None = Field(None, description="given to the chat template")
+
+    @model_validator(mode="after")
+    def check_fields(self) -> "TokenizeRequest":
+        """One of the two forms, and what belongs to it."""
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("send either prompt or messages")
+        if self.messages and self.add_special_tokens:
+            raise ValueError("add_special_tokens is for a prompt; a chat template writes its own")
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError("continue_final_message cannot be true together with add_generation_prompt")
+        return self
+
+    @property
+    def chat(self) -> ChatRequest:
+        """The chat request whose prompt is asked about. Its fields have been checked here."""
+        return ChatRequest.model_construct(
+            messages=self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            chat_template_kwargs=self.chat_template_kwargs,
+            documents=self.documents,
+            reasoning_effort=self.reasoning_effort,
+        )
+
+
+class TokenizeResponse(WireResponse):
+    """Answer of POST /tokenize."""
+
+    count: int
+    max_model_len: int = Field(description="longest prompt plus output, in tokens")
+    tokens: list[int]
+    token_strs: list[str] | None = Field(
+        None, description="the tokens as the vocabulary spells them; only with return_token_strs"
+    )
+
+
+class DetokenizeRequest(WireRequest):
+    """Body of POST /detokenize."""
+
+    model: str | None = Field(None, max_length=512, description="name from /v1/models; may be left out")
+    tokens: list[int] = Field(description="token ids, no more than the context holds")
+
+
+class DetokenizeResponse(WireResponse):
+    """Answer of POST /detokenize."""
+
+    prompt: str = Field(description="the text, with special tokens")
+
+
+class TokenizerInfo(WireResponse):
+    """What a client needs to tokenize and render by itself."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+    vocab_size: int = Field(description="token ids lie below it")
+    model_max_length: int = Field(description="longest prompt plus output, in tokens")
+
+
+class TokensRequest(WireRequest):
+    """Body of POST /tokens, LightLLM's count of tokens."""
+
+    text: str
+    parameters: dict[str, Any] | None = Field(
+        None, description="those of /generate; add_special_tokens alone changes the count"
+    )
+
+
+class TokensResponse(WireResponse):
+    """Answer of POST /tokens."""
+
+    ntokens: int

@@ -1,0 +1,141 @@
+"""Tokenizing and its opposite, over ASGI with a FakeEngine whose tokens are characters."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from server.schema.tokenize import TokenizerInfo
+from tests.server.conftest import client_for
+from tests.server.fake_engine import FakeEngine
+
+
+def ids(text: str) -> list[int]:
+    return [ord(char) for char in text]
+
+
+def user(content: Any) -> list[Any]:
+    return [{"role": "user", "content": content}]
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])
+async def test_prompt(client: httpx.AsyncClient, path: str) -> None:
+    answer = (await client.post(path, json={"prompt": "bos é", "model": "fake-model"})).json()
+    assert answer == {"count": 6, "max_model_len": 4096, "tokens": [2, *ids("bos é")]}
+    body = {"prompt": "bos", "add_special_tokens": False, "return_token_strs": True}
+    answer = (await client.post(path, json=body)).json()
+    assert (answer["tokens"], answer["token_strs"]) == (ids("bos"), ["b", "o", "s"])
+    assert (await client.post(path, json={"prompt": ""})).json()["tokens"] == []
+
+
+async def test_chat(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    body = {
+        "messages": [*user("hi"), {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}],
+        "continue_final_message": True,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "documents": [{"text": "d"}],
+        "reasoning_effort": "low",
+    }
+    answer = (await client.post("/tokenize", json=body)).json()
+    assert answer["tokens"] == ids("hi yes")
+    [(messages, options)] = engine.tokenizer.chats
+    assert messages[1] == {"role": "assistant", "content": "yes"}
+    assert options == {
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+        "template_kwargs": {
+            "enable_thinking": False,
+            "documents": [{"text": "d"}],
+            "reasoning_effort": "low",
+        },
+    }
+    assert not engine.requests, "nothing is generated"
+
+
+async def test_chat_has_the_prompt_of_a_completion(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    body = {"messages": user("hi"), "reasoning_effort": "none"}
+    await client.post("/tokenize", json=body)
+    await client.post("/v1/chat/completions", json=body)
+    first, second = engine.tokenizer.chats
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "prompt or messages"),
+        ({"prompt": "a", "messages": user("b")}, "prompt or messages"),
+        ({"prompt": None}, "prompt or messages"),
+        ({"prompt": ["a"]}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": "a\0"}, "prompt"),
+        ({"prompt": "x" * 9000}, "maximum context length"),
+        ({"prompt": "a", "chat_template": "x"}, "chat_template"),
+        ({"prompt": "a", "return_token_strs": 1}, "return_token_strs"),
+        ({"messages": []}, "messages"),
+        ({"messages": user(5)}, "messages[0].content"),
+        ({"messages": user("a\0")}, "messages[0].content"),
+        ({"messages": user("x" * 9000)}, "maximum context length"),
+        ({"messages": user("bad template")}, "chat template refuses"),
+        ({"messages": user("a"), "add_special_tokens": True}, "add_special_tokens"),
+        ({"messages": user("a"), "tools": [{}]}, "tools"),
+        ({"messages": user("a"), "chat_template_kwargs": {"tokenize": True}}, "tokenize"),
+        (
+            {"messages": user("a"), "add_generation_prompt": True, "continue_final_message": True},
+            "continue_final_message",
+        ),
+    ],
+)
+async def test_bad_input_is_named(client: httpx.AsyncClient, body: dict[str, Any], words: str) -> None:
+    response = await client.post("/tokenize", json=body)
+    assert response.status_code == 400, response.text
+    assert words in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+async def test_unknown_model(client: httpx.AsyncClient, path: str) -> None:
+    response = await client.post(path, json={"model": "other", "prompt": "a", "tokens": [1]})
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("path", ["/detokenize", "/v1/detokenize"])
+async def test_detokenize(client: httpx.AsyncClient, path: str) -> None:
+    assert (await client.post(path, json={"tokens": ids("né 🎉")})).json() == {"prompt": "né 🎉"}
+    assert (await client.post(path, json={"tokens": []})).json() == {"prompt": ""}
+
+
+@pytest.mark.parametrize("tokens", [[-1], [0x110000], [2**63], [True], ["1"], [1.0], "abc", None, [1] * 5000])
+async def test_bad_ids_are_refused(client: httpx.AsyncClient, tokens: Any) -> None:
+    response = await client.post("/detokenize", json={"tokens": tokens})
+    error = response.json()["error"]
+    assert response.status_code == 400, response.text
+    assert error["param"].partition("[")[0] == "tokens"
+
+
+async def test_tokenizer_info(client: httpx.AsyncClient) -> None:
+    info = (await client.get("/tokenizer_info")).json()
+    TokenizerInfo.model_validate(info)
+    assert (info["bos_token"], info["eos_token"], info["pad_token"]) == ("\x02", "\x00", None)
+    assert info["chat_template"] == "{{ messages }}"
+    assert info["model_max_length"] == 4096
+
+
+async def test_count_of_tokens(client: httpx.AsyncClient) -> None:
+    assert (await client.post("/tokens", json={"text": "bos b"})).json() == {"ntokens": 6}
+    body = {"text": "bos b", "parameters": {"add_special_tokens": False, "max_new_tokens": 5}}
+    assert (await client.post("/tokens", json=body)).json() == {"ntokens": 5}
+    response = await client.post("/tokens", json={"text": "a", "multimodal_params": {"images": [{}]}})
+    assert response.status_code == 400
+    assert response.json()["error"] == "multimodal_params is not supported: the model reads text only."
+    assert response.json()["error_type"] == "validation"
+
+
+async def test_before_the_model_is_there() -> None:
+    async with client_for(None) as client:
+        for path, body in (
+            ("/tokenize", {"prompt": "a"}),
+            ("/detokenize", {"tokens": [1]}),
+            ("/tokens", {"text": "a"}),
+        ):
+            assert (await client.post(path, json=body)).status_code == 503
+        assert (await client.get("/tokenizer_info")).status_code == 503
