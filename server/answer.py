@@ -29,7 +29,7 @@ class Answer:
     """What the response, or all chunks of it, have in common."""
 
     def __init__(self, prefix: str, model: str, info: "ModelInfo") -> None:
-        self.id = f"{prefix}-{uuid4().hex}"
+        self.id = f"{prefix}{uuid4().hex}"
         self.created = int(time.time())
         self.model = model
         self.fingerprint = fingerprint(info)

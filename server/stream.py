@@ -1,4 +1,4 @@
-"""TextDeltas of one or more answers -> server-sent events.
+"""TextDeltas of one or more answers -> server-sent events, in the words of a dialect; here: OpenAI's chunks.
 
 A chunk is a prepared prefix and suffix around one escaped string; both are cut out of the schema's own JSON,
 so they cannot drift from it. No event has an `id:` or `event:` line: OpenAI clients stumble over them.
@@ -39,13 +39,38 @@ ChunkChoice = ChatChunkChoice | CompletionChunkChoice
 
 
 class Frames(ABC):
-    """Makes the events of one answer."""
+    """Makes the events of one answer in the words of a dialect."""
+
+    ping = PING  # what keeps a quiet stream open
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+    @abstractmethod
+    def opening(self) -> bytes:
+        """What is sent at once, before the first token."""
+
+    @abstractmethod
+    def delta(self, index: int, delta: TextDelta) -> bytes:
+        """The events for what is new of answer `index`; none while text is held back."""
+
+    @abstractmethod
+    def ending(self) -> bytes:
+        """What is sent when every answer has ended."""
+
+    @abstractmethod
+    def failure(self, error: Exception) -> bytes:
+        """What is sent in place of the rest: the status is out already."""
+
+
+class ChunkFrames(Frames):
+    """Events of the OpenAI API: chunks of one kind, then [DONE]."""
 
     chunk: type[ChatChunk] | type[CompletionChunk]
     kind: str
 
     def __init__(self, answer: Answer, options: StreamOptions | None) -> None:
-        self.answer = answer
+        super().__init__(answer)
         self.with_usage = bool(options and options.include_usage)
         self.is_continuous = bool(options and self.with_usage and options.continuous_usage_stats)
         self._parts = [self._cut(index) for index in range(len(answer.streams))]
@@ -53,10 +78,6 @@ class Frames(ABC):
     @abstractmethod
     def choice(self, index: int, delta: TextDelta) -> ChunkChoice:
         """The part of a chunk that belongs to choice `index`."""
-
-    @abstractmethod
-    def opening(self) -> bytes:
-        """What is sent at once, before the first token."""
 
     def event(self, choices: list[ChunkChoice], *, with_counts: bool) -> bytes:
         """A chunk of the schema as one event. `usage` stands in it, as counts or null, only if asked for."""
@@ -95,8 +116,12 @@ class Frames(ABC):
         """The chunk with the token counts, if asked for, and the end of the stream."""
         return (self.event([], with_counts=True) if self.with_usage else b"") + DONE
 
+    def failure(self, error: Exception) -> bytes:
+        """The error envelope as an event, and the end of the stream."""
+        return error_event(error)
 
-class ChatFrames(Frames):
+
+class ChatFrames(ChunkFrames):
     """Events of a chat completion."""
 
     chunk = ChatChunk
@@ -119,7 +144,7 @@ class ChatFrames(Frames):
         )
 
 
-class CompletionFrames(Frames):
+class CompletionFrames(ChunkFrames):
     """Events of a text completion."""
 
     chunk = CompletionChunk
@@ -178,7 +203,7 @@ async def merge(streams: Sequence["RequestStream"]) -> AsyncGenerator[tuple[int,
 
 
 async def events(frames: Frames) -> AsyncGenerator[bytes, None]:
-    """All events of an answer, [DONE] last; an error becomes an event, since the status has been sent."""
+    """All events of an answer; an error becomes an event, since the status has been sent."""
     if opening := frames.opening():
         yield opening
     try:
@@ -190,7 +215,7 @@ async def events(frames: Frames) -> AsyncGenerator[bytes, None]:
     except Exception as error:
         if not isinstance(error, EngineError):
             logger.exception("%s failed while it streamed", frames.answer.id)
-        ending = error_event(error)
+        ending = frames.failure(error)
     yield ending
 
 
@@ -220,10 +245,13 @@ class EventStream(EventSourceResponse):
         ping_seconds: float,
         send_timeout_seconds: float,
         deadline: float | None = None,
+        ping: ServerSentEvent = PING,
+        failure: Callable[[Exception], bytes] = error_event,
     ) -> None:
-        super().__init__(self._send_all(), ping=ping_seconds, ping_message_factory=lambda: PING, sep="\n")
+        super().__init__(self._send_all(), ping=ping_seconds, ping_message_factory=lambda: ping, sep="\n")
         self._content = content
         self._on_close = on_close
+        self._failure = failure
         self._send_timeout_seconds = send_timeout_seconds
         self._deadline = deadline
         self._send: Send
@@ -254,7 +282,7 @@ class EventStream(EventSourceResponse):
         except TimeoutError:
             if self._sending_since is not None:
                 raise SlowClient from None
-            yield error_event(DeadlinePassed("The answer took longer than this server allows."))
+            yield self._failure(DeadlinePassed("The answer took longer than this server allows."))
 
     def _look(self, guard: asyncio.Timeout) -> None:
         """Every now and then: has a send been stuck for too long, or the deadline passed?"""
@@ -281,4 +309,6 @@ def stream_answer(config: ServerConfig, frames: Frames, started: float) -> Event
         ping_seconds=config.ping_seconds,
         send_timeout_seconds=config.send_timeout_seconds,
         deadline=None if limit is None else started + limit,
+        ping=frames.ping,
+        failure=frames.failure,
     )

@@ -21,27 +21,34 @@ async def chat_completions(http: HttpRequest) -> Response:
     context.check_ready()
     wire = await read_json(http, ChatRequest, CHAT)
     context.note_unknown_fields(unknown_fields(wire.model_extra, CHAT))
-    answer = Answer("chatcmpl", context.model_name(wire.model), context.engine.model)
+    answer = Answer("chatcmpl-", context.model_name(wire.model), context.engine.model)
     http.state.answer = answer
     return await while_connected(
         http, context.config.request_timeout_seconds, lambda: reply(context, wire, answer)
     )
 
 
-async def reply(context: ServerContext, wire: ChatRequest, answer: Answer) -> Response:
-    """Encode, submit, and stream or collect."""
-    started = asyncio.get_running_loop().time()
+async def submit(
+    context: ServerContext, wire: ChatRequest, answer: Answer, default_max_tokens: int | None = None
+) -> None:
+    """Encode a conversation and submit its n requests. A default longer than the context is cut to fit."""
     limits = context.limits
     requests = make_requests(
         wire,
         [await encode_chat(wire, context.engine.tokenizer, limits)],
         answer.id,
         limits,
-        default_max_tokens=limits.generation_defaults.get("max_new_tokens"),
+        default_max_tokens=default_max_tokens or limits.generation_defaults.get("max_new_tokens"),
         prompt_param="messages",
     )
     answer.submit(context.engine, requests, n=len(requests))
     context.metrics.request_params(answer.n)
+
+
+async def reply(context: ServerContext, wire: ChatRequest, answer: Answer) -> Response:
+    """Submit, and stream or collect."""
+    started = asyncio.get_running_loop().time()
+    await submit(context, wire, answer)
     if wire.stream:
         return stream_answer(context.config, ChatFrames(answer, wire.stream_options), started)
     deltas = await collect_all(answer.streams)

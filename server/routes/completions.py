@@ -23,7 +23,7 @@ async def completions(http: HttpRequest) -> Response:
     context.check_ready()
     wire = await read_json(http, CompletionRequest, COMPLETION)
     context.note_unknown_fields(unknown_fields(wire.model_extra, COMPLETION))
-    answer = Answer("cmpl", context.model_name(wire.model), context.engine.model)
+    answer = Answer("cmpl-", context.model_name(wire.model), context.engine.model)
     http.state.answer = answer
     return await while_connected(
         http, context.config.request_timeout_seconds, lambda: reply(context, wire, answer)
