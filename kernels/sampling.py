@@ -21,11 +21,12 @@ _MAX_CANDIDATES = 1024  # beyond, selecting candidates costs more than half of a
 # Parameters may be rows of one staging tensor, aligned or not.
 @triton.jit(
     do_not_specialize_on_alignment=[
-        "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "seed_ptr", "position_ptr"
+        "slots_ptr", "position_ptr"
     ]
 )  # fmt: skip
 def _sample_kernel(
     logits_ptr,
+    slots_ptr,
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
@@ -42,16 +43,17 @@ def _sample_kernel(
     """One program per row: the row is read twice in most cases, once if greedy."""
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * logits_stride
-    temperature = tl.load(temperature_ptr + row)
+    slot = tl.load(slots_ptr + row)
+    temperature = tl.load(temperature_ptr + slot)
     greedy = temperature < _GREEDY_BELOW
     factor = _LOG2_E / tl.where(greedy, 1.0, temperature)
     maxima, maximum, token, total = scan_row(row_ptr, vocab, factor, BLOCK)
     if temperature >= _GREEDY_BELOW:
-        top_k = tl.load(top_k_ptr + row)
+        top_k = tl.load(top_k_ptr + slot)
         top_k = tl.where(top_k < vocab, tl.maximum(top_k, 0), 0)
-        top_p = tl.load(top_p_ptr + row)
-        min_p = tl.load(min_p_ptr + row)
-        number = philox_uniform(tl.load(seed_ptr + row), tl.load(position_ptr + row))
+        top_p = tl.load(top_p_ptr + slot)
+        min_p = tl.load(min_p_ptr + slot)
+        number = philox_uniform(tl.load(seed_ptr + slot), tl.load(position_ptr + row))
         token = _draw_from_candidates(
             row_ptr, vocab, factor, maxima, maximum, total, top_k, top_p, min_p, number,
             values_ptr + row * BLOCK, ids_ptr + row * BLOCK, BLOCK,
@@ -184,6 +186,7 @@ def _threshold_of_row(
 
 def sample_triton(
     logits: torch.Tensor,
+    slots: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
@@ -200,6 +203,7 @@ def sample_triton(
     if num_rows:
         _sample_kernel[(num_rows,)](
             logits,
+            slots,
             temperature,
             top_k,
             top_p,
@@ -219,6 +223,7 @@ def sample_triton(
 
 def sample_torch(
     logits: torch.Tensor,
+    slots: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
@@ -228,9 +233,10 @@ def sample_torch(
 ) -> torch.Tensor:
     """Return one token id per row; a row's token depends on that row alone.
 
-    logits [num_rows, vocab] fp32; temperature, top_p, min_p [num_rows] fp32; top_k [num_rows] int32; seed and
-    position [num_rows] int64; returns [num_rows] int64. Temperature below 1e-5 takes the most likely token,
-    the lowest id among equals. Otherwise, over softmax(logits / temperature), a token is kept if it passes
+    logits [num_rows, vocab] fp32; slots [num_rows] int64 names each row's parameters; position [num_rows]
+    int64 is that of its new token; temperature, top_p, min_p [num_slots] fp32; top_k [num_slots] int32; seed
+    [num_slots] int64; returns [num_rows] int64. Temperature below 1e-5 takes the most likely token, the
+    lowest id among equals. Otherwise, over softmax(logits / temperature), a token is kept if it passes
     all three filters, and tokens as likely as one that is kept are kept too:
 
     - top-k: among the k most likely (0 = off);
@@ -241,6 +247,7 @@ def sample_torch(
     whose cumulative mass exceeds `uniform(seed, position)` times the total. A row without a finite maximum
     (it has NaN, or plus infinity, or nothing but minus infinity) gets -1.
     """
+    temperature, top_k, top_p, min_p, seed = (t[slots] for t in (temperature, top_k, top_p, min_p, seed))
     greedy = temperature < GREEDY_BELOW
     if bool(greedy.all()):
         tokens = logits.argmax(-1)

@@ -15,11 +15,15 @@ from models.spec import DecoderSpec, LayerSpec
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """The tokens of one step, row after row: token_ids and positions [num_tokens] int64."""
+    """The tokens of one step, row after row: token_ids and positions [num_tokens] int64.
+
+    `wanted` int64 [num_wanted]: the tokens whose hidden states are asked for; None: all.
+    """
 
     token_ids: Tensor
     positions: Tensor
     attention: AttentionBatch
+    wanted: Tensor | None = None
 
 
 class DecoderLayer(Part):
@@ -72,7 +76,7 @@ class Decoder(Part):
             self.output.weights.share(self.embedding.weight)
 
     def __call__(self, batch: ForwardBatch, kv: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Return the hidden states after the final norm, [num_tokens, hidden_size].
+        """Return the hidden states of the wanted tokens after the final norm, [num_wanted, hidden_size].
 
         kv holds (k_cache, v_cache) [num_pages, page_size, num_kv_heads, head_dim] per layer; this step's keys
         and values are written at `batch.attention.slot_mapping`. Positions must be below `spec.max_position`.
@@ -81,7 +85,11 @@ class Decoder(Part):
         residual = self.embedding(batch.token_ids)
         hidden = self.layers[0].attention_norm(residual)
         for layer, next_norm, (k_cache, v_cache) in zip(self.layers, self._next_norms, kv, strict=True):
-            hidden = layer.attention(hidden, angles, batch.attention, k_cache, v_cache)
+            # Behind the last layer's attention nobody looks at the other tokens again.
+            wanted = batch.wanted if layer is self.layers[-1] else None
+            hidden = layer.attention(hidden, angles, batch.attention, k_cache, v_cache, wanted)
+            if wanted is not None:
+                residual = residual[wanted]
             hidden = layer.mlp_norm.add(hidden, residual)
             hidden = layer.mlp(hidden)
             hidden = next_norm.add(hidden, residual)

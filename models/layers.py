@@ -131,17 +131,20 @@ class Attention(Part):
         attention: AttentionBatch,
         k_cache: Tensor,
         v_cache: Tensor,
+        wanted: Tensor | None = None,
     ) -> Tensor:
-        """hidden [num_tokens, hidden_size] -> the same shape; writes this step's keys and values.
+        """hidden [num_tokens, hidden_size] -> [num_wanted, hidden_size]; writes the step's keys and values.
 
-        angles [num_tokens, 2, rotary_dim / 2] fp32: cos and sin of each token's position.
+        angles [num_tokens, 2, rotary_dim / 2] fp32: cos and sin of each token's position. wanted int64
+        [num_wanted] names the tokens whose result is asked for; None: all.
         """
         num_tokens = hidden.shape[0]
         heads = self.qkv(hidden).view(num_tokens, -1, self._head_dim)
         q, k, v = torch.split_with_sizes(heads, self._heads, dim=1)
         rope_kv_write(q, k, v, angles, k_cache, v_cache, attention.slot_mapping)
         mixed = paged_attention(q, k_cache, v_cache, attention, scale=self._scale, window=self._window)
-        return self.output(mixed.view(num_tokens, -1))
+        mixed = mixed.view(num_tokens, -1)
+        return self.output(mixed if wanted is None else mixed[wanted])
 
 
 class Mlp(Part):

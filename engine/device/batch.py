@@ -17,13 +17,12 @@ from models.decoder import ForwardBatch
 class StepBatch:
     """A step on the device: the forward pass's input, and which of its rows are sampled.
 
-    `logits_positions` int64 [num_sampled]: tokens whose logits are wanted. `slots` and `positions`, both
-    int64 [num_sampled]: slot and position of the tokens to be sampled; `slots_host`: the slots as a list, and
+    The forward pass is asked for the tokens to be sampled from. `slots` and `positions`, both int64
+    [num_sampled]: slot and position of the tokens to be sampled; `slots_host`: the slots as a list, and
     `newest_host`: the positions before.
     """
 
     forward: ForwardBatch
-    logits_positions: torch.Tensor
     slots: torch.Tensor
     positions: torch.Tensor
     slots_host: list[int]
@@ -61,7 +60,7 @@ def build_batch(plan: StepPlan, slots: StateSlots, page_size: int, device: torch
         ),
     )
     device_slots, device_lens, device_query_start, positions, token_rows, known = on_device[:6]
-    logits_positions, sampled_slots, sampled_positions, new_pages = on_device[6:10]
+    wanted, sampled_slots, sampled_positions, new_pages = on_device[6:10]
     if started:
         slots.start(started, *on_device[10:])
     slots.page_table[new_pages[0], new_pages[1]] = new_pages[2].to(torch.int32)
@@ -78,8 +77,7 @@ def build_batch(plan: StepPlan, slots: StateSlots, page_size: int, device: torch
     )
     token_ids = torch.cat((slots.last_token[device_slots[:num_decode]], known))
     return StepBatch(
-        forward=ForwardBatch(token_ids=token_ids, positions=positions, attention=attention),
-        logits_positions=logits_positions,
+        forward=ForwardBatch(token_ids, positions, attention, wanted),
         slots=sampled_slots,
         positions=sampled_positions,
         slots_host=row_slots[sampled].tolist(),

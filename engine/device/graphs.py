@@ -16,6 +16,7 @@ import torch
 from engine.device.sampler import Sampled, Sampler
 from engine.device.slots import StateSlots
 from engine.outputs import NO_PAGE, DecodeRows, StepPlan
+from kernels.decode_inputs import decode_inputs
 from kernels.paged_attention import AttentionBatch
 from models.decoder import Decoder, ForwardBatch
 
@@ -63,6 +64,7 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, DecodeGraph] = {}
         self.staging = torch.zeros(3, max_num_seqs, dtype=torch.int64, device=slots.last_token.device)
+        self._query_start = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=self.staging.device)
         shape = tuple(self.staging.shape)
         self._pinned = itertools.cycle(
             [torch.zeros(shape, dtype=torch.int64, pin_memory=True) for _ in range(NUM_PINNED_BUFFERS)]
@@ -120,20 +122,15 @@ class DecodeGraphs:
 
     def _logits(self, size: int) -> torch.Tensor:
         """Forward pass of `size` decode rows that are staged."""
-        slots, positions = self.staging[SLOTS, :size], self.staging[POSITIONS, :size]
-        new_pages = self.staging[NEW_PAGES, :size]
-        columns = positions // self._page_size
-        table = self._slots.page_table
-        pages = torch.where(new_pages >= 0, new_pages, table[slots, columns].to(torch.int64))
-        table[slots, columns] = pages.to(torch.int32)
+        inputs = decode_inputs(
+            self.staging[:, :size], self._slots.last_token, self._slots.page_table, self._page_size
+        )
         attention = AttentionBatch(
-            page_table=table[slots],
-            query_start=torch.arange(size + 1, dtype=torch.int32, device=slots.device),
-            context_lens=(positions + 1).to(torch.int32),
-            slot_mapping=pages * self._page_size + positions % self._page_size,
+            page_table=inputs.page_table,
+            query_start=self._query_start[: size + 1],
+            context_lens=inputs.context_lens,
+            slot_mapping=inputs.slot_mapping,
             num_decode_rows=size,
         )
-        batch = ForwardBatch(
-            token_ids=self._slots.last_token[slots], positions=positions, attention=attention
-        )
+        batch = ForwardBatch(inputs.token_ids, self.staging[POSITIONS, :size], attention)
         return self._model.logits(self._model(batch, self._kv_layers))

@@ -200,7 +200,7 @@ class ModelRunner:
         hidden = self._model(batch.forward, self._kv_cache.layers)
         if not batch.slots_host:
             return HostSamples(batch.slots)
-        logits = self._model.logits(hidden[batch.logits_positions])
+        logits = self._model.logits(hidden)
         state = self._slots
         state.allow_ends(batch.slots_host, batch.newest_host)
         num_logprobs = self._num_logprobs(batch.slots_host)

@@ -44,15 +44,8 @@ class Sampler:
     def plain(self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> Sampled:
         """Choose by temperature and filters; the token becomes the newest of the row's slot."""
         state = self._slots
-        tokens = sample(
-            logits,
-            state.temperature[rows],
-            state.top_k[rows],
-            state.top_p[rows],
-            state.min_p[rows],
-            state.seed[rows],
-            positions,
-        )
+        parameters = (state.temperature, state.top_k, state.top_p, state.min_p, state.seed)
+        tokens = sample(logits, rows, *parameters, positions)
         state.last_token[rows] = tokens.clamp(min=0)
         return Sampled(tokens)
 

@@ -7,6 +7,7 @@ import pytest
 
 from kernels.act_mul import _act_mul_kernel
 from kernels.decode_attention import _decode_kernel, launch_shape
+from kernels.decode_inputs import _decode_inputs_kernel
 from kernels.dispatch import HAS_TRITON
 from kernels.layer_norm import _layer_norm_kernel
 from kernels.logprobs import _top_logprobs_kernel
@@ -16,6 +17,7 @@ from kernels.prefill_attention import _prefill_kernel, tile_shape
 from kernels.rms_norm import _rms_norm_kernel
 from kernels.rope_kv_write import _rope_kv_write_kernel
 from kernels.sampling import _sample_kernel
+from kernels.token_mask import _apply_token_mask_kernel
 
 pytestmark = pytest.mark.skipif(
     not HAS_TRITON or os.environ.get("TRITON_INTERPRET") == "1",
@@ -28,8 +30,9 @@ NAMES = {
     "repetition_ptr cos_sin_ptr partial_ptr statistics_ptr slopes_ptr chosen_logprob_ptr top_values_ptr "
     "eps scale softcap",
     "i32": "page_table_ptr query_start_ptr context_lens_ptr arrived_ptr work_ptr top_k_ptr ids_ptr "
-    "output_counts_ptr",
-    "i64": "seed_ptr position_ptr positions_ptr slot_mapping_ptr slots_ptr tokens_ptr chosen_ptr top_ids_ptr",
+    "output_counts_ptr masks_ptr slot_tables_ptr",
+    "i64": "seed_ptr position_ptr positions_ptr slot_mapping_ptr slots_ptr tokens_ptr chosen_ptr top_ids_ptr "
+    "staging_ptr newest_ptr token_ids_ptr",
     "i1": "prompt_mask_ptr",
 }
 TYPES = {name: dtype for dtype, names in NAMES.items() for name in names.split()}
@@ -107,9 +110,11 @@ def test_decode_attention_uses_the_matrix_unit(head_dim, dim_block, options):
         GROUP_BLOCK=16,
         MEMBERS=4,
         BLOCK_N=launch.block_n,
+        EARLY=True,
         **options,
     )
     ptx = compile_for_h100(_decode_kernel, constants, launch.num_warps, launch.num_stages)
+    assert "griddepcontrol.wait" in ptx
     assert "mma.sync" in ptx
     assert "cp.async" in ptx, "keys and values are loaded ahead"
 
@@ -124,6 +129,7 @@ def test_rope_kv_write(rest):
         "REST_BLOCK": 64 if rest else 0,
         "DIM_BLOCK": 128,
         "HEADS": 4,
+        "EARLY": True,
     }
     assert "st.global" in compile_for_h100(_rope_kv_write_kernel, constants, num_warps=2)
 
@@ -131,12 +137,14 @@ def test_rope_kv_write(rest):
 @pytest.mark.parametrize(
     ("kernel", "constants", "num_warps", "types"),
     [
-        (_rms_norm_kernel, {"ADD": True, "BLOCK": 4096}, 8, {}),
+        (_rms_norm_kernel, {"ADD": True, "BLOCK": 4096, "EARLY": True}, 8, {}),
         (_layer_norm_kernel, {"HAS_BIAS": True, "BLOCK": 4096}, 8, {}),
-        (_act_mul_kernel, {"GELU": True, "BLOCK": 1024}, 4, {}),
+        (_act_mul_kernel, {"GELU": True, "BLOCK": 1024, "EARLY": True}, 4, {}),
         (_uniform_kernel, {"BLOCK": 128}, 4, {"out_ptr": "fp32"}),
         (_apply_penalties_kernel, {"BLOCK": 2048}, 4, {}),
         (_sample_kernel, {"BLOCK": 4096}, 16, {}),
+        (_apply_token_mask_kernel, {"BLOCK": 4096}, 4, {}),
+        (_decode_inputs_kernel, {"PAGE_SIZE": 16, "BLOCK": 1024}, 1, {}),
         (_top_logprobs_kernel, {"N": 20, "BLOCK": 4096}, 16, {}),
     ],
     ids=lambda value: getattr(value, "__name__", None),

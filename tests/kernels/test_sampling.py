@@ -32,6 +32,7 @@ def run(target: Target, logits, temperature, top_k, top_p, min_p, seed, position
 
     return sample(
         logits.to(target.device),
+        torch.arange(num_rows, device=target.device),
         rows(temperature, torch.float32),
         rows(top_k, torch.int32),
         rows(top_p, torch.float32),
@@ -215,3 +216,18 @@ def test_a_row_without_a_finite_maximum_gets_no_token_and_harms_no_other(target:
     greedy = run(target, broken, 0.0, 0, 1.0, 0.0, 1, torch.arange(12))
     assert greedy[[0, 1, 2, 3, 4, 8, 10]].tolist() == [-1] * 7
     assert torch.equal(greedy[intact], logits[intact].argmax(-1))
+
+
+def test_rows_read_the_parameters_of_their_slots(target: Target):
+    logits, *parameters, position = mixed_batch(300)
+    num_rows = logits.shape[0]
+    expected = run(target, logits, *parameters, position)
+    order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(3))
+    by_slot = []
+    for value, dtype in zip(parameters, (*[torch.float32] * 4, torch.int64), strict=True):
+        column = torch.empty(num_rows, dtype=dtype)
+        column[order] = torch.as_tensor(value, dtype=dtype).expand(num_rows)
+        by_slot.append(column)
+    by_slot[1] = by_slot[1].to(torch.int32)
+    result = sample(*target.to(logits, order, *by_slot, torch.as_tensor(position, dtype=torch.int64)))
+    assert torch.equal(result.cpu(), expected)
