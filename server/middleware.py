@@ -20,6 +20,7 @@ logger = logging.getLogger("monoloop.access")
 
 SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 CLIENT_CLOSED_REQUEST = 499
+ANTHROPIC_PREFIX = "/v1/messages"  # its clients look for the id under another name
 
 # Asked every few seconds by machines: only logged at debug level, and no part of the HTTP metrics.
 OPEN_PATHS = frozenset(("/health", "/healthz", "/liveness", "/ready", "/readiness", "/metrics", "/version"))
@@ -50,6 +51,8 @@ class RequestScope:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
+                if scope["path"].startswith(ANTHROPIC_PREFIX):
+                    headers["Request-Id"] = request_id
                 if scope["http_version"] == "2":
                     del headers["Connection"]  # RFC 9113 forbids it, and the response would be dropped
             await send(message)

@@ -8,9 +8,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.routes import chat, completions, models, state, tokenize
+from server.routes.anthropic import messages
+from server.schema.anthropic import (
+    MESSAGES,
+    PROMPT_ONLY,
+    CountTokensRequest,
+    CountTokensResponse,
+    Message,
+    MessageEvent,
+    MessagesRequest,
+)
 from server.schema.chat import ChatChunk, ChatRequest, ChatResponse
 from server.schema.completions import CompletionChunk, CompletionRequest, CompletionResponse
-from server.schema.errors import ErrorResponse, NativeError
+from server.schema.errors import AnthropicError, ErrorResponse, NativeError
 from server.schema.fields import CHAT, COMPLETION, Refused
 from server.schema.models import Load, ModelCard, ModelList, ModelName, TokenLoad, Version
 from server.schema.tokenize import (
@@ -61,6 +71,25 @@ ENDPOINTS = (
         CompletionRequest,
         CompletionChunk,
         COMPLETION,
+    ),
+    Endpoint(
+        "POST",
+        ("/v1/messages",),
+        messages.messages,
+        Message,
+        MessagesRequest,
+        MessageEvent,
+        MESSAGES,
+        AnthropicError,
+    ),
+    Endpoint(
+        "POST",
+        ("/v1/messages/count_tokens",),
+        messages.count_tokens,
+        CountTokensResponse,
+        CountTokensRequest,
+        refused=PROMPT_ONLY,
+        error=AnthropicError,
     ),
     Endpoint(
         "POST",

@@ -8,6 +8,8 @@ tolerated, since clients send fields of their own, and logged once.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel
+
 from server.errors import UnsupportedField
 
 
@@ -223,6 +225,13 @@ NO_OPS = frozenset(
         "web_search_options",
     )
 )
+
+
+def strangers(request: type[BaseModel], chat: type[BaseModel]) -> dict[str, Refused]:
+    """The fields of chat, and those refused there, that `request`, of another dialect, does not have."""
+    fields = {name: Refused((False, 0, [], {}), "it is a field of chat") for name in chat.model_fields} | BOTH
+    fields["add_generation_prompt"] = Refused((True,), "the turns decide")
+    return {name: refused for name, refused in fields.items() if name not in request.model_fields}
 
 
 def refuse_unsupported(fields: Mapping[str, Any], table: dict[str, Refused]) -> None:

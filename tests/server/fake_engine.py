@@ -137,6 +137,8 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.live: dict[str, tuple[FakeStream, asyncio.Task[None]]] = {}
         self.is_full = False
+        self.is_silent = False
+        self.num_cached_tokens = 0
         self.is_draining = False
         self.is_stopped = False
         self._died = asyncio.Event()
@@ -155,6 +157,7 @@ class FakeEngine:
             raise QueueFull("Too many requests wait.", retry_after_seconds=7)
         self.requests.append(request)
         stream = FakeStream(request, lambda: self._abort(request.request_id))
+        stream.num_cached_tokens = self.num_cached_tokens
         task = asyncio.create_task(self._speak(stream))
         self.live[request.request_id] = (stream, task)
         return stream
@@ -186,9 +189,16 @@ class FakeEngine:
             is_last = number == min(len(pieces), limit) - 1
             finish = (FinishReason.LENGTH if len(pieces) > limit else FinishReason.STOP) if is_last else None
             self._num_tokens += 1
+            if self.is_silent:
+                piece = ""
+            stop = next((text for text in stream.request.sampling.stop if text in piece), None)
+            if stop is not None:
+                piece, finish, is_last = piece.partition(stop)[0], FinishReason.STOP, True
             if is_last:
                 del self.live[stream.request_id]
-            stream.put(TextDelta(piece, 1, finish))
+            stream.put(TextDelta(piece, 1, finish, stop))
+            if is_last:
+                break
         self.observer.request_finished(
             RequestTimes(
                 finish_reason=FinishReason.STOP,

@@ -12,6 +12,7 @@ from engine.request import Request, SamplingParams
 from engine.stats import EngineObserver, RequestTimes
 from server.metrics import Histogram, Metrics, token_buckets
 from server.openapi import document, stored_copy
+from server.routes.table import ENDPOINTS
 from server.schema.fields import CHAT, COMPLETION, NO_OPS
 from tests.server.conftest import ROOT, client_for
 from tests.server.fake_engine import MODEL_NAME, FakeEngine
@@ -210,7 +211,8 @@ async def test_openapi_document_is_served_and_whole(client: httpx.AsyncClient) -
 
 def test_api_page_lists_every_field_that_is_refused_or_ignored() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
-    for name in {*CHAT, *COMPLETION, *NO_OPS}:
+    refused = {name for endpoint in ENDPOINTS for name in endpoint.refused}
+    for name in refused | NO_OPS:
         assert f"`{name}`" in page, name
 
 

@@ -1,0 +1,97 @@
+"""Official clients of the other dialects against a live server on loopback, as they are published."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.server.conftest import LiveServer
+
+
+def user(content: str) -> list[Any]:
+    return [{"role": "user", "content": content}]
+
+
+@pytest.fixture
+def claude(live: LiveServer) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=live.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_anthropic_message(claude: anthropic.Anthropic) -> None:
+    answer = claude.messages.create(
+        model="fake-model", max_tokens=50, system="be brief", messages=user("tokens=3")
+    )
+    [block] = answer.content
+    assert block.type == "text" and block.text == "t0 t1 t2 "
+    assert answer.stop_reason == "end_turn"
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (17, 3)
+    assert answer._request_id
+
+
+def test_anthropic_raw_stream(claude: anthropic.Anthropic) -> None:
+    events = list(
+        claude.messages.create(
+            model="fake-model", max_tokens=50, messages=user("tokens=3 delay=0.01"), stream=True
+        )
+    )
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    pieces = [event.delta for event in events if event.type == "content_block_delta"]
+    assert "".join(piece.text for piece in pieces if piece.type == "text_delta") == "t0 t1 t2 "
+
+
+def test_anthropic_stream_helper(claude: anthropic.Anthropic) -> None:
+    with claude.messages.stream(
+        model="fake-model", max_tokens=3, messages=user("tokens=9 delay=0.005")
+    ) as stream:
+        assert "".join(stream.text_stream) == "t0 t1 t2 "
+        answer = stream.get_final_message()
+    assert answer.stop_reason == "max_tokens"
+    assert answer.content[0].type == "text" and answer.content[0].text == "t0 t1 t2 "
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (20, 3)
+
+
+def test_anthropic_stop_sequence_and_prefill(claude: anthropic.Anthropic) -> None:
+    answer = claude.messages.create(
+        model="fake-model",
+        max_tokens=50,
+        messages=[*user("tokens=5"), {"role": "assistant", "content": "well ("}],
+        stop_sequences=["t2"],
+    )
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "t2")
+
+
+def test_anthropic_count_tokens(claude: anthropic.Anthropic) -> None:
+    count = claude.messages.count_tokens(model="fake-model", system="be brief", messages=user("hi"))
+    assert count.input_tokens == 11
+
+
+def test_anthropic_errors(claude: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+        claude.messages.create(model="fake-model", max_tokens=5, messages=user("x" * 5000))
+    with pytest.raises(anthropic.NotFoundError, match="does not exist here"):
+        claude.messages.create(model="other", max_tokens=5, messages=user("hi"))
+    with pytest.raises(anthropic.InternalServerError):
+        claude.messages.create(model="fake-model", max_tokens=5, messages=user("fail=1"))
+    with (
+        pytest.raises(anthropic.APIStatusError, match="Computing this request failed"),
+        claude.messages.stream(
+            model="fake-model", max_tokens=9, messages=user("tokens=5 fail=2 delay=0.005")
+        ) as stream,
+    ):
+        stream.until_done()
+
+
+async def test_anthropic_async_client_leaves_in_the_middle(live: LiveServer) -> None:
+    async with (
+        anthropic.AsyncAnthropic(base_url=live.url, auth_token="none", max_retries=0) as client,
+        client.messages.stream(
+            model="fake-model", max_tokens=4000, messages=user("tokens=4000 delay=0.01")
+        ) as stream,
+    ):
+        async for _ in stream.text_stream:
+            break
+    live.wait_for(r"POST /v1/messages 200 .* msg_\w+ 22\+\d{1,2} tokens")

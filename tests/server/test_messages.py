@@ -1,0 +1,356 @@
+"""The Anthropic API over ASGI, with a FakeEngine; the official client meets it in test_live.py."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from anthropic.types import Message as SdkMessage
+
+from server.schema.anthropic import CountTokensResponse, Message, MessageEvent
+from server.schema.errors import AnthropicError
+from tests.server.conftest import client_for
+from tests.server.fake_engine import FakeEngine
+
+PATH = "/v1/messages"
+
+
+def body(content: Any = "tokens=3", **fields: Any) -> dict[str, Any]:
+    return {"max_tokens": 100, "messages": [{"role": "user", "content": content}], **fields}
+
+
+async def ask(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    response = await client.post(PATH, json=fields)
+    assert response.status_code == 200, response.text
+    Message.model_validate(response.json())
+    SdkMessage.model_validate(response.json())
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def stream(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any]]:
+    """The events of a streamed answer; checks their framing."""
+    response = await client.post(PATH, json={**fields, "stream": True})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = []
+    for frame in response.text.removesuffix("\n\n").split("\n\n"):
+        name, data = frame.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        MessageEvent.model_validate(events[-1])
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+async def test_answer_has_the_shape_of_the_api(client: httpx.AsyncClient) -> None:
+    answer = await ask(client, **body(model="fake-model"))
+    assert answer.pop("id").startswith("msg_")
+    assert answer == {
+        "type": "message",
+        "role": "assistant",
+        "model": "fake-model",
+        "content": [{"type": "text", "text": "t0 t1 t2 "}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 8,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 3,
+        },
+    }
+
+
+async def test_events_come_in_the_order_of_the_api(client: httpx.AsyncClient) -> None:
+    events = await stream(client, **body("tokens=3 delay=0.002"))
+    kinds = [event["type"] for event in events]
+    assert kinds[:3] == ["message_start", "content_block_start", "ping"]
+    assert set(kinds[3:-3]) == {"content_block_delta"}
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    start = events[0]["message"]
+    assert (start["content"], start["stop_reason"]) == ([], None)
+    assert start["usage"]["input_tokens"] == 20
+    text = "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta")
+    assert text == "t0 t1 t2 "
+    assert events[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert events[-2]["usage"]["output_tokens"] == 3
+
+
+async def test_an_answer_without_text_has_no_block(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.is_silent = True
+    assert (await ask(client, **body()))["content"] == []
+    events = await stream(client, **body())
+    assert [event["type"] for event in events] == ["message_start", "message_delta", "message_stop"]
+
+
+@pytest.mark.parametrize("text", ['"\\\n\t', "日本🎉", "event: x\n\ndata: y"])
+async def test_text_survives(client: httpx.AsyncClient, text: str) -> None:
+    events = await stream(client, **body(f"say:{text}"))
+    assert "".join(event["delta"].get("text", "") for event in events if event.get("delta")) == text
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "sequence"),
+    [
+        ({}, "end_turn", None),
+        ({"max_tokens": 2}, "max_tokens", None),
+        ({"stop_sequences": ["t1", "x"]}, "stop_sequence", "t1"),
+    ],
+)
+async def test_reasons(
+    client: httpx.AsyncClient, fields: dict[str, Any], reason: str, sequence: str | None
+) -> None:
+    answer = await ask(client, **body("tokens=3", **fields))
+    assert (answer["stop_reason"], answer["stop_sequence"]) == (reason, sequence)
+    events = await stream(client, **body("tokens=3", **fields))
+    assert events[-2]["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
+
+
+async def test_a_limit_beyond_the_context_is_cut(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    content = "tokens=50 " + "x" * 4066
+    answer = await ask(client, **body(content, max_tokens=64000))
+    assert engine.requests[0].sampling.max_tokens == 20
+    assert answer["stop_reason"] == "model_context_window_exceeded"
+    assert answer["usage"]["output_tokens"] == 20
+
+
+async def test_cached_tokens_are_told_apart(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.num_cached_tokens = 5
+    usage = (await ask(client, **body()))["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (3, 5)
+
+
+async def test_the_conversation_reaches_the_template(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    fields = {
+        "max_tokens": 5,
+        "system": [
+            {"type": "text", "text": "be", "cache_control": {"type": "ephemeral"}},
+            {"type": "text", "text": "brief"},
+        ],
+        "messages": [
+            {"role": "user", "content": "one"},
+            {"role": "user", "content": [{"type": "text", "text": "two"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "redacted_thinking", "data": "x"},
+                    {"type": "text", "text": "calling"},
+                    {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": "r1"},
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t2",
+                        "content": [{"type": "text", "text": "r2"}],
+                        "is_error": True,
+                    },
+                    {"type": "text", "text": "go on"},
+                ],
+            },
+        ],
+        "thinking": {"type": "disabled"},
+        "output_config": {"effort": "low"},
+    }
+    await ask(client, **fields)
+    [(turns, options)] = engine.tokenizer.chats
+    assert turns == [
+        {"role": "system", "content": "be\nbrief"},
+        {"role": "user", "content": "one\ntwo"},
+        {
+            "role": "assistant",
+            "content": "calling",
+            "reasoning_content": "hm",
+            "tool_calls": [
+                {"id": "t1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+            ],
+        },
+        {"role": "tool", "content": "r1", "tool_call_id": "t1"},
+        {"role": "tool", "content": "r2", "tool_call_id": "t2"},
+        {"role": "user", "content": "go on"},
+    ]
+    assert options["template_kwargs"] == {"enable_thinking": False, "reasoning_effort": "low"}
+    assert options["add_generation_prompt"] is True
+
+
+async def test_a_last_turn_of_the_assistant_is_continued(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b ("}]
+    await ask(client, max_tokens=5, messages=turns)
+    [(_, options)] = engine.tokenizer.chats
+    assert (options["continue_final_message"], options["add_generation_prompt"]) == (True, False)
+
+
+async def test_sampling_fields_act(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await ask(client, **body(temperature=0.5, top_p=0.9, top_k=7, seed=3, min_p=0.1, stop_sequences=["x"]))
+    sampling = engine.requests[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 7, 3)
+    assert (sampling.min_p, sampling.stop, sampling.max_tokens) == (0.1, ("x",), 100)
+
+
+async def test_count_tokens(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    fields = {"system": "be brief", "messages": [{"role": "user", "content": "hi"}], "model": "fake-model"}
+    response = await client.post(f"{PATH}/count_tokens", json=fields)
+    CountTokensResponse.model_validate(response.json())
+    assert response.json() == {"input_tokens": 11}
+    answer = await ask(client, max_tokens=1, **fields)
+    assert answer["usage"]["input_tokens"] == 11
+    assert len(engine.requests) == 1
+
+
+def block(kind: str, **fields: Any) -> list[dict[str, Any]]:
+    return [{"type": kind, **fields}]
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [{"role": "user", "content": "a"}]}, "max_tokens"),
+    (body(max_tokens=0), "max_tokens"),
+    (body(max_tokens="5"), "max_tokens"),
+    ({"max_tokens": 5}, "messages"),
+    (body(messages=[]), "messages"),
+    (body(messages=[{"role": "system", "content": "a"}]), "messages[0].role"),
+    (body(messages=[{"role": "user"}]), "messages[0].content"),
+    (body(None), "messages[0].content"),
+    (body(5), "messages[0].content"),
+    (body("a\0"), "messages[0].content[0].text"),
+    (body(block("text")), "messages[0].content[0]"),
+    (body(block("image", source={})), "'image' are not supported"),
+    (body(block("document", source={})), "'document' are not supported"),
+    (body(block("hologram")), "messages[0].content[0].type"),
+    (body(block("tool_use", id="1", name="f", input={})), "no place in a message of the user"),
+    (body(block("tool_result")), "tool_use_id"),
+    (body(block("tool_result", tool_use_id="1", content=block("image"))), "'image' are not supported"),
+    (body(block("tool_result", tool_use_id="1", content="\0")), "content[0].content[0].text"),
+    (
+        body(block("tool_result", tool_use_id="1", content=block("tool_result", tool_use_id="2"))),
+        "must be text",
+    ),
+    (
+        body(
+            messages=[
+                {"role": "assistant", "content": block("tool_use", id="1", name="f", input={"a": "\0"})}
+            ]
+        ),
+        "messages[0].content[0].input",
+    ),
+    (
+        body(messages=[{"role": "assistant", "content": block("tool_result", tool_use_id="1")}]),
+        "no place in a message of the assistant",
+    ),
+    (body(system=5), "system"),
+    (body(system=block("image")), "system[0].type"),
+    (body(system="a\0"), "system[0].text"),
+    (body(temperature=3), "temperature"),
+    (body(top_k=-2), "top_k"),
+    (body(stop_sequences=[""]), "stop_sequences"),
+    (body(stop_sequences=["a\0"]), "stop_sequences"),
+    (body(stop=["a"]), "stop is not supported: use stop_sequences"),
+    (body(n=2), "n is not supported"),
+    (body(chat_template_kwargs={"a": 1}), "it is a field of chat"),
+    (body(add_generation_prompt=False), "add_generation_prompt is not supported"),
+    (body(stream=1), "stream"),
+    (body(thinking={"type": "enabled", "budget_tokens": 1024}), "thinking"),
+    (body(thinking={"type": "x"}), "thinking"),
+    (body(output_config={"format": {"type": "json_schema", "schema": {}}}), "output_config.format"),
+    (body(tools=[{"name": "f", "input_schema": {}}]), "tools is not supported"),
+    (body(tool_choice={"type": "any"}), "tool_choice is not supported"),
+    (body(mcp_servers=[{}]), "mcp_servers is not supported"),
+    (body(container="x"), "container is not supported"),
+    (body(response_format={"type": "json_object"}), "response_format is not supported"),
+    (body("x" * 5000), "prompt is too long: This model's maximum context length is 4096 tokens"),
+    (body("x" * 9000), "prompt is too long"),
+    (body("bad template"), "chat template refuses"),
+    (body(logit_bias={"99999999": 1}), "logit_bias"),
+    (
+        body(messages=[{"role": "user", "content": block("tool_result", tool_use_id="1") * 4000}] * 2),
+        "messages",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"), BAD, ids=[f"{n}-{words[:20]}" for n, (_, words) in enumerate(BAD)]
+)
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_bad_input_is_named(
+    client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], words: str, streaming: bool
+) -> None:
+    response = await client.post(PATH, json={"stream": streaming} | fields)
+    assert response.status_code == 400, response.text[:500]
+    error = AnthropicError.model_validate(response.json()).error
+    assert error.type == "invalid_request_error"
+    assert words in error.message
+    assert len(response.content) < 2000
+    assert not engine.requests
+
+
+async def test_neutral_values_are_accepted(client: httpx.AsyncClient) -> None:
+    await ask(
+        client,
+        **body(
+            tools=[],
+            tool_choice={"type": "auto"},
+            metadata={"user_id": "x"},
+            service_tier="auto",
+            context_management={"edits": []},
+            n=1,
+            stream_options=None,
+            top_k=0,
+        ),
+    )
+
+
+async def test_errors_have_the_envelope_wherever_they_come_from(engine: FakeEngine) -> None:
+    async with client_for(engine, api_key=("k",), max_body_bytes=2000) as client:
+        for path in (PATH, f"{PATH}/count_tokens"):
+            key = {"x-api-key": "k"}
+            for status, kind, response in (
+                (401, "authentication_error", await client.post(path, json=body())),
+                (401, "authentication_error", await client.post(path, headers={"x-api-key": "wrong"})),
+                (413, "request_too_large", await client.post(path, content=b" " * 3000, headers=key)),
+                (405, "invalid_request_error", await client.get(path, headers=key)),
+                (404, "not_found_error", await client.post(path, json=body(model="x"), headers=key)),
+                (400, "invalid_request_error", await client.post(path, content=b"{", headers=key)),
+            ):
+                assert response.status_code == status, response.text
+                assert AnthropicError.model_validate(response.json()).error.type == kind
+        assert (await client.post(PATH, json=body(), headers={"x-api-key": "k"})).status_code == 200
+
+
+async def test_states_of_the_server_have_their_names(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def kind() -> tuple[int, str]:
+        response = await client.post(PATH, json=body("fail=1"))
+        return response.status_code, AnthropicError.model_validate(response.json()).error.type
+
+    assert await kind() == (500, "api_error")
+    engine.is_full = True
+    assert await kind() == (429, "rate_limit_error")
+    engine.is_draining = True
+    assert await kind() == (503, "overloaded_error")
+
+
+async def test_a_fault_in_the_stream_is_its_last_event(client: httpx.AsyncClient) -> None:
+    events = await stream(client, **body("tokens=5 fail=2 delay=0.002"))
+    assert events[-1] == {
+        "type": "error",
+        "error": {"type": "api_error", "message": "Computing this request failed."},
+    }
+    assert "message_stop" not in [event["type"] for event in events]
+
+
+async def test_a_deadline_in_the_stream_is_an_error_event(engine: FakeEngine) -> None:
+    async with client_for(engine, request_timeout_seconds=0.1) as client:
+        events = await stream(client, **body("hang"))
+        assert events[-1]["error"]["type"] == "timeout_error"
+    assert not engine.live
+
+
+async def test_a_quiet_stream_sends_pings(engine: FakeEngine) -> None:
+    async with client_for(engine, ping_seconds=0.02) as client:
+        events = await stream(client, **body("tokens=2 delay=0.1"))
+    assert [event["type"] for event in events].count("ping") >= 3
