@@ -9,7 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 import orjson
@@ -36,6 +36,20 @@ PING = ServerSentEvent(comment="ping", sep="\n")
 MAX_QUEUED_DELTAS = 4
 
 ChunkChoice = ChatChunkChoice | CompletionChunkChoice
+
+
+class TypedBody(Protocol):
+    """A body that says what it is."""
+
+    @property
+    def type(self) -> str: ...
+
+    def model_dump_json(self) -> str: ...
+
+
+def named_event(body: TypedBody) -> bytes:
+    """An event of the dialects that name theirs: by the type of the body."""
+    return f"event: {body.type}\ndata: {body.model_dump_json()}\n\n".encode()
 
 
 class Frames(ABC):

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from server.routes import chat, completions, models, state, tokenize
 from server.routes.anthropic import messages
+from server.routes.responses import create
 from server.schema.anthropic import (
     MESSAGES,
     PROMPT_ONLY,
@@ -23,6 +24,7 @@ from server.schema.completions import CompletionChunk, CompletionRequest, Comple
 from server.schema.errors import AnthropicError, ErrorResponse, NativeError
 from server.schema.fields import CHAT, COMPLETION, Refused
 from server.schema.models import Load, ModelCard, ModelList, ModelName, TokenLoad, Version
+from server.schema.responses import RESPONSES, ResponseEvent, ResponseObject, ResponsesRequest
 from server.schema.tokenize import (
     REFUSED,
     REFUSED_TOKENS,
@@ -71,6 +73,15 @@ ENDPOINTS = (
         CompletionRequest,
         CompletionChunk,
         COMPLETION,
+    ),
+    Endpoint(
+        "POST",
+        ("/v1/responses",),
+        create.create_response,
+        ResponseObject,
+        ResponsesRequest,
+        ResponseEvent,
+        RESPONSES,
     ),
     Endpoint(
         "POST",

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import openai
 import pytest
 
 from tests.server.conftest import LiveServer
@@ -95,3 +96,50 @@ async def test_anthropic_async_client_leaves_in_the_middle(live: LiveServer) -> 
         async for _ in stream.text_stream:
             break
     live.wait_for(r"POST /v1/messages 200 .* msg_\w+ 22\+\d{1,2} tokens")
+
+
+@pytest.fixture
+def gpt(live: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_openai_response(gpt: openai.OpenAI) -> None:
+    answer = gpt.responses.create(model="fake-model", instructions="be brief", input="tokens=3")
+    assert answer.output_text == "t0 t1 t2 "
+    assert (answer.status, answer.error) == ("completed", None)
+    assert answer.usage is not None
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (17, 3)
+    again = gpt.responses.create(
+        model="fake-model", input=[*user("tokens=1"), *answer.output, *user("tokens=2")]
+    )
+    assert again.output_text == "t0 "
+
+
+def test_openai_response_stream(gpt: openai.OpenAI) -> None:
+    events = list(gpt.responses.create(model="fake-model", input="tokens=3 delay=0.01", stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == "t0 t1 t2 "
+    last = events[-1]
+    assert last.type == "response.completed" and last.response.output_text == text
+
+
+def test_openai_response_stream_helper(gpt: openai.OpenAI) -> None:
+    with gpt.responses.stream(model="fake-model", input="tokens=4 delay=0.005") as stream:
+        snapshots = [event.snapshot for event in stream if event.type == "response.output_text.delta"]
+        answer = stream.get_final_response()
+    assert snapshots[-1] == answer.output_text == "t0 t1 t2 t3 "
+    assert answer.usage is not None and answer.usage.output_tokens == 4
+
+
+def test_openai_response_errors(gpt: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        gpt.responses.create(model="fake-model", input="hi", previous_response_id="resp_1")
+    assert (refused.value.param, refused.value.code) == ("previous_response_id", "unsupported_parameter")
+    with pytest.raises(openai.BadRequestError) as too_long:
+        gpt.responses.create(model="fake-model", input="x" * 5000)
+    assert too_long.value.code == "context_length_exceeded"
+    last = list(gpt.responses.create(model="fake-model", input="tokens=5 fail=2 delay=0.01", stream=True))[-1]
+    assert last.type == "response.failed" and last.response.error is not None
+    assert last.response.error.message == "Computing this request failed."

@@ -1,6 +1,5 @@
 """Text deltas -> the named events of the Anthropic API."""
 
-from typing import Protocol
 from uuid import uuid4
 
 import orjson
@@ -24,21 +23,7 @@ from server.schema.anthropic import (
     TextBlock,
     TextPiece,
 )
-from server.stream import Frames
-
-
-class Event(Protocol):
-    """What every body of an event has."""
-
-    @property
-    def type(self) -> str: ...
-
-    def model_dump_json(self) -> str: ...
-
-
-def event(body: Event) -> bytes:
-    """An event, named by the type of its body."""
-    return f"event: {body.type}\ndata: {body.model_dump_json()}\n\n".encode()
+from server.stream import Frames, named_event
 
 
 class MessageFrames(Frames):
@@ -52,12 +37,12 @@ class MessageFrames(Frames):
         self._is_block_open = False
         self._last: TextDelta | None = None
         mark = uuid4().hex
-        piece = event(BlockDelta(index=0, delta=TextPiece(text=mark)))
+        piece = named_event(BlockDelta(index=0, delta=TextPiece(text=mark)))
         self._before, self._after = piece.split(b'"' + mark.encode() + b'"')
 
     def opening(self) -> bytes:
         """The message without content. What of the prompt was cached is known later."""
-        return event(MessageStart(message=message(self.answer, None, self._max_tokens)))
+        return named_event(MessageStart(message=message(self.answer, None, self._max_tokens)))
 
     def delta(self, index: int, delta: TextDelta) -> bytes:
         """New text; the first opens the block."""
@@ -68,7 +53,7 @@ class MessageFrames(Frames):
         opening = b""
         if not self._is_block_open:
             self._is_block_open = True
-            opening = event(BlockStart(index=0, content_block=TextBlock(text=""))) + event(Ping())
+            opening = named_event(BlockStart(index=0, content_block=TextBlock(text=""))) + named_event(Ping())
         return opening + self._before + orjson.dumps(delta.text) + self._after
 
     def ending(self) -> bytes:
@@ -77,12 +62,14 @@ class MessageFrames(Frames):
         whole = message(self.answer, self._last, self._max_tokens)
         assert whole.stop_reason is not None
         ending = Ending(stop_reason=whole.stop_reason, stop_sequence=whole.stop_sequence)
-        closing = event(BlockStop(index=0)) if self._is_block_open else b""
-        return closing + event(MessageDelta(delta=ending, usage=whole.usage)) + event(MessageStop())
+        closing = named_event(BlockStop(index=0)) if self._is_block_open else b""
+        return (
+            closing + named_event(MessageDelta(delta=ending, usage=whole.usage)) + named_event(MessageStop())
+        )
 
     def failure(self, error: Exception) -> bytes:
         """The error envelope as the last event."""
-        return event(anthropic_envelope(error))
+        return named_event(anthropic_envelope(error))
 
 
 def message(answer: Answer, delta: TextDelta | None, max_tokens: int) -> Message:

@@ -1,0 +1,75 @@
+"""The items of a response's input -> the chat request with the same prompt."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from server.convert import check_text
+from server.errors import invalid_request
+from server.schema.chat import ChatRequest
+from server.schema.responses import InputItem, InputPart, ResponsesRequest
+from server.schema.sampling import SamplingRequest
+
+
+class ResponsesChat(ChatRequest):
+    """A chat request whose limit has the name this API gives it."""
+
+    @property
+    def limit(self) -> tuple[int | None, str]:
+        """The output tokens asked for, and the field that asks."""
+        return self.max_tokens, "max_output_tokens"
+
+
+def chat_request(wire: ResponsesRequest) -> ResponsesChat:
+    """The same conversation, and the same sampling, as chat has them. Raises InvalidRequest."""
+    messages: list[dict[str, Any]] = []
+    if wire.instructions:
+        check_text(wire.instructions, "instructions")
+        messages.append({"role": "system", "content": wire.instructions})
+    for number, item in enumerate(wire.input):
+        check_item(item, f"input[{number}]")
+        add_item(messages, item)
+    fields = wire.model_dump(include=set(SamplingRequest.model_fields)) | {
+        "messages": messages,
+        "max_tokens": wire.max_output_tokens,
+        "reasoning_effort": wire.reasoning.effort if wire.reasoning else None,
+        "stop": list(wire.stop) if wire.stop else None,
+    }
+    try:
+        return ResponsesChat.model_validate(fields)
+    except ValidationError as error:  # only reasoning, or nothing that chat would take for a conversation
+        raise invalid_request(error) from None
+
+
+def check_item(item: InputItem, path: str) -> None:
+    """Refuse NUL characters under their name in this API. Raises InvalidRequest."""
+    for name in ("call_id", "name", "arguments"):
+        check_text(getattr(item, name) or "", f"{path}.{name}")
+    for name in ("content", "output"):
+        for position, part in enumerate(getattr(item, name) or ()):
+            check_text(part.plain_text, f"{path}.{name}[{position}]")
+
+
+def add_item(messages: list[dict[str, Any]], item: InputItem) -> None:
+    """Append what an item says; all that an assistant thought, said and called in a row is one turn."""
+    if item.type == "function_call_output":
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
+        return
+    if item.type == "message" and item.role != "assistant":
+        messages.append({"role": item.role, "content": joined(item.content)})
+        return
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant"})
+    turn = messages[-1]
+    if item.type == "function_call":
+        function = {"name": item.name, "arguments": item.arguments}
+        turn.setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
+    else:
+        name = "content" if item.type == "message" else "reasoning_content"
+        text = joined(item.content)
+        turn[name] = f"{turn[name]}\n{text}" if turn.get(name) else text
+
+
+def joined(parts: list[InputPart] | None) -> str:
+    """The parts as one text, as chat joins them."""
+    return "\n".join(part.plain_text for part in parts or ())

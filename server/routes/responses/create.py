@@ -1,0 +1,48 @@
+"""POST /v1/responses, without state on the server."""
+
+import asyncio
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from engine.errors import InvalidRequest
+from server.answer import Answer, collect_all, while_connected
+from server.body import read_json
+from server.context import ServerContext, context_of
+from server.routes.chat import submit
+from server.routes.responses.convert import chat_request
+from server.routes.responses.events import ResponseFrames, begun, ended
+from server.schema.fields import unknown_fields
+from server.schema.responses import RESPONSES, ResponsesRequest
+from server.stream import stream_answer
+
+
+async def create_response(http: HttpRequest) -> Response:
+    """One answer to a conversation, which the client sends whole."""
+    context = context_of(http)
+    context.check_ready()
+    wire = await read_json(http, ResponsesRequest, RESPONSES)
+    context.note_unknown_fields(unknown_fields(wire.model_extra, RESPONSES))
+    answer = Answer("resp_", context.model_name(wire.model), context.engine.model)
+    http.state.answer = answer
+    return await while_connected(
+        http, context.config.request_timeout_seconds, lambda: reply(context, wire, answer)
+    )
+
+
+async def reply(context: ServerContext, wire: ResponsesRequest, answer: Answer) -> Response:
+    """Submit as a chat, and stream or collect."""
+    started = asyncio.get_running_loop().time()
+    chat = await asyncio.to_thread(chat_request, wire)
+    try:
+        await submit(context, chat, answer)
+    except InvalidRequest as error:
+        if error.param == "messages":
+            error.param = "input"
+        raise
+    response = begun(answer, wire, context.limits)
+    if wire.stream:
+        return stream_answer(context.config, ResponseFrames(answer, response), started)
+    [delta] = await collect_all(answer.streams)
+    body = ended(response, answer, delta)
+    return Response(body.model_dump_json(), media_type="application/json")

@@ -1,0 +1,337 @@
+"""POST /v1/responses of the OpenAI API, without state on the server: request, response and events."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, RootModel, field_validator, model_validator
+
+from server.schema.chat import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    ChatRequest,
+    ReasoningEffort,
+    WireResponse,
+    allow_string,
+    as_parts,
+)
+from server.schema.fields import LOGPROBS, STRUCTURED, TOOLS, Refused, strangers
+from server.schema.sampling import SamplingRequest, WireRequest
+
+LOGPROBS_INCLUDED = "message.output_text.logprobs"
+
+
+class InputPart(WireRequest):
+    """One part of an item's content. The served model reads text; other kinds are refused by name."""
+
+    type: Literal[
+        "input_text",
+        "output_text",
+        "text",
+        "refusal",
+        "reasoning_text",
+        "summary_text",
+        "input_image",
+        "input_file",
+        "input_audio",
+    ]
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def check_text(self) -> "InputPart":
+        """Only parts that hold text can become a prompt."""
+        if self.type in ("input_image", "input_file", "input_audio"):
+            raise ValueError(f"parts of type {self.type!r} are not supported by this model; send text")
+        name = "refusal" if self.type == "refusal" else "text"
+        if getattr(self, name) is None:
+            raise ValueError(f"a part of type {self.type!r} needs the field {name!r}")
+        return self
+
+    @property
+    def plain_text(self) -> str:
+        """The text this part adds to the prompt."""
+        return (self.refusal if self.type == "refusal" else self.text) or ""
+
+
+Parts = Annotated[
+    list[InputPart], Field(max_length=MAX_PARTS, json_schema_extra=allow_string), BeforeValidator(as_parts)
+]
+NEEDED_FIELDS: dict[str, tuple[str, ...]] = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
+
+
+class InputItem(WireRequest):
+    """One item of the conversation: a message, a call of a function, its result, or earlier reasoning."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["developer", "system", "user", "assistant"] | None = Field(None, description="of a message")
+    content: Parts | None = Field(None, description="of a message, or of reasoning")
+    call_id: str | None = Field(None, description="of a function_call and its output")
+    name: str | None = Field(None, description="of a function_call")
+    arguments: str | None = Field(None, description="of a function_call: JSON in a string")
+    output: Parts | None = Field(None, description="of a function_call_output")
+
+    @model_validator(mode="after")
+    def check_kind(self) -> "InputItem":
+        """Each kind needs its own fields."""
+        for name in NEEDED_FIELDS[self.type]:
+            if getattr(self, name) is None:
+                raise ValueError(f"an item of type {self.type!r} needs the field {name!r}")
+        return self
+
+
+def as_items(value: Any) -> Any:
+    """The two spellings of input as one: a string is a message of the user."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class Reasoning(WireRequest):
+    """How much the model should think. Summaries of it are not made."""
+
+    effort: ReasoningEffort | None = Field(
+        None, description="given to the chat template; none also sets enable_thinking to false"
+    )
+
+
+class TextFormat(WireRequest):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+
+    @field_validator("type")
+    @classmethod
+    def check_type(cls, value: str) -> str:
+        """Only free text can be had yet."""
+        if value != "text":
+            raise ValueError(f"{value!r} is not supported: {STRUCTURED.hint}")
+        return value
+
+
+class TextOptions(WireRequest):
+    """Options of the answer's text."""
+
+    format: TextFormat | None = None
+
+
+class ResponsesRequest(SamplingRequest):
+    """Body of POST /v1/responses. The sampling fields of chat that Responses does not know are extensions."""
+
+    input: Annotated[
+        list[InputItem],
+        Field(min_length=1, max_length=MAX_MESSAGES, json_schema_extra=allow_string),
+        BeforeValidator(as_items),
+    ]
+    instructions: str | None = Field(None, description="a system message that stands before the input")
+    max_output_tokens: int | None = Field(
+        None, ge=1, lt=2**31, description="output tokens at most; default: what the context leaves"
+    )
+    reasoning: Reasoning | None = None
+    text: TextOptions | None = None
+    truncation: Literal["disabled"] | None = Field(None, description="a prompt that is too long is an error")
+    include: list[str] | None = Field(None, max_length=32, description="nothing that can be had is left out")
+    metadata: dict[str, str] | None = Field(None, max_length=16, description="given back with the response")
+    parallel_tool_calls: bool | None = None
+
+    @field_validator("include")
+    @classmethod
+    def check_include(cls, value: list[str] | None) -> list[str] | None:
+        """What belongs to tools and to encrypted reasoning is never there, so nothing is missing."""
+        if LOGPROBS_INCLUDED in (value or ()):
+            raise ValueError(f"{LOGPROBS_INCLUDED} is not supported: {LOGPROBS}")
+        return value
+
+
+STATELESS = "responses are not stored; send the whole conversation as input"
+RESPONSES: dict[str, Refused] = strangers(ResponsesRequest, ChatRequest) | {
+    "previous_response_id": Refused((), STATELESS),
+    "conversation": Refused((), STATELESS),
+    "background": Refused((False,), STATELESS),
+    "prompt": Refused((), "send instructions and input"),
+    "tools": Refused(([],), TOOLS),
+    "tool_choice": Refused(("none", "auto"), TOOLS),
+    "max_tool_calls": Refused((), TOOLS),
+    "context_management": Refused(([],), "shorten the input before sending it"),
+    "n": Refused((1,), "a response is one answer"),
+    "messages": Refused((), "send input"),
+    "max_tokens": Refused((), "use max_output_tokens"),
+    "max_completion_tokens": Refused((), "use max_output_tokens"),
+    "response_format": Refused(({"type": "text"},), "use text.format"),
+}
+
+
+class OutputText(WireResponse):
+    """Text of the answer."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[None] = Field(default_factory=list, max_length=0)
+    logprobs: list[None] = Field(default_factory=list, max_length=0)
+
+
+class OutputMessage(WireResponse):
+    """The answer."""
+
+    type: Literal["message"] = "message"
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class InputDetails(WireResponse):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int = Field(description="prompt tokens taken from the prefix cache")
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(WireResponse):
+    """What the output's tokens were used for."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(WireResponse):
+    """Token counts, from the engine's own ledger."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseError(WireResponse):
+    """Why a response failed after it had begun."""
+
+    code: Literal["server_error"] = "server_error"
+    message: str
+
+
+class IncompleteDetails(WireResponse):
+    """Why an answer ended early."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class PlainText(WireResponse):
+    """The only form of text there is."""
+
+    type: Literal["text"] = "text"
+
+
+class TextSettings(WireResponse):
+    """The form the text has."""
+
+    format: PlainText = PlainText()
+
+
+class ReasoningSettings(WireResponse):
+    """What was asked for."""
+
+    effort: ReasoningEffort | None
+    summary: None = None
+
+
+class ResponseObject(WireResponse):
+    """Answer of POST /v1/responses. The fields of the request come back as they were understood."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False] = False
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    reasoning: ReasoningSettings
+    store: Literal[False] = False
+    temperature: float
+    text: TextSettings = TextSettings()
+    tool_choice: Literal["auto"] = "auto"
+    tools: list[None] = Field(default_factory=list, max_length=0)
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None
+
+
+StateKind = Literal[
+    "response.created",
+    "response.in_progress",
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
+]
+ItemKind = Literal["response.output_item.added", "response.output_item.done"]
+PartKind = Literal["response.content_part.added", "response.content_part.done"]
+
+
+class StateEvent(WireResponse):
+    """The response has reached a state."""
+
+    type: StateKind
+    sequence_number: int
+    response: ResponseObject
+
+
+class ItemEvent(WireResponse):
+    """An item of the output begins, or is whole."""
+
+    type: ItemKind
+    sequence_number: int
+    output_index: int
+    item: OutputMessage
+
+
+class PartEvent(WireResponse):
+    """A part of an item begins, or is whole."""
+
+    type: PartKind
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    part: OutputText
+
+
+class TextDeltaEvent(WireResponse):
+    """More text."""
+
+    type: Literal["response.output_text.delta"] = "response.output_text.delta"
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    logprobs: list[None] = Field(default_factory=list, max_length=0)
+
+
+class TextDoneEvent(WireResponse):
+    """All of the text."""
+
+    type: Literal["response.output_text.done"] = "response.output_text.done"
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    logprobs: list[None] = Field(default_factory=list, max_length=0)
+
+
+class ResponseEvent(
+    RootModel[
+        Annotated[
+            StateEvent | ItemEvent | PartEvent | TextDeltaEvent | TextDoneEvent, Field(discriminator="type")
+        ]
+    ]
+):
+    """One event of a streamed response; `event:` repeats its type, and the numbers count up from 0."""

@@ -1,0 +1,287 @@
+"""The Responses API over ASGI, with a FakeEngine; the official client meets it in test_live_dialects.py."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.responses import Response as SdkResponse
+from openai.types.responses import ResponseStreamEvent as SdkEvent
+from pydantic import TypeAdapter
+
+from server.schema.errors import ErrorResponse
+from server.schema.responses import ResponseEvent, ResponseObject
+from tests.server.conftest import client_for
+from tests.server.fake_engine import FakeEngine
+
+PATH = "/v1/responses"
+SDK_EVENT: TypeAdapter[Any] = TypeAdapter(SdkEvent)
+
+
+async def ask(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    response = await client.post(PATH, json=fields)
+    assert response.status_code == 200, response.text
+    ResponseObject.model_validate(response.json())
+    SdkResponse.model_validate(response.json())
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def stream(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any]]:
+    """The events of a streamed answer; checks their framing and their numbers."""
+    response = await client.post(PATH, json={**fields, "stream": True})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = []
+    for number, frame in enumerate(response.text.removesuffix("\n\n").split("\n\n")):
+        name, data = frame.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        ResponseEvent.model_validate(event)
+        SDK_EVENT.validate_python(event)
+        assert (name, event["sequence_number"]) == (f"event: {event['type']}", number)
+        events.append(event)
+    return events
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+
+
+async def test_answer_has_the_shape_of_the_api(client: httpx.AsyncClient) -> None:
+    answer = await ask(client, model="fake-model", input="tokens=3", metadata={"a": "b"}, temperature=0.5)
+    assert answer["id"].startswith("resp_")
+    assert answer["object"] == "response"
+    assert answer["status"] == "completed"
+    [item] = answer["output"]
+    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+    assert item["content"] == [
+        {"type": "output_text", "text": "t0 t1 t2 ", "annotations": [], "logprobs": []}
+    ]
+    assert answer["usage"] == {
+        "input_tokens": 8,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 3,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 11,
+    }
+    assert (answer["metadata"], answer["temperature"], answer["top_p"]) == ({"a": "b"}, 0.5, 1.0)
+    assert answer["store"] is False, "nothing is stored, whatever is asked for"
+
+
+async def test_events_come_in_the_order_of_the_api(client: httpx.AsyncClient) -> None:
+    events = await stream(client, input="tokens=3 delay=0.002")
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    assert text_of(events) == "t0 t1 t2 " == events[-4]["text"]
+    assert events[0]["response"]["usage"] is None
+    whole = events[-1]["response"]
+    assert whole["output"] == [events[-2]["item"]]
+    assert whole["usage"]["output_tokens"] == 3
+    assert len({event.get("item_id") or event["item"]["id"] for event in events[2:-1]}) == 1
+    assert len({event["response"]["id"] for event in (events[0], events[1], events[-1])}) == 1
+
+
+async def test_an_answer_without_text_still_has_its_message(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.is_silent = True
+    assert (await ask(client, input="a"))["output"][0]["content"][0]["text"] == ""
+    kinds = [event["type"].removeprefix("response.") for event in await stream(client, input="a")]
+    assert kinds[2:] == [
+        "output_item.added",
+        "content_part.added",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+
+
+@pytest.mark.parametrize("text", ['"\\\n\t', "日本🎉", "event: x\n\ndata: -1"])
+async def test_text_survives(client: httpx.AsyncClient, text: str) -> None:
+    events = await stream(client, input=f"say:{text}", max_output_tokens=50)
+    assert text_of(events) == text
+
+
+async def test_an_answer_cut_by_its_limit_is_incomplete(client: httpx.AsyncClient) -> None:
+    answer = await ask(client, input="tokens=5", max_output_tokens=2)
+    assert (answer["status"], answer["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "max_output_tokens"},
+    )
+    assert answer["output"][0]["status"] == "incomplete"
+    events = await stream(client, input="tokens=5", max_output_tokens=2)
+    assert events[-1]["type"] == "response.incomplete"
+    assert events[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+async def test_the_conversation_reaches_the_template(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await ask(
+        client,
+        instructions="be brief",
+        reasoning={"effort": "low", "summary": "auto"},
+        input=[
+            {"role": "developer", "content": "rules"},
+            {
+                "role": "user",
+                "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}],
+            },
+            {
+                "type": "reasoning",
+                "id": "r",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "hm"}],
+            },
+            {
+                "type": "message",
+                "id": "m",
+                "status": "completed",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "calling", "annotations": []}],
+            },
+            {"type": "function_call", "id": "f", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'},
+            {"type": "function_call", "call_id": "c2", "name": "g", "arguments": ""},
+            {"type": "function_call_output", "call_id": "c1", "output": "r1"},
+            {
+                "type": "function_call_output",
+                "call_id": "c2",
+                "output": [{"type": "input_text", "text": "r2"}],
+            },
+        ],
+    )
+    [(turns, options)] = engine.tokenizer.chats
+    assert turns == [
+        {"role": "system", "content": "be brief"},
+        {"role": "system", "content": "rules"},
+        {"role": "user", "content": "a\nb"},
+        {
+            "role": "assistant",
+            "content": "calling",
+            "reasoning_content": "hm",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}},
+                {"id": "c2", "type": "function", "function": {"name": "g", "arguments": {}}},
+            ],
+        },
+        {"role": "tool", "content": "r1", "tool_call_id": "c1"},
+        {"role": "tool", "content": "r2", "tool_call_id": "c2"},
+    ]
+    assert options["add_generation_prompt"] is True
+    assert options["template_kwargs"] == {"reasoning_effort": "low"}
+
+
+async def test_an_answer_can_be_sent_back(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    answer = await ask(client, input="tokens=2")
+    conversation = [
+        {"role": "user", "content": "tokens=2"},
+        *answer["output"],
+        {"role": "user", "content": "x"},
+    ]
+    await ask(client, input=conversation)
+    turns, _ = engine.tokenizer.chats[-1]
+    assert turns[1] == {"role": "assistant", "content": "t0 t1 "}
+
+
+async def test_sampling_fields_act(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await ask(client, input="a", temperature=0.5, top_p=0.9, top_k=7, seed=3, stop="x", max_output_tokens=9)
+    sampling = engine.requests[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 7, 3)
+    assert (sampling.stop, sampling.max_tokens) == (("x",), 9)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({}, "input"),
+    ({"input": []}, "input"),
+    ({"input": 5}, "input"),
+    ({"input": [5]}, "input[0]"),
+    ({"input": "a\0"}, "input[0].content[0]"),
+    ({"input": [{"role": "user"}]}, "input[0]"),
+    ({"input": [{"role": "wizard", "content": "a"}]}, "input[0].role"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0]"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+    ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0]"),
+    ({"input": [{"type": "function_call", "call_id": "1", "name": "f\0", "arguments": ""}]}, "input[0].name"),
+    ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input[0]"),
+    ({"input": "x" * 5000}, "input"),
+    ({"input": "x" * 9000}, "input"),
+    ({"input": "bad template"}, "input"),
+    ({"input": "a", "instructions": 5}, "instructions"),
+    ({"input": "a", "instructions": "\0"}, "instructions"),
+    ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
+    ({"input": "a", "max_output_tokens": 4096}, "max_output_tokens"),
+    ({"input": "a", "max_tokens": 5}, "max_tokens"),
+    ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "messages"),
+    ({"input": "a", "temperature": 3}, "temperature"),
+    ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"input": "a", "conversation": "conv_1"}, "conversation"),
+    ({"input": "a", "background": True}, "background"),
+    ({"input": "a", "prompt": {"id": "p"}}, "prompt"),
+    ({"input": "a", "tools": [{"type": "web_search"}]}, "tools"),
+    ({"input": "a", "tool_choice": "required"}, "tool_choice"),
+    ({"input": "a", "truncation": "auto"}, "truncation"),
+    ({"input": "a", "text": {"format": {"type": "json_object"}}}, "text.format.type"),
+    ({"input": "a", "include": ["message.output_text.logprobs"]}, "include"),
+    ({"input": "a", "top_logprobs": 3}, "top_logprobs"),
+    ({"input": "a", "n": 2}, "n"),
+    ({"input": "a", "reasoning": {"effort": "enormous"}}, "reasoning.effort"),
+    ({"input": "a", "metadata": {"a": 1}}, "metadata.a"),
+    ({"input": "a", "logit_bias": {"99999999": 1}}, "logit_bias"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD, ids=[f"{n}-{param}" for n, (_, param) in enumerate(BAD)])
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_bad_input_is_named(
+    client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], param: str, streaming: bool
+) -> None:
+    response = await client.post(PATH, json={"stream": streaming} | fields)
+    assert response.status_code == 400, response.text[:500]
+    error = ErrorResponse.model_validate(response.json()).error
+    assert error.param == param, error
+    assert not engine.requests
+
+
+async def test_neutral_values_are_accepted(client: httpx.AsyncClient) -> None:
+    await ask(
+        client,
+        input="a",
+        store=True,
+        tools=[],
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        previous_response_id=None,
+        background=False,
+        truncation="disabled",
+        text={"format": {"type": "text"}, "verbosity": "low"},
+        include=["reasoning.encrypted_content"],
+        service_tier="auto",
+        user="u",
+        stream_options=None,
+    )
+
+
+async def test_a_response_is_not_kept(client: httpx.AsyncClient) -> None:
+    answer = await ask(client, input="a", store=True)
+    assert (await client.get(f"{PATH}/{answer['id']}")).status_code == 404
+
+
+async def test_a_fault_in_the_stream_is_its_last_event(client: httpx.AsyncClient) -> None:
+    events = await stream(client, input="tokens=5 fail=2 delay=0.002")
+    last = events[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    assert last["response"]["error"] == {
+        "code": "server_error",
+        "message": "Computing this request failed.",
+    }
+    response = await client.post(PATH, json={"input": "fail=1"})
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+
+
+async def test_a_deadline_in_the_stream_is_its_last_event(engine: FakeEngine) -> None:
+    async with client_for(engine, request_timeout_seconds=0.1) as client:
+        events = await stream(client, input="hang")
+    assert events[-1]["type"] == "response.failed"
+    assert not engine.live
