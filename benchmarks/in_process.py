@@ -92,6 +92,7 @@ async def engine_around(
     )
     assert config.token_budget is not None
     engine = Engine(config, info, tokenizer, device, config.token_budget, recorder)
+    recorder.attach(engine.stats, name, info.max_model_len)
     gc.collect()  # as the server does once its engine is there
     gc.freeze()
     try:

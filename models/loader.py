@@ -13,7 +13,7 @@ from models.errors import ModelError
 from models.model_files import ModelFiles
 from models.spec import DecoderSpec
 
-__all__ = ["ModelError", "default_dtype", "load", "random_decoder", "read_spec"]
+__all__ = ["ModelError", "default_dtype", "load", "random_decoder", "random_tensors", "read_spec"]
 
 _LAYER_NUMBER = re.compile(r"\.(\d+)\.")
 _NAMES_SHOWN = 5
@@ -49,20 +49,22 @@ def load(
 
 
 def random_decoder(spec: DecoderSpec, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Decoder:
-    """Build a model with random weights made on the device: norms 1, the rest normal, keeping variance."""
+    """Build a model with the weights of `random_tensors`."""
     decoder = Decoder(spec, dtype, device)
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def made() -> Iterator[tuple[str, Tensor]]:
-        for address, (_, _, shape) in decoder.slots().items():
-            if address.endswith("norm.weight"):
-                yield address, torch.ones(shape, dtype=dtype, device=device)
-            else:
-                values = torch.randn(shape, dtype=dtype, device=device, generator=generator)
-                yield address, values.mul_(shape[-1] ** -0.5)
-
-    _fill(decoder, made())
+    _fill(decoder, random_tensors(decoder, seed))
     return decoder
+
+
+def random_tensors(decoder: Decoder, seed: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Tensors for the decoder's slots, made on its device: norms 1, the rest normal, keeping variance."""
+    dtype, device = decoder.dtype, decoder.device
+    generator = torch.Generator(device).manual_seed(seed)
+    for address, (_, _, shape) in decoder.slots().items():
+        if address.endswith("norm.weight"):
+            yield address, torch.ones(shape, dtype=dtype, device=device)
+        else:
+            values = torch.randn(shape, dtype=dtype, device=device, generator=generator)
+            yield address, values.mul_(shape[-1] ** -0.5)
 
 
 def _open(files: ModelFiles) -> Checkpoint:
