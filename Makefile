@@ -1,18 +1,22 @@
-# make serve   install into $(VENV), fetch the default model, serve on 127.0.0.1:8000
-# make test    install with the development tools, run every check and every test
+# make serve       install into $(VENV), fetch the default model, serve on 127.0.0.1:8000
+# make test        install with the development tools, run every check and every test
+# make test-gpu    the tests that need an NVIDIA GPU
+# make gpu-check   those tests, then the speed table, as text and in gpu-check.json
 #
+# INTERPRETER=python3 runs the last two in that Python as it is, and installs nothing.
 # Settings reach the server as MONOLOOP_<NAME> (`make serve MONOLOOP_PORT=9000`) or as flags
 # (`make serve ARGS="--port 9000"`). PYTHON chooses the interpreter, VENV the folder to install into.
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+INTERPRETER ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 REQUIREMENTS := pyproject.toml constraints.txt
 
-.PHONY: help serve test check pytest fmt clean
+.PHONY: help serve test check pytest test-gpu gpu-check fmt clean
 .DELETE_ON_ERROR:
 
 help:
@@ -33,6 +37,15 @@ check: $(VENV)/.installed-dev
 pytest: $(VENV)/.installed-dev
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "not gpu" tests/kernels
 	$(BIN)/python -m pytest -m "not gpu"
+
+GPU_PYTHON = $(or $(INTERPRETER),$(BIN)/python)
+GPU_NEEDS = $(if $(INTERPRETER),,$(VENV)/.installed-dev)
+
+test-gpu: $(GPU_NEEDS)
+	$(GPU_PYTHON) -m pytest -m gpu
+
+gpu-check: $(GPU_NEEDS)
+	$(GPU_PYTHON) -m benchmarks.gpu_check --json gpu-check.json
 
 fmt: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

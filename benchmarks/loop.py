@@ -43,12 +43,13 @@ class NullModel:
         self._logits = torch.randn(max_rows, VOCAB_SIZE, device=device)
 
     def __call__(self, batch: ForwardBatch, kv: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Take the time; returns hidden states [num_tokens, HIDDEN_SIZE]."""
+        """Take the time; returns hidden states [num_wanted, HIDDEN_SIZE]."""
         if self._cycles:
             torch.cuda._sleep(self._cycles)
         else:
             time.sleep(self._step_seconds)
-        return torch.zeros(batch.token_ids.shape[0], HIDDEN_SIZE, device=self.device)
+        tokens = batch.token_ids if batch.wanted is None else batch.wanted
+        return torch.zeros(tokens.shape[0], HIDDEN_SIZE, device=self.device)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [num_rows, VOCAB_SIZE] fp32."""
@@ -90,7 +91,7 @@ async def measure(step_milliseconds: float, args: argparse.Namespace) -> dict[st
         engine_around("null", config, make_runner, recorder) as engine,
         serving(engine, recorder) as url,
     ):
-        await drive(url, [(args.prompt_tokens, 32)] * args.streams, args.streams)
+        await drive(url, [(args.prompt_tokens, min(32, args.output_tokens))] * args.streams, args.streams)
         recorder.clear()
         before = engine.stats()
         lengths = [(args.prompt_tokens, args.output_tokens)] * args.streams

@@ -165,12 +165,13 @@ def sampling(probe: Probe) -> Iterator[OpCase]:
         ):
             args = (
                 logits,
+                slots,
                 rows(temperature, torch.float32),
                 rows(top_k, torch.int32),
                 rows(top_p, torch.float32),
                 rows(0.0, torch.float32),
                 rows(1, torch.int64),
-                slots,
+                slots,  # positions: any will do
             )
             yield OpCase("sample", f"{num_rows} x {vocab}, {name}", partial(sample, *args), size)
         counts = torch.zeros(num_rows, vocab, dtype=torch.int32, device=probe.device)

@@ -172,7 +172,10 @@ def measure_floors(shape: str, config: EngineConfig, steps: StepsToMeasure) -> F
 
 
 def matmul_seconds(spec: DecoderSpec, probe: Probe, steps: StepsToMeasure) -> dict[tuple[int, int], float]:
-    """Times of the matrix products alone, by (rows, rows with logits); in a CUDA graph where there is one."""
+    """Times of the matrix products alone, by (rows, rows with logits); in a CUDA graph where there is one.
+
+    Behind the last layer's attention only rows with logits go on.
+    """
     layer = spec.layers[0]
     heads, kv_heads, dim = layer.attention.num_heads, layer.attention.num_kv_heads, layer.attention.head_dim
     hidden, inner = spec.hidden_size, layer.mlp.intermediate_size
@@ -187,12 +190,12 @@ def matmul_seconds(spec: DecoderSpec, probe: Probe, steps: StepsToMeasure) -> di
 
     def time_chain(num_rows: int, num_logits: int) -> float:
         inputs = {k: probe.randn(num_rows, k) for _, k in shapes}
-        last = probe.randn(num_logits, hidden)
 
         def chain() -> None:
-            for packed in weights:
+            for packed in weights[:-3]:
                 linear(inputs[packed.in_features], packed)
-            linear(last, output)
+            for packed in (*weights[-3:], output):
+                linear(inputs[packed.in_features][:num_logits], packed)
 
         return probe.wall_seconds(captured(chain) if probe.cuda else chain, 10)
 

@@ -1,7 +1,7 @@
 """Logits of the 1B and 8B shapes against transformers with the same weights on the same card.
 
-Both are held against transformers in float32: what is left is rounding in 16 bits, and ours may have hardly more
-of it than transformers has.
+Both are held against transformers in float32: what is left is rounding in 16 bits, and ours may have hardly
+more of it than transformers has.
 """
 
 import gc

@@ -123,14 +123,18 @@ def test_a_seeded_draw_alone_equals_the_draw_in_a_batch(driver):
     def rows(value, dtype):
         return torch.full((64,), value, dtype=dtype, device=logits.device)
 
-    parameters = [
+    slots = torch.arange(64, device=logits.device)
+    parameters = (
         rows(1.0, torch.float32),
         rows(50, torch.int32),
         rows(0.9, torch.float32),
         rows(0.01, torch.float32),
-        torch.arange(64, device=logits.device),
-        rows(700, torch.int64),
+        slots,  # as seeds
+    )
+    positions = rows(700, torch.int64)
+    together = sample(logits, slots, *parameters, positions)
+    alone = [
+        sample(logits[row : row + 1], slots[row : row + 1], *parameters, positions[row : row + 1])
+        for row in range(64)
     ]
-    together = sample(logits, *parameters)
-    alone = [sample(logits[row : row + 1], *(p[row : row + 1] for p in parameters)) for row in range(64)]
     assert torch.equal(together, torch.cat(alone))
