@@ -42,7 +42,7 @@ GPU_PYTHON = $(or $(INTERPRETER),$(BIN)/python)
 GPU_NEEDS = $(if $(INTERPRETER),,$(VENV)/.installed-dev)
 
 test-gpu: $(GPU_NEEDS)
-	$(GPU_PYTHON) -m pytest -m gpu
+	$(GPU_PYTHON) -m pytest -m gpu --ignore=tests/server
 
 gpu-check: $(GPU_NEEDS)
 	$(GPU_PYTHON) -m benchmarks.gpu_check --json gpu-check.json
