@@ -42,8 +42,9 @@ HTTP_SHARE_AIM = 92.0
 LAG_AIM_MILLISECONDS = 10.0
 
 
-# The server's tests know no GPU, and the clients they need may not be there.
-TESTS = ["pytest", "-m", "gpu", "--ignore=tests/server", "-q", "--durations=10"]
+# As in the Makefile's test-gpu.
+TESTS = ["pytest", "-m", "gpu", "-q", "--durations=10"]
+TESTS += ["tests/engine", "tests/gpu", "tests/kernels", "tests/models"]
 
 
 class Figure(NamedTuple):
