@@ -18,6 +18,7 @@ STATS = EngineStats(
     pages_used=0,
     pages_cached=0,
     pages_free=1,
+    pages_promised=0,
     page_size=16,
     preemptions_total=0,
     prompt_tokens_total=0,
