@@ -40,11 +40,14 @@ TOKENS_PER_SECOND_AIMS = {"llama-8b": 5950.0, "llama-1b": 27_000.0}
 IDLE_AIMS = {"llama-8b": 2.0, "llama-1b": 5.0}
 HTTP_SHARE_AIM = 92.0
 LAG_AIM_MILLISECONDS = 10.0
+# How much longer a decode step may take with these draws than greedily, in percent.
+DRAWS = ["--temperature", "0.8", "--top-p", "0.95", "--top-k", "50", "--prefill", "512"]
+DRAWS_AIM, MANY_DRAWS_AIM, MANY_DRAWS_FROM = 5.0, 8.0, 64
 
 
-# As in the Makefile's test-gpu.
-TESTS = ["pytest", "-m", "gpu", "-q", "--durations=10"]
-TESTS += ["tests/engine", "tests/gpu", "tests/kernels", "tests/models"]
+PYTEST = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--durations=5"]
+# Those of the Makefile's test-gpu.
+TEST_FOLDERS = [["tests/gpu"], ["tests/engine", "tests/kernels", "tests/models"]]
 
 
 class Figure(NamedTuple):
@@ -67,7 +70,7 @@ class Figure(NamedTuple):
         return f"{self.value / self.aim:.2f} x"
 
 
-def step_figures(shape: str, document: dict[str, Any]) -> Iterator[Figure]:
+def step_figures(shape: str, document: dict[str, Any], known: list[Figure]) -> Iterator[Figure]:
     """From `monoloop bench static --json`."""
     for row in document["rows"]:
         kind = (row["step"], row["num_tokens"])
@@ -76,7 +79,18 @@ def step_figures(shape: str, document: dict[str, Any]) -> Iterator[Figure]:
         yield Figure(what, row["milliseconds"], "ms", row["floor_milliseconds"], aim)
 
 
-def workload_figures(shape: str, document: dict[str, Any]) -> Iterator[Figure]:
+def drawn_figures(shape: str, document: dict[str, Any], known: list[Figure]) -> Iterator[Figure]:
+    """The same with draws in place of argmax, against what is known of argmax."""
+    for row in document["rows"]:
+        what = f"{shape} decode, {row['num_tokens']} rows"
+        for greedy in known:
+            if row["step"] == "decode" and greedy.what == what:
+                ratio = 100 * (row["milliseconds"] / greedy.value - 1)
+                aim = MANY_DRAWS_AIM if row["num_tokens"] > MANY_DRAWS_FROM else DRAWS_AIM
+                yield Figure(f"{what}: drawn, not greedy", ratio, "% more", aim=aim)
+
+
+def workload_figures(shape: str, document: dict[str, Any], known: list[Figure]) -> Iterator[Figure]:
     """From `benchmarks.workload --http --json`: its last round."""
     offline, http = document["rows"][-2:]
     name = f"{shape} workload W"
@@ -103,7 +117,7 @@ def workload_figures(shape: str, document: dict[str, Any]) -> Iterator[Figure]:
     yield Figure(f"{name}, SSE streams: loop lag p99", lag, "ms", aim=LAG_AIM_MILLISECONDS)
 
 
-def loop_figures(shape: str, document: dict[str, Any]) -> Iterator[Figure]:
+def loop_figures(shape: str, document: dict[str, Any], known: list[Figure]) -> Iterator[Figure]:
     """From `benchmarks.loop --json`."""
     for row in document["rows"]:
         name = f"loop, {row['streams']} streams, steps of {row['step']}"
@@ -114,26 +128,39 @@ def loop_figures(shape: str, document: dict[str, Any]) -> Iterator[Figure]:
 
 
 class Part(NamedTuple):
-    """A command that writes JSON to the file named after it, and how its figures are read."""
+    """A command that can write JSON, and how that and the figures so far become its own figures."""
 
     shape: str
     command: list[str]
-    figures: Callable[[str, dict[str, Any]], Iterator[Figure]]
+    figures: Callable[[str, dict[str, Any], list[Figure]], Iterator[Figure]]
 
 
-PARTS = [
-    *(
-        part
-        for shape in ("llama-8b", "llama-1b")
-        for part in (
-            Part(shape, ["server", "bench", "static", "--shape", shape], step_figures),
-            Part(
-                shape, ["benchmarks.workload", "--http", "--rounds", "2", "--shape", shape], workload_figures
-            ),
-        )
-    ),
-    Part("", ["benchmarks.loop"], loop_figures),
-]
+def parts() -> Iterator[Part]:
+    """All of the table, in its order."""
+    for shape in STEP_AIMS:
+        static = ["server", "bench", "static", "--shape", shape]
+        yield Part(shape, static, step_figures)
+        yield Part(shape, [*static, *DRAWS], drawn_figures)
+        workload = ["benchmarks.workload", "--http", "--rounds", "2", "--shape", shape]
+        yield Part(shape, workload, workload_figures)
+    yield Part("", ["benchmarks.loop"], loop_figures)
+
+
+def run_tests(console: Console) -> bool:
+    """Run the tests, which mostly wait for the compiler, side by side; whether all passed."""
+    started = time.perf_counter()
+    processes = [
+        (folders, subprocess.Popen([*PYTEST, *folders], stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        for folders in TEST_FOLDERS
+    ]
+    passed = True
+    for folders, process in processes:
+        said, _ = process.communicate()
+        console.rule(f"pytest {' '.join(folders)}", align="left")
+        console.print(said.decode(errors="replace"), markup=False, highlight=False)
+        passed &= process.returncode == 0
+    console.print(f"tests took {time.perf_counter() - started:.0f} s")
+    return passed
 
 
 def run_module(console: Console, arguments: list[str]) -> bool:
@@ -174,13 +201,13 @@ def main() -> int:
         return 1
     console = Console(width=None if sys.stdout.isatty() else 120)
     started = time.perf_counter()
-    passed = arguments.no_tests or run_module(console, TESTS)
+    passed = arguments.no_tests or run_tests(console)
     figures, failed = [], []
     with tempfile.TemporaryDirectory() as folder:
-        for number, part in enumerate(PARTS):
+        for number, part in enumerate(parts()):
             file = Path(folder, f"{number}.json")
             if run_module(console, [*part.command, "--json", str(file)]):
-                figures += part.figures(part.shape, json.loads(file.read_text()))
+                figures += part.figures(part.shape, json.loads(file.read_text()), figures)
             else:
                 failed.append(" ".join(part.command))
     about = {**machine(), "gpu": torch.cuda.get_device_name(), "seconds": time.perf_counter() - started}

@@ -31,6 +31,7 @@ from server.metrics import Metrics
 from server.settings import ServerConfig, Settings
 
 HOST = "127.0.0.1"
+MAX_CHUNKS_PER_SECOND = EngineConfig().max_chunks_per_second
 
 
 class Recorder(Metrics):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import parser, show
-from benchmarks.in_process import Recorder, drive, engine_around, serving
+from benchmarks.in_process import MAX_CHUNKS_PER_SECOND, Recorder, drive, engine_around, serving
 from engine.config import EngineConfig
 from engine.device.runner import ModelRunner, choose_device, set_up_thread
 from models.decoder import ForwardBatch
@@ -78,6 +78,7 @@ async def measure(step_milliseconds: float, args: argparse.Namespace) -> dict[st
         token_budget=TOKEN_BUDGET,
         kv_tokens=args.streams * (max_len + 16),
         run_ahead=args.run_ahead,
+        max_chunks_per_second=args.max_chunks_per_second,
     )
 
     def make_runner() -> ModelRunner:
@@ -120,8 +121,9 @@ def main() -> None:
     flags.add_argument("--step-milliseconds", default="3,12", help="times of the null model's step")
     flags.add_argument("--streams", type=int, default=256)
     flags.add_argument("--prompt-tokens", type=int, default=16)
-    flags.add_argument("--output-tokens", type=int, default=768)
+    flags.add_argument("--output-tokens", type=int, default=512)
     flags.add_argument("--run-ahead", type=int, default=1, choices=[0, 1])
+    flags.add_argument("--max-chunks-per-second", type=int, default=MAX_CHUNKS_PER_SECOND)
     flags.add_argument("--device", default="auto")
     args = flags.parse_args()
     rows = [asyncio.run(measure(float(text), args)) for text in args.step_milliseconds.split(",")]

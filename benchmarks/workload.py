@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import machine
-from benchmarks.in_process import Recorder, drive, engine_around, serving
+from benchmarks.in_process import MAX_CHUNKS_PER_SECOND, Recorder, drive, engine_around, serving
 from engine import Engine
 from engine.bench.steps import SHAPE_NAMES, random_runner
 from engine.config import EngineConfig
@@ -60,6 +60,7 @@ async def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         max_num_seqs=args.max_num_seqs,
         token_budget=args.token_budget,
         run_ahead=args.run_ahead,
+        max_chunks_per_second=args.max_chunks_per_second,
     )
 
     def make_runner() -> ModelRunner:
@@ -105,6 +106,7 @@ def figures(before: EngineStats, after: EngineStats, seconds: float, recorder: R
         "seconds": round(seconds, 3),
         "output_tokens_per_second": round(num_tokens / seconds, 1),
         "steps": after.steps_total - before.steps_total,
+        "device_busy_seconds": round(sum(recorder.step_seconds), 3),
         "device_idle_share": round(idle_seconds / seconds, 4),
         "loop_lag_p50_milliseconds": round(recorder.lag_milliseconds(50), 2),
         "loop_lag_p99_milliseconds": round(recorder.lag_milliseconds(99), 2),
@@ -128,6 +130,7 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--token-budget", type=int, default=8192)
     parser.add_argument("--run-ahead", type=int, default=1, choices=[0, 1])
+    parser.add_argument("--max-chunks-per-second", type=int, default=MAX_CHUNKS_PER_SECOND)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--top-k", type=int, default=0)

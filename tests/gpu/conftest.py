@@ -6,15 +6,21 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from engine.config import EngineConfig
+from engine.device.runner import set_up_thread
+
 DEVICE = torch.device("cuda", 0)
 
 
 @pytest.fixture(scope="session")
-def device() -> torch.device:
-    """The GPU; without one the test is skipped."""
+def device() -> Iterator[torch.device]:
+    """The GPU, with a stream of its own for this thread; without one the test is skipped."""
     if DEVICE.type == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    return DEVICE
+    set_up_thread(EngineConfig(), DEVICE)
+    yield DEVICE
+    if DEVICE.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.default_stream(DEVICE))
 
 
 @pytest.fixture(autouse=True)
