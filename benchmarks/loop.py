@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import dataclasses
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -124,8 +125,10 @@ def main() -> None:
     flags.add_argument("--output-tokens", type=int, default=512)
     flags.add_argument("--run-ahead", type=int, default=1, choices=[0, 1])
     flags.add_argument("--max-chunks-per-second", type=int, default=MAX_CHUNKS_PER_SECOND)
+    flags.add_argument("--switch-interval-milliseconds", type=float, default=1e3 * sys.getswitchinterval())
     flags.add_argument("--device", default="auto")
     args = flags.parse_args()
+    sys.setswitchinterval(args.switch_interval_milliseconds / 1e3)
     rows = [asyncio.run(measure(float(text), args)) for text in args.step_milliseconds.split(",")]
     show("the loop with a model that computes nothing", rows, args.json)
 
