@@ -1,9 +1,9 @@
 """Graphs and the eager path, a row alone and among others, seeded draws: what is equal to the last bit.
 
 Attention, norms, rotation and sampling treat a row by itself. The matrix products come from a library that
-may choose its kernels by the number of rows: steps of the same size are equal to the last bit, whoever else is
-in them; between sizes rows may differ by rounding. On an H100 (torch 2.11) they did not: decode rows of this
-shape were equal to the last bit alone, among 64, and in padded graphs.
+may choose its kernels by the number of rows: steps of the same size are equal to the last bit, whoever else
+is in them; between sizes rows may differ by rounding. On an H100 (torch 2.11) they did not: decode rows of
+this shape were equal to the last bit alone, among 64, and in padded graphs.
 """
 
 import dataclasses
