@@ -7,7 +7,6 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from pydantic.json_schema import models_json_schema
 
 from server.middleware import OPEN_PATHS
 from server.routes.table import ENDPOINTS, Endpoint
-from server.schema.fields import NO_OPS, Refused
+from server.schema.fields import NO_OPS, described
 
 Mode = Literal["validation", "serialization"]
 
@@ -37,7 +36,7 @@ def document() -> dict[str, Any]:
     schemas = definitions["$defs"]
     for endpoint in ENDPOINTS:
         if endpoint.request is not None:
-            schemas[endpoint.request.__name__]["properties"] |= refused_properties(endpoint.refused)
+            schemas[endpoint.request.__name__]["properties"] |= described(endpoint.refused)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
         for number, path in enumerate(endpoint.paths):
@@ -101,14 +100,6 @@ def operation_id(endpoint: Endpoint, number: int) -> str:
     is_first = endpoint is next(other for other in ENDPOINTS if other.handler is endpoint.handler)
     method = "" if is_first else f"_{endpoint.method.lower()}"
     return name + method + (f"_{number + 1}" if number else "")
-
-
-def refused_properties(table: Mapping[str, Refused]) -> dict[str, Any]:
-    """Fields that are only accepted with the values that leave them off."""
-    return {
-        name: {"enum": [None, *refused.neutral], "description": f"not supported yet. {refused.hint}".strip()}
-        for name, refused in table.items()
-    }
 
 
 def reference(model: type[BaseModel]) -> dict[str, str]:

@@ -76,6 +76,9 @@ class ServerConfig(BaseModel):
         description="keys clients must send, any one of them; prefer the environment, "
         "since other users see the flags of a process; none: no key is asked for",
     )
+    generate_api: Literal["tgi", "lightllm"] = Field(
+        "tgi", description="whose API it is that /, /generate and /generate_stream speak"
+    )
     cors_origins: Names = Field(
         (), description="origins whose web pages may call the API, * for any; none: CORS is off"
     )

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from server.routes import chat, completions, models, state, tokenize
 from server.routes.anthropic import messages
+from server.routes.native import generate
 from server.routes.responses import create
 from server.schema.anthropic import (
     MESSAGES,
@@ -24,6 +25,7 @@ from server.schema.completions import CompletionChunk, CompletionRequest, Comple
 from server.schema.errors import AnthropicError, ErrorResponse, NativeError
 from server.schema.fields import CHAT, COMPLETION, Refused
 from server.schema.models import Load, ModelCard, ModelList, ModelName, TokenLoad, Version
+from server.schema.native import GENERATE, GenerateEvent, GenerateRequest, GenerateResponse
 from server.schema.responses import RESPONSES, ResponseEvent, ResponseObject, ResponsesRequest
 from server.schema.tokenize import (
     REFUSED,
@@ -118,6 +120,23 @@ ENDPOINTS = (
         DetokenizeRequest,
     ),
     Endpoint("GET", ("/tokenizer_info",), tokenize.tokenizer_info, TokenizerInfo),
+    *(
+        Endpoint(
+            "POST",
+            (path,),
+            handler,
+            GenerateResponse,
+            GenerateRequest,
+            GenerateEvent,
+            GENERATE,
+            NativeError,
+        )
+        for path, handler in (
+            ("/generate", generate.generate),
+            ("/generate_stream", generate.generate_stream),
+            ("/", generate.generate_compat),
+        )
+    ),
     Endpoint(
         "POST",
         ("/tokens",),

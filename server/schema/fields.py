@@ -234,7 +234,15 @@ def strangers(request: type[BaseModel], chat: type[BaseModel]) -> dict[str, Refu
     return {name: refused for name, refused in fields.items() if name not in request.model_fields}
 
 
-def refuse_unsupported(fields: Mapping[str, Any], table: dict[str, Refused]) -> None:
+def described(table: Mapping[str, Refused]) -> dict[str, Any]:
+    """JSON schemas of fields that are only accepted with the values that leave them off."""
+    return {
+        name: {"enum": [None, *refused.neutral], "description": f"not supported yet. {refused.hint}".strip()}
+        for name, refused in table.items()
+    }
+
+
+def refuse_unsupported(fields: Mapping[str, Any], table: Mapping[str, Refused]) -> None:
     """Raise UnsupportedField for the first field of a body that asks for something not built."""
     for name, value in fields.items():
         refused = table.get(name)

@@ -193,7 +193,8 @@ class FakeEngine:
                 piece = ""
             stop = next((text for text in stream.request.sampling.stop if text in piece), None)
             if stop is not None:
-                piece, finish, is_last = piece.partition(stop)[0], FinishReason.STOP, True
+                shown = stop if stream.request.sampling.include_stop_str_in_output else ""
+                piece, finish, is_last = piece.partition(stop)[0] + shown, FinishReason.STOP, True
             if is_last:
                 del self.live[stream.request_id]
             stream.put(TextDelta(piece, 1, finish, stop))

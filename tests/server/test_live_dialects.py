@@ -6,6 +6,8 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import ValidationError
 
 from tests.server.conftest import LiveServer
 
@@ -143,3 +145,13 @@ def test_openai_response_errors(gpt: openai.OpenAI) -> None:
     last = list(gpt.responses.create(model="fake-model", input="tokens=5 fail=2 delay=0.01", stream=True))[-1]
     assert last.type == "response.failed" and last.response.error is not None
     assert last.response.error.message == "Computing this request failed."
+
+
+def test_huggingface_hub_generates(live: LiveServer) -> None:
+    with InferenceClient(live.url, token="none") as hub:
+        assert hub.text_generation("tokens=3", max_new_tokens=20) == "t0 t1 t2 "
+        assert hub.text_generation("tokens=5", stop=["t1"], temperature=0.5, seed=3) == "t0 t1"
+        pieces = list(hub.text_generation("tokens=4 delay=0.01", stream=True))
+        assert "".join(pieces) == "t0 t1 t2 t3 "
+        with pytest.raises(ValidationError, match="maximum context length"):
+            hub.text_generation("x" * 5000)

@@ -2,9 +2,6 @@
 
 from itertools import count
 from typing import Literal, TypedDict
-from uuid import uuid4
-
-import orjson
 
 from engine.outputs import FinishReason, TextDelta
 from server.answer import Answer
@@ -30,7 +27,7 @@ from server.schema.responses import (
     TextDeltaEvent,
     TextDoneEvent,
 )
-from server.stream import Frames, named_event
+from server.stream import Frames, Numbered, named_event
 
 
 class Place(TypedDict):
@@ -51,10 +48,11 @@ class ResponseFrames(Frames):
         self._texts: list[str] = []
         self._last: TextDelta | None = None
         self._place: Place = {"item_id": message_id(answer), "output_index": 0, "content_index": 0}
-        mark = uuid4().hex
-        delta = named_event(TextDeltaEvent(sequence_number=-1, delta=mark, **self._place))
-        self._before, rest = delta.split(b"-1", 1)
-        self._between, self._after = rest.split(b'"' + mark.encode() + b'"')
+        self._delta = Numbered(
+            lambda number, text: named_event(
+                TextDeltaEvent(sequence_number=number, delta=text, **self._place)
+            )
+        )
 
     def opening(self) -> bytes:
         """The response without output. What of the prompt was cached is known later."""
@@ -70,8 +68,7 @@ class ResponseFrames(Frames):
             return b""
         opening = b"" if self._texts else self._opened()
         self._texts.append(delta.text)
-        number = str(next(self._numbers)).encode()
-        return opening + self._before + number + self._between + orjson.dumps(delta.text) + self._after
+        return opening + self._delta.fill(next(self._numbers), delta.text)
 
     def ending(self) -> bytes:
         """The whole part, the whole message, the whole response."""

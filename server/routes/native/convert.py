@@ -1,0 +1,83 @@
+"""A request of TGI or LightLLM -> the completion request that continues the same text in the same way."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import InvalidRequest
+from server.convert import Limits
+from server.schema.completions import CompletionRequest
+from server.schema.native import GenerateParameters, GenerateRequest
+from server.schema.sampling import INT64, SamplingRequest
+
+
+class GenerateCompletion(CompletionRequest):
+    """A completion request whose limit has the name these APIs give it."""
+
+    @property
+    def limit(self) -> tuple[int | None, str]:
+        """The output tokens asked for, and the field that asks."""
+        return self.max_tokens, "max_new_tokens"
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What the two servers do when nothing is said.
+
+    In TGI any setting of sampling turns it on, in LightLLM only `do_sample`, or the model's own generation
+    config, from which other values come, too. Otherwise decoding is greedy.
+    """
+
+    max_new_tokens: int
+    samples_if_set: bool
+    uses_generation_config: bool
+
+
+def completion_request(wire: GenerateRequest, defaults: Defaults, limits: Limits) -> GenerateCompletion:
+    """The same prompt, and the same sampling, as completions have them. Raises InvalidRequest."""
+    parameters = wire.parameters
+    most = parameters.max_new_tokens or defaults.max_new_tokens
+    if (parameters.min_new_tokens or 0) > most:
+        raise InvalidRequest(
+            f"parameters.min_new_tokens must be at most max_new_tokens, which is {most}.",
+            "parameters.min_new_tokens",
+        )
+    fields = parameters.model_dump(include=set(SamplingRequest.model_fields))
+    fields |= {
+        "prompt": wire.inputs,
+        "max_tokens": parameters.max_new_tokens,
+        "min_tokens": parameters.min_new_tokens,
+        "stop": list(parameters.stop or parameters.stop_sequences or ()) or None,
+        "include_stop_str_in_output": True,
+        "add_special_tokens": parameters.add_special_tokens,
+    }
+    if parameters.seed is not None and parameters.seed >= INT64:  # the upper half of u64
+        fields["seed"] = parameters.seed - 2 * INT64
+    if not defaults.uses_generation_config:
+        fields |= neutral_sampling(parameters)
+    if not samples(parameters, defaults, limits):
+        fields["temperature"] = 0.0
+    return GenerateCompletion.model_validate(fields)
+
+
+def neutral_sampling(parameters: GenerateParameters) -> dict[str, Any]:
+    """Every sampling parameter that has a default in the model's files: as given, or off."""
+    off = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    return {
+        name: value if getattr(parameters, name) is None else getattr(parameters, name)
+        for name, value in off.items()
+    }
+
+
+def samples(parameters: GenerateParameters, defaults: Defaults, limits: Limits) -> bool:
+    """Whether the likeliest token is not simply taken."""
+    if parameters.do_sample:
+        return True
+    if defaults.samples_if_set:
+        return (
+            parameters.temperature not in (None, 1.0)
+            or (parameters.top_p or 1.0) < 1.0
+            or (parameters.top_k or 0) > 0
+        )
+    # The catalog leaves these out where the model's generation config does not sample.
+    by_model = limits.generation_defaults.keys() & {"temperature", "top_p", "top_k"}
+    return parameters.do_sample is None and bool(by_model)

@@ -1,0 +1,102 @@
+"""POST /, /generate and /generate_stream, in the words of TGI or of LightLLM, as `generate_api` says."""
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pydantic import BaseModel
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from engine.outputs import TextDelta
+from server.answer import Answer, collect_all, while_connected
+from server.body import read_json
+from server.context import ServerContext, context_of
+from server.convert import check_text, make_requests
+from server.prompt import check_length, encode_prompts
+from server.routes.native import lightllm, tgi
+from server.routes.native.convert import Defaults, completion_request
+from server.schema.fields import unknown_fields
+from server.schema.native import GENERATE, PARAMETERS, GenerateRequest
+from server.stream import Frames, stream_answer
+
+
+class Dialect(NamedTuple):
+    """What the two servers do not have in common."""
+
+    defaults: Defaults
+    check: Callable[[GenerateRequest], None]
+    response: Callable[[GenerateRequest, Answer, list[TextDelta]], BaseModel]
+    frames: Callable[[Answer, GenerateRequest], Frames]
+
+
+DIALECTS = {
+    "tgi": Dialect(tgi.DEFAULTS, tgi.check, tgi.response, tgi.TgiFrames),
+    "lightllm": Dialect(lightllm.DEFAULTS, lightllm.check, lightllm.response, lightllm.LightllmFrames),
+}
+
+
+async def generate(http: HttpRequest) -> Response:
+    """One continuation of a text; streamed if `stream` is true."""
+    return await answer_in_dialect(http)
+
+
+async def generate_stream(http: HttpRequest) -> Response:
+    """One continuation of a text, streamed."""
+    return await answer_in_dialect(http, always_stream=True)
+
+
+async def generate_compat(http: HttpRequest) -> Response:
+    """The same as /generate; TGI puts the answer in a list here."""
+    response = await answer_in_dialect(http)
+    if context_of(http).config.generate_api == "tgi" and response.media_type == "application/json":
+        return Response(b"[" + bytes(response.body) + b"]", media_type="application/json")
+    return response
+
+
+async def answer_in_dialect(http: HttpRequest, *, always_stream: bool = False) -> Response:
+    """Read, check, and answer unless the client leaves."""
+    context = context_of(http)
+    context.check_ready()
+    wire = await read_json(http, GenerateRequest, GENERATE)
+    context.note_unknown_fields(
+        unknown_fields(wire.model_extra, GENERATE) + unknown_fields(wire.parameters.model_extra, PARAMETERS)
+    )
+    if always_stream:
+        wire = wire.model_copy(update={"stream": True})
+    answer = Answer("gen-", context.model_name(wire.model), context.engine.model)
+    http.state.answer = answer
+    return await while_connected(
+        http, context.config.request_timeout_seconds, lambda: reply(context, wire, answer)
+    )
+
+
+async def reply(context: ServerContext, wire: GenerateRequest, answer: Answer) -> Response:
+    """Submit as a completion, and stream or collect."""
+    started = asyncio.get_running_loop().time()
+    dialect = DIALECTS[context.config.generate_api]
+    dialect.check(wire)
+    await submit(context, wire, answer, dialect.defaults)
+    if wire.stream:
+        return stream_answer(context.config, dialect.frames(answer, wire), started)
+    body = dialect.response(wire, answer, await collect_all(answer.streams))
+    return Response(body.model_dump_json(), media_type="application/json")
+
+
+async def submit(context: ServerContext, wire: GenerateRequest, answer: Answer, defaults: Defaults) -> None:
+    """Encode the text and submit its n requests."""
+    limits = context.limits
+    check_text(wire.inputs, "inputs")
+    check_length(len(wire.inputs), context.engine.tokenizer, limits, "inputs")
+    completion = completion_request(wire, defaults, limits)
+    [ids] = await encode_prompts(completion, context.engine.tokenizer, limits)
+    requests = make_requests(
+        completion,
+        [ids[-(wire.parameters.truncate or 0) :]],
+        answer.id,
+        limits,
+        default_max_tokens=defaults.max_new_tokens,
+        prompt_param="inputs",
+    )
+    answer.submit(context.engine, requests, n=len(requests))
+    context.metrics.request_params(answer.n)

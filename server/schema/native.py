@@ -1,0 +1,180 @@
+"""POST /, /generate and /generate_stream: one request for TGI and LightLLM, responses and events of each."""
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, RootModel, field_validator, model_validator
+
+from server.schema.chat import WireResponse
+from server.schema.completions import CompletionRequest
+from server.schema.errors import NativeError
+from server.schema.fields import LOGPROBS, STRUCTURED, Refused, described, refuse_unsupported, strangers
+from server.schema.sampling import INT64, SamplingRequest, Stop, WireRequest
+
+IN_PARAMETERS = "it belongs in parameters"
+
+
+def add_refused(schema: dict[str, Any]) -> None:
+    """Tell the JSON schema which parameters are known and refused."""
+    schema["properties"] |= described(PARAMETERS)
+
+
+class GenerateParameters(SamplingRequest):
+    """How to continue. The sampling fields that neither TGI nor LightLLM knows are extensions."""
+
+    model_config = ConfigDict(json_schema_extra=add_refused)
+
+    max_new_tokens: int | None = Field(
+        None, ge=1, lt=2**31, description="output tokens at most; default 100 (TGI) or 16 (LightLLM)"
+    )
+    min_new_tokens: int | None = Field(None, ge=0, lt=2**31, description="no end before so many tokens")
+    do_sample: bool | None = Field(
+        None,
+        description="sample, rather than take the likeliest token. In TGI temperature, top_k, top_p and "
+        "typical_p do that, too; in LightLLM the model's generation config decides the default",
+    )
+    seed: int | None = Field(None, ge=-INT64, le=2 * INT64 - 1, description="same seed, same sampling")
+    stop_sequences: Stop | None = Field(None, description="LightLLM's name of stop")
+    truncate: int | None = Field(None, ge=1, lt=2**31, description="keep the last so many tokens of inputs")
+    return_full_text: bool | None = Field(None, description="put inputs in front of the text; default false")
+    add_special_tokens: bool | None = Field(None, description="let the tokenizer add its own; default true")
+
+    @model_validator(mode="before")
+    @classmethod
+    def refuse(cls, value: Any) -> Any:
+        """Known and not built comes first, as for fields at the top; what it raises is no matter of types."""
+        if isinstance(value, dict):
+            refuse_unsupported(value, PARAMETERS)
+        return value
+
+    @field_validator("stop", "stop_sequences")
+    @classmethod
+    def check_stop(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """NUL is no text."""
+        if any("\0" in text for text in value or ()):
+            raise ValueError("must not contain NUL characters")
+        return value
+
+    @model_validator(mode="after")
+    def check_together(self) -> "GenerateParameters":
+        """What is asked for under two names."""
+        if self.stop and self.stop_sequences:
+            raise ValueError("send stop or stop_sequences, not both")
+        return self
+
+
+class GenerateRequest(WireRequest):
+    """Body of POST /, /generate and /generate_stream."""
+
+    inputs: str
+    parameters: GenerateParameters = Field(default_factory=lambda: GenerateParameters.model_validate({}))
+    stream: bool | None = Field(None, description="what /generate_stream always does")
+    model: str | None = Field(None, max_length=512, description="name from /v1/models; may be left out")
+
+    @field_validator("parameters", mode="before")
+    @classmethod
+    def allow_null(cls, value: Any) -> Any:
+        """No parameters at all."""
+        return {} if value is None else value
+
+
+PARAMETERS: dict[str, Refused] = strangers(GenerateParameters, CompletionRequest) | {
+    "prompt": Refused((), "send inputs beside parameters"),
+    "max_tokens": Refused((), "use max_new_tokens"),
+    "min_tokens": Refused((), "use min_new_tokens"),
+    "model": Refused((), "it belongs beside parameters"),
+    "stream": Refused((False,), "it belongs beside parameters"),
+    "stream_options": Refused(({},), "the last event always has the counts"),
+    # TGI
+    "best_of": Refused((1,), "one continuation is made"),
+    "details": Refused((False,), LOGPROBS),
+    "decoder_input_details": Refused((False,), LOGPROBS),
+    "top_n_tokens": Refused((0,), LOGPROBS),
+    "typical_p": Refused((1,)),
+    "watermark": Refused((False,)),
+    "grammar": STRUCTURED,
+    # LightLLM
+    "return_details": Refused((False,), LOGPROBS),
+    "exponential_decay_length_penalty": Refused(([1, 1],)),
+    "input_penalty": Refused((False,), "presence and frequency penalties count output tokens"),
+    "regular_constraint": STRUCTURED,
+    "add_spaces_between_special_tokens": Refused((True,)),
+    "print_eos_token": Refused((False,), "use skip_special_tokens"),
+    "move_kv_to_decode_node": Refused(),
+    "token_healing_top_k": Refused((0,)),
+    "token_healing_unmerge_last_token": Refused((0,)),
+}
+GENERATE: dict[str, Refused] = {
+    name: Refused((), IN_PARAMETERS)
+    for name in GenerateParameters.model_fields
+    if name not in GenerateRequest.model_fields
+} | {
+    "prompt": Refused((), "send inputs"),
+    "messages": Refused((), "send inputs; chat takes messages"),
+    "multimodal_params": Refused(({}, {"images": []}), "the model reads text only"),
+    "num_beam": Refused((1,)),
+}
+
+
+class TgiResponse(WireResponse):
+    """TGI's answer of POST /generate; POST / puts it in a list."""
+
+    generated_text: str
+
+
+class TgiToken(WireResponse):
+    """New text, of one token or more; what belongs to a single token is null."""
+
+    id: None = None
+    text: str
+    logprob: None = None
+    special: bool
+
+
+class TgiEvent(WireResponse):
+    """TGI's event of a stream; only the last has `generated_text`."""
+
+    index: int = Field(description="output tokens so far")
+    token: TgiToken
+    generated_text: str | None
+    details: None = None
+
+
+LightllmReason = Literal["stop", "length"]
+
+
+class LightllmResponse(WireResponse):
+    """LightLLM's answer of POST /generate; with n > 1 the counts and reasons are lists."""
+
+    generated_text: list[str]
+    count_output_tokens: int | list[int]
+    finish_reason: LightllmReason | list[LightllmReason]
+    prompt_tokens: int
+
+
+class LightllmToken(WireResponse):
+    """New text, of one token or more; what belongs to a single token is null."""
+
+    count_output_tokens: int
+    id: None = None
+    text: str
+    logprob: None = None
+    special: bool
+    prompt_tokens: int
+
+
+class LightllmEvent(WireResponse):
+    """LightLLM's event of a stream."""
+
+    token: LightllmToken
+    generated_text: None = None
+    finished: bool
+    finish_reason: LightllmReason | None
+    details: None = None
+
+
+class GenerateResponse(RootModel[TgiResponse | list[TgiResponse] | LightllmResponse]):
+    """The answer in the dialect that `generate_api` says."""
+
+
+class GenerateEvent(RootModel[TgiEvent | LightllmEvent | NativeError]):
+    """One event of a stream in the dialect that `generate_api` says."""
