@@ -18,6 +18,7 @@ from server.errors import ServerError, error_response
 from server.metrics import Metrics
 from server.middleware import ApiKeys, RequestScope
 from server.openapi import document
+from server.routes import docs
 from server.routes.table import ENDPOINTS
 from server.settings import ServerConfig
 
@@ -41,6 +42,8 @@ def build_app(engine: "Engine | None", config: ServerConfig, metrics: Metrics | 
                 for path in endpoint.paths
             ),
             Route("/openapi.json", openapi, methods=["GET"]),
+            Route("/docs", docs.docs, methods=["GET"]),
+            Route("/", docs.root, methods=["GET"]),
         ],
         middleware=middleware(context),
         exception_handlers={
@@ -98,6 +101,6 @@ async def on_http_exception(http: Request, error: Exception) -> Response:
         error = HTTPException(405, detail, {"Allow": allowed})
     elif error.status_code == 404:
         error = HTTPException(
-            404, f"There is nothing at {http.scope['path'][:200]}; /openapi.json lists what there is."
+            404, f"There is nothing at {http.scope['path'][:200]}; see /docs for what there is."
         )
     return error_response(error, http.scope["path"])

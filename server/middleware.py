@@ -23,8 +23,20 @@ CLIENT_CLOSED_REQUEST = 499
 ANTHROPIC_PREFIX = "/v1/messages"  # its clients look for the id under another name
 
 # Asked every few seconds by machines: only logged at debug level, and no part of the HTTP metrics.
-OPEN_PATHS = frozenset(("/health", "/healthz", "/liveness", "/ready", "/readiness", "/metrics", "/version"))
-PROBES = OPEN_PATHS | {"/load", "/token_load"}
+PROBES = frozenset(
+    (
+        "/health",
+        "/healthz",
+        "/liveness",
+        "/load",
+        "/metrics",
+        "/ready",
+        "/readiness",
+        "/token_load",
+        "/version",
+    )
+)
+OPEN_PATHS = PROBES - {"/load", "/token_load"} | {"/docs"}  # the page says nothing without /openapi.json
 
 
 class RequestScope:

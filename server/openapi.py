@@ -84,7 +84,7 @@ def operation(endpoint: Endpoint, path: str, number: int) -> dict[str, Any]:
     if path in OPEN_PATHS:
         result["security"] = [{}]
     if endpoint.request is not None:
-        body = {"schema": reference(endpoint.request)}
+        body = {"schema": reference(endpoint.request), "example": endpoint.example}
         result["requestBody"] = {"required": True, "content": {"application/json": body}}
     names = re.findall(r"{(\w+)", path)
     if names:

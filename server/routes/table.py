@@ -1,7 +1,7 @@
 """The list of all endpoints: what the application routes and what /openapi.json describes."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -44,7 +44,7 @@ class Endpoint(NamedTuple):
     """One handler at one path or several, the first of which names it in metrics.
 
     `response` None is an empty or a text body; `chunk` is one event of the stream; `refused` the fields of
-    the request that are known and not built.
+    the request that are known and not built; `example` a request that is answered.
     """
 
     method: str
@@ -55,7 +55,10 @@ class Endpoint(NamedTuple):
     chunk: type[BaseModel] | None = None
     refused: Mapping[str, Refused] = {}
     error: type[BaseModel] = ErrorResponse
+    example: Mapping[str, Any] | None = None
 
+
+HELLO = [{"role": "user", "content": "Hello!"}]
 
 ENDPOINTS = (
     Endpoint(
@@ -66,6 +69,7 @@ ENDPOINTS = (
         ChatRequest,
         ChatChunk,
         CHAT,
+        example={"messages": HELLO},
     ),
     Endpoint(
         "POST",
@@ -75,6 +79,7 @@ ENDPOINTS = (
         CompletionRequest,
         CompletionChunk,
         COMPLETION,
+        example={"prompt": "Once upon a time", "max_tokens": 16},
     ),
     Endpoint(
         "POST",
@@ -84,6 +89,7 @@ ENDPOINTS = (
         ResponsesRequest,
         ResponseEvent,
         RESPONSES,
+        example={"input": "Hello!"},
     ),
     Endpoint(
         "POST",
@@ -94,6 +100,7 @@ ENDPOINTS = (
         MessageEvent,
         MESSAGES,
         AnthropicError,
+        {"max_tokens": 100, "messages": HELLO},
     ),
     Endpoint(
         "POST",
@@ -103,6 +110,7 @@ ENDPOINTS = (
         CountTokensRequest,
         refused=PROMPT_ONLY,
         error=AnthropicError,
+        example={"messages": HELLO},
     ),
     Endpoint(
         "POST",
@@ -111,6 +119,7 @@ ENDPOINTS = (
         TokenizeResponse,
         TokenizeRequest,
         refused=REFUSED,
+        example={"prompt": "Hello!"},
     ),
     Endpoint(
         "POST",
@@ -118,6 +127,7 @@ ENDPOINTS = (
         tokenize.detokenize,
         DetokenizeResponse,
         DetokenizeRequest,
+        example={"tokens": [72, 105, 33]},
     ),
     Endpoint("GET", ("/tokenizer_info",), tokenize.tokenizer_info, TokenizerInfo),
     *(
@@ -130,6 +140,7 @@ ENDPOINTS = (
             GenerateEvent,
             GENERATE,
             NativeError,
+            {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 16}},
         )
         for path, handler in (
             ("/generate", generate.generate),
@@ -145,6 +156,7 @@ ENDPOINTS = (
         TokensRequest,
         refused=REFUSED_TOKENS,
         error=NativeError,
+        example={"text": "Hello!"},
     ),
     Endpoint("GET", ("/v1/models",), models.list_models, ModelList),
     Endpoint("GET", ("/v1/models/{model:path}",), models.get_model, ModelCard),

@@ -12,7 +12,7 @@ from engine.request import Request, SamplingParams
 from engine.stats import EngineObserver, RequestTimes
 from server.metrics import Histogram, Metrics, token_buckets
 from server.openapi import document, stored_copy
-from server.routes.table import ENDPOINTS
+from server.routes.table import ENDPOINTS, Endpoint
 from server.schema.fields import CHAT, COMPLETION, NO_OPS
 from server.schema.native import PARAMETERS, GenerateParameters
 from tests.server.conftest import ROOT, client_for
@@ -208,6 +208,16 @@ async def test_openapi_document_is_served_and_whole(client: httpx.AsyncClient) -
     references = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
     assert references <= set(schemas), "every reference is defined"
     assert schemas["ChatRequest"]["properties"]["temperature"]["anyOf"][0]["maximum"] == 2
+
+
+@pytest.mark.parametrize("endpoint", [endpoint for endpoint in ENDPOINTS if endpoint.request is not None])
+async def test_examples_are_answered(client: httpx.AsyncClient, endpoint: Endpoint) -> None:
+    for path in endpoint.paths:
+        response = await client.post(path, json=endpoint.example)
+        assert response.status_code == 200, response.text
+        if response.headers["content-type"] == "application/json":
+            assert endpoint.response is not None
+            endpoint.response.model_validate(response.json())
 
 
 def test_api_page_lists_every_field_that_is_refused_or_ignored() -> None:
