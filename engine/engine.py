@@ -37,7 +37,7 @@ logger = logging.getLogger("monoloop.engine")
 NUM_CONTEXT_TOKENS = 6
 LAG_TIMER_SECONDS = 0.010
 # Deliveries in a row, before whatever else waits for the loop has its turn: about a millisecond of handlers.
-MAX_DELIVERIES_AT_ONCE = 32
+MAX_DELIVERIES_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -370,7 +370,10 @@ class Engine:
             self._wake.set()
             return
         is_delivering = bool(self._deliveries)
-        self._deliveries += done.result()
+        results = done.result()
+        self._deliveries += results
+        for sequence_id in {job.sequence_id for job in jobs}.difference(decoded[0] for decoded in results):
+            self._pacer.delivered(sequence_id)
         if not is_delivering:
             self._deliver_some()
 
@@ -381,6 +384,7 @@ class Engine:
             decoded = self._deliveries.popleft()
             live = self._live.get(decoded.sequence_id)
             if live is not None:
+                self._pacer.delivered(decoded.sequence_id)
                 self._deliver(live, decoded, now)
         if self._deliveries:
             self._loop.call_soon(self._deliver_some)

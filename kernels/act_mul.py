@@ -2,7 +2,6 @@
 
 import torch
 
-from kernels.dependent_launch import early, wait_for_previous
 from kernels.dispatch import dispatch, tl, triton
 
 _BLOCK = 1024
@@ -10,21 +9,13 @@ _BLOCK = 1024
 
 @triton.jit
 def _act_mul_kernel(
-    gate_up_ptr,
-    out_ptr,
-    in_stride,
-    out_stride,
-    intermediate,
-    GELU: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    gate_up_ptr, out_ptr, in_stride, out_stride, intermediate, GELU: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One program per token and block of columns."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < intermediate
     gate_row = gate_up_ptr + row * in_stride + columns
-    wait_for_previous(EARLY)
     gate = tl.load(gate_row, mask=inside, other=0.0)
     up = tl.load(gate_row + intermediate, mask=inside, other=0.0)
     x = gate.to(tl.float32)
@@ -42,14 +33,7 @@ def _launch(gate_up: torch.Tensor, gelu: bool) -> torch.Tensor:
     out = gate_up.new_empty(num_tokens, intermediate)
     if num_tokens:
         _act_mul_kernel[(num_tokens, triton.cdiv(intermediate, _BLOCK))](
-            gate_up,
-            out,
-            gate_up.stride(0),
-            out.stride(0),
-            intermediate,
-            GELU=gelu,
-            BLOCK=_BLOCK,
-            **early(gate_up.device),
+            gate_up, out, gate_up.stride(0), out.stride(0), intermediate, GELU=gelu, BLOCK=_BLOCK
         )
     return out
 

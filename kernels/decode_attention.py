@@ -8,7 +8,6 @@ import torch
 from kernels.attention_batch import AttentionBatch
 from kernels.attention_tile import LOG2_E, attend_tile
 from kernels.decode_splits import NO_PEAK, RECORD, add_split, combine_items, list_items_kernel
-from kernels.dependent_launch import early, wait_for_previous
 from kernels.dispatch import dispatch, tl, triton
 
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -102,7 +101,6 @@ def _decode_kernel(
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """NUM_KV_HEADS programs are a worker; workers take turns along the list: no length shapes the grid.
 
@@ -122,7 +120,6 @@ def _decode_kernel(
     k_head = k_cache_ptr + kv_head * HEAD_DIM
     v_head = v_cache_ptr + kv_head * HEAD_DIM
     record = work_ptr + tl.program_id(0) // NUM_KV_HEADS * _RECORD
-    wait_for_previous(EARLY)
     row = tl.load(record)
     while row >= 0:
         begin = tl.load(record + 1)
@@ -264,7 +261,6 @@ def decode_attention_triton(
         BLOCK_N=launch.block_n,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
-        **early(q.device),
     )
 
 

@@ -2,7 +2,6 @@
 
 import torch
 
-from kernels.dependent_launch import early, wait_for_previous
 from kernels.dispatch import dispatch, tl, triton
 
 
@@ -19,14 +18,12 @@ def _rms_norm_kernel(
     eps,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """One program per token, the whole row in registers."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < hidden
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
-    wait_for_previous(EARLY)
     x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0)
     if ADD:
         residual_row = residual_ptr + row * residual_stride + columns
@@ -61,7 +58,6 @@ def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
         ADD=residual is not None,
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),  # one 16-byte access per thread and 256 elements of bf16
-        **early(x.device),
     )
     return out
 

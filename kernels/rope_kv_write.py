@@ -2,7 +2,6 @@
 
 import torch
 
-from kernels.dependent_launch import early, let_next_start, wait_for_previous
 from kernels.dispatch import dispatch, tl, triton
 
 _HEADS = 4  # heads per program
@@ -29,7 +28,6 @@ def _rope_kv_write_kernel(
     REST_BLOCK: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """One program per token and block of heads: first the blocks of q, then those of k with v."""
     token = tl.program_id(0).to(tl.int64)
@@ -37,8 +35,6 @@ def _rope_kv_write_kernel(
     num_q_blocks = tl.cdiv(num_q_heads, HEADS)
     is_q = block < num_q_blocks
     angle = tl.arange(0, HALF_BLOCK)
-    let_next_start(EARLY)
-    wait_for_previous(EARLY)
     table = angles_ptr + token * (2 * HALF) + angle
     cos = tl.load(table, mask=angle < HALF, other=0.0)[None, :]
     sin = tl.load(table + HALF, mask=angle < HALF, other=0.0)[None, :]
@@ -110,7 +106,6 @@ def rope_kv_write_triton(
         DIM_BLOCK=triton.next_power_of_2(head_dim),
         HEADS=_HEADS,
         num_warps=2,
-        **early(q.device),
     )
 
 

@@ -10,23 +10,24 @@ GOLDEN_RATIO = 0.6180339887
 
 
 class _Paced:
-    """A stream's tokens that wait, and when they may go."""
+    """A stream's tokens that wait, when they may go, and whether those before them are still on their way."""
 
-    __slots__ = ("due", "is_collected", "token_ids")
+    __slots__ = ("due", "is_collected", "is_under_way", "token_ids")
 
     def __init__(self, phase: float) -> None:
         self.token_ids: list[int] = []
         self.due = -phase
         self.is_collected = False
+        self.is_under_way = False
 
 
 class Pacer:
     """Bounds the deliveries of all streams together, by holding tokens back before they are decoded.
 
-    Decoding a token and delivering it (JSON, SSE, socket) costs the loop tens of microseconds, and about
-    25,000 deliveries a second fill it. With `n` open streams two deliveries of one stream stand
-    `n / max_per_second` seconds apart: less than a step for a few streams, so every token is its own chunk;
-    several steps for hundreds of fast ones, so their tokens merge, decoded together, instead of queueing. A
+    Decoding tokens and delivering them (JSON, SSE, socket) costs the loop 40 to 150 µs, be they few or many.
+    So a stream's tokens wait, and merge, while the ones before them have not been delivered: a loop that is
+    behind gets less to do, not more. And with `n` open streams two deliveries of one stream stand at least
+    `n / max_per_second` seconds apart: less than a step for a few streams, so every token is its own chunk. A
     stream keeps its phase, so that deliveries spread over the steps. The first tokens never wait.
     """
 
@@ -64,7 +65,7 @@ class Pacer:
     ) -> tuple[int, ...]:
         """Take new tokens; returns those to decode now, none if the stream must wait."""
         stream = self._streams[stream_id]
-        if now < stream.due and not is_last:
+        if (stream.is_under_way or now < stream.due) and not is_last:
             stream.token_ids += token_ids
             self._waiting[stream_id] = stream
             return ()
@@ -75,11 +76,20 @@ class Pacer:
 
     def due(self, now: float) -> list[tuple[int, tuple[int, ...]]]:
         """Tokens that have waited long enough, with their streams."""
-        due = [(stream_id, stream) for stream_id, stream in self._waiting.items() if now >= stream.due]
+        due = [
+            (stream_id, stream)
+            for stream_id, stream in self._waiting.items()
+            if now >= stream.due and not stream.is_under_way
+        ]
         released = [(stream_id, tuple(stream.token_ids)) for stream_id, stream in due]
         for stream_id, stream in due:
             self._release(stream_id, stream, now)
         return released
+
+    def delivered(self, stream_id: int) -> None:
+        """What a stream released has been delivered, or has turned out to be no text yet."""
+        if stream_id in self._streams:
+            self._streams[stream_id].is_under_way = False
 
     def _release(self, stream_id: int, stream: _Paced, now: float) -> None:
         interval = (
@@ -87,4 +97,5 @@ class Pacer:
         )
         stream.due = now + interval - (now - stream.due) % interval
         stream.token_ids = []
+        stream.is_under_way = True
         self._waiting.pop(stream_id, None)

@@ -4,8 +4,16 @@ from hypothesis import strategies as st
 from engine.text.pacer import COLLECTED_INTERVAL_SECONDS, Pacer
 
 
+class PromptPacer(Pacer):
+    """Whatever is released is delivered at once."""
+
+    def _release(self, stream_id, stream, now):
+        super()._release(stream_id, stream, now)
+        self.delivered(stream_id)
+
+
 def make_pacer(num_streams: int, max_per_second: int = 1000) -> Pacer:
-    pacer = Pacer(max_per_second)
+    pacer = PromptPacer(max_per_second)
     for stream_id in range(num_streams):
         pacer.open(stream_id)
     return pacer
@@ -63,6 +71,18 @@ def test_a_closed_stream_holds_nothing():
     pacer.close(0)
     assert not pacer.is_holding
     assert pacer.num_streams == 99
+
+
+def test_tokens_wait_while_those_before_them_are_under_way():
+    pacer = Pacer(1000)
+    pacer.open(0)
+    assert pacer.add(0, (1,), 1.0, is_last=False) == (1,)
+    assert pacer.add(0, (2,), 2.0, is_last=False) == ()
+    assert pacer.due(3.0) == []
+    pacer.delivered(0)
+    assert pacer.add(0, (3,), 4.0, is_last=False) == (2, 3)
+    assert pacer.add(0, (4,), 5.0, is_last=False) == ()
+    assert pacer.add(0, (5,), 6.0, is_last=True) == (4, 5), "the end waits for nothing"
 
 
 @given(

@@ -110,11 +110,9 @@ def test_decode_attention_uses_the_matrix_unit(head_dim, dim_block, options):
         GROUP_BLOCK=16,
         MEMBERS=4,
         BLOCK_N=launch.block_n,
-        EARLY=True,
         **options,
     )
     ptx = compile_for_h100(_decode_kernel, constants, launch.num_warps, launch.num_stages)
-    assert "griddepcontrol.wait" in ptx
     assert "mma.sync" in ptx
     assert "cp.async" in ptx, "keys and values are loaded ahead"
 
@@ -129,7 +127,6 @@ def test_rope_kv_write(rest):
         "REST_BLOCK": 64 if rest else 0,
         "DIM_BLOCK": 128,
         "HEADS": 4,
-        "EARLY": True,
     }
     assert "st.global" in compile_for_h100(_rope_kv_write_kernel, constants, num_warps=2)
 
@@ -137,9 +134,9 @@ def test_rope_kv_write(rest):
 @pytest.mark.parametrize(
     ("kernel", "constants", "num_warps", "types"),
     [
-        (_rms_norm_kernel, {"ADD": True, "BLOCK": 4096, "EARLY": True}, 8, {}),
+        (_rms_norm_kernel, {"ADD": True, "BLOCK": 4096}, 8, {}),
         (_layer_norm_kernel, {"HAS_BIAS": True, "BLOCK": 4096}, 8, {}),
-        (_act_mul_kernel, {"GELU": True, "BLOCK": 1024, "EARLY": True}, 4, {}),
+        (_act_mul_kernel, {"GELU": True, "BLOCK": 1024}, 4, {}),
         (_uniform_kernel, {"BLOCK": 128}, 4, {"out_ptr": "fp32"}),
         (_apply_penalties_kernel, {"BLOCK": 2048}, 4, {}),
         (_sample_kernel, {"BLOCK": 4096}, 16, {}),
