@@ -23,7 +23,8 @@ class Tokenizer:
     """A model's tokenizer and chat template. Blocking; safe to call from several threads.
 
     Only the Rust tokenizer encodes and decodes: the Python wrapper sets padding and truncation on every
-    call, which several threads cannot do at once.
+    call, which several threads cannot do at once. And only its batch functions let the GIL go: with encode()
+    200,000 characters of Chinese held the event loop up for 660 ms, with encode_batch() for 5.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,13 +56,14 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; control tokens written in it are encoded as such."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        [encoding] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`, in one go."""
-        text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        return text
+        [text] = self.backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def token_strs(self, token_ids: list[int]) -> list[str]:
         """How the vocabulary spells each id; empty for one that has a logit but no token."""

@@ -139,3 +139,14 @@ async def test_before_the_model_is_there() -> None:
         ):
             assert (await client.post(path, json=body)).status_code == 503
         assert (await client.get("/tokenizer_info")).status_code == 503
+
+
+async def test_more_tokens_than_can_be_listed_are_counted(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.routes.tokenize.MAX_TOKENS", 3)
+    for body, param in (({"prompt": "abcd"}, "prompt"), ({"messages": user("abcd")}, "messages")):
+        response = await client.post("/tokenize", json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        assert "POST /tokens counts any" in response.json()["error"]["message"]
+    assert (await client.post("/tokens", json={"text": "abcd"})).json() == {"ntokens": 4}
