@@ -22,7 +22,6 @@ from server.schema.tokenize import (
     TokensResponse,
 )
 
-
 # The JSON of so many ids takes the loop 20 ms.
 MAX_TOKENS = 2**19
 
