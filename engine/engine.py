@@ -18,7 +18,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.device.thread import DeviceThread, StepFuture
-from engine.errors import Draining, EngineDead, EngineError, InvalidRequest, StepFailed
+from engine.errors import DeviceLost, Draining, EngineDead, EngineError, InvalidRequest, StepFailed
 from engine.meters import IdleMeter
 from engine.outputs import FinishReason, StepOutput, StepPlan
 from engine.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, Request
@@ -112,6 +112,7 @@ class Engine:
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
         self._num_steps = 0
+        self._num_mixed_steps = 0
         self._num_corrupted = 0
         self._step_loop = asyncio.create_task(self._run(), name="step loop")
         self._step_loop.add_done_callback(self._on_step_loop_done)
@@ -233,6 +234,7 @@ class Engine:
             cached_prompt_tokens_total=0,
             generation_tokens_total=self._num_generation_tokens,
             steps_total=self._num_steps,
+            mixed_steps_total=self._num_mixed_steps,
             corrupted_requests_total=self._num_corrupted,
             device_idle_seconds_total=self._idle_meter.total_seconds,
             device_idle_share=self._idle_meter.share(time.perf_counter()),
@@ -297,10 +299,13 @@ class Engine:
     async def _land(self, plan: StepPlan, future: StepFuture) -> None:
         try:
             output = await future
-        except Exception:
+        except DeviceLost:
+            raise  # ends the step loop, and with it the engine
+        except Exception as fault:
             logger.exception("step %d failed; its %d requests end with an error", plan.step_id, plan.num_rows)
+            error = fault if isinstance(fault, StepFailed) else StepFailed("Computing this request failed.")
             for sequence in self._scheduler.fail(plan):
-                self._end(sequence.id, FinishReason.ERROR, StepFailed("Computing this request failed."))
+                self._end(sequence.id, FinishReason.ERROR, error)
             return
         now = time.perf_counter()
         for sequence, token_ids in self._scheduler.commit(plan, output):
@@ -314,6 +319,7 @@ class Engine:
 
     def _observe_step(self, plan: StepPlan, output: StepOutput) -> None:
         self._num_steps += 1
+        self._num_mixed_steps += bool(plan.chunks and plan.decode.slots)
         self._idle_meter.step(output.start_seconds, output.end_seconds)
         self._observer.step_finished(
             output.end_seconds - output.start_seconds, plan.num_tokens, plan.num_rows

@@ -6,6 +6,7 @@ EngineError
 ├── QueueFull                 the waiting queue is at its bound; come back after `retry_after_seconds`
 ├── Draining                  the engine finishes what it has and takes nothing new
 ├── EngineDead                the step loop has ended; nothing will ever finish
+│   └── DeviceLost            because every use of the device fails from now on
 ├── StepFailed                the step this request was part of raised; the engine goes on
 └── ModelError                the model cannot be found or loaded (start-up only)
     └── FetchFailed           it could not be fetched; trying again, or on another network, may help
@@ -42,6 +43,10 @@ class Draining(EngineError):
 
 class EngineDead(EngineError):
     """The step loop has ended because of a fault it cannot survive."""
+
+
+class DeviceLost(EngineDead):
+    """The device has met an error that it does not recover from within this process."""
 
 
 class StepFailed(EngineError):

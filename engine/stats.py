@@ -26,6 +26,7 @@ class EngineStats:
     cached_prompt_tokens_total: int
     generation_tokens_total: int
     steps_total: int
+    mixed_steps_total: int
     corrupted_requests_total: int
     device_idle_seconds_total: float
     device_idle_share: float

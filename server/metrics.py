@@ -183,6 +183,11 @@ COUNTERS = (
     ),
     LiveValue("monoloop_steps", "Steps the device has computed", lambda stats: stats.steps_total),
     LiveValue(
+        "monoloop_mixed_steps",
+        "Steps that computed prompts beside decoding; on a GPU these are launched kernel by kernel",
+        lambda stats: stats.mixed_steps_total,
+    ),
+    LiveValue(
         "monoloop_device_idle_seconds",
         "Time the device stood still while work waited",
         lambda stats: stats.device_idle_seconds_total,

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+from rich.console import Console
+from rich.progress import track
 
 from engine.device.sampler import Sampled, Sampler
 from engine.device.slots import StateSlots
@@ -71,12 +73,13 @@ class DecodeGraphs:
         )
         self.sizes = ladder(max_num_seqs)
 
-    def capture(self, on_progress: Callable[[int, int], None] | None = None) -> None:
+    def capture(self) -> None:
         """Capture all sizes, largest first so that the smaller ones fit into its memory."""
         self._slots.allocate_counts()
         self.staging[SLOTS] = self._slots.nobody
         self.staging[NEW_PAGES] = NO_PAGE
-        for index, size in enumerate(reversed(self.sizes)):
+        console = Console(stderr=True)
+        for size in track(self.sizes[::-1], "capturing CUDA graphs", console=console, transient=True):
             # Kernels are compiled and workspaces allocated outside the capture.
             logits = self._logits(size)
             self._sample_plain(logits)
@@ -86,8 +89,6 @@ class DecodeGraphs:
             plain, plain_samples = self._capture(self._sample_plain, logits)
             full, full_samples = self._capture(self._sample_full, logits)
             self._graphs[size] = DecodeGraph(forward, plain, full, plain_samples, full_samples)
-            if on_progress is not None:
-                on_progress(index + 1, len(self.sizes))
 
     def _capture(self, compute: Callable[[A], T], argument: A) -> tuple[torch.cuda.CUDAGraph, T]:
         graph = torch.cuda.CUDAGraph()

@@ -107,7 +107,14 @@ def _free_cuda_bytes(model: Decoder, page_size: int, token_budget: int) -> int:
         query_lens=[num_tokens],
         context_lens_host=[num_tokens],
     )
-    model(ForwardBatch(torch.zeros_like(positions), positions, attention), _layers(model, 1, page_size))
+    try:
+        model(ForwardBatch(torch.zeros_like(positions), positions, attention), _layers(model, 1, page_size))
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device)
+        raise ValueError(
+            f"token_budget: a step of {num_tokens} tokens does not fit beside the weights: "
+            f"{free / 2**30:.2f} of {total / 2**30:.2f} GiB are free; lower token_budget"
+        ) from error
     torch.cuda.synchronize(device)
     step_bytes = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()

@@ -1,5 +1,6 @@
 """StepPlan -> batch -> logits -> StepOutput. Owns model, KV cache, slots, sampler and graphs."""
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,11 +15,16 @@ from engine.device.graphs import DecodeGraphs
 from engine.device.kv_cache import KVCache
 from engine.device.sampler import Logprobs, Sampled, Sampler
 from engine.device.slots import StateSlots
-from engine.errors import ModelError
+from engine.errors import DeviceLost, ModelError, StepFailed
 from engine.outputs import DecodeRows, StepOutput, StepPlan, TokenLogprobs
+from kernels.dispatch import HAS_TRITON
 from models import loader
 from models.catalog import ModelFiles
 from models.decoder import Decoder
+
+logger = logging.getLogger("monoloop.engine")
+
+MIN_CAPABILITY = (8, 0)  # Ampere: the first that computes in bfloat16 and copies asynchronously
 
 
 def _output(plan: StepPlan, samples: "HostSamples", start_seconds: float, end_seconds: float) -> StepOutput:
@@ -92,8 +98,12 @@ class QueuedStep:
     is_done: bool = False
 
     def wait(self) -> StepOutput:
-        """Block until the device is there and return the step's tokens."""
-        self.end.synchronize()
+        """Block until the device is there and return the step's tokens. Raises DeviceLost."""
+        try:
+            self.end.synchronize()
+        except Exception as error:
+            raise_if_lost(error)
+            raise
         return _output(self.plan, self.samples, self.clock.seconds(self.start), self.clock.seconds(self.end))
 
 
@@ -154,6 +164,8 @@ class ModelRunner:
                 model = loader.load(files, dtype, device, on_bytes)
             except loader.ModelError as error:
                 raise ModelError(str(error)) from error
+            except torch.OutOfMemoryError as error:
+                raise ValueError(f"model: {files.name} in {dtype} {_does_not_fit(device)}") from error
             return cls.around(model, config, token_budget, files.eos_token_ids)
 
     @classmethod
@@ -171,17 +183,40 @@ class ModelRunner:
                 eos_token_ids=eos_token_ids,
             )
             if runner._graphs is not None:
-                runner._graphs.capture()
+                try:
+                    runner._graphs.capture()
+                except torch.OutOfMemoryError as error:
+                    raise ValueError(
+                        f"kv_tokens: beside a pool of {kv_cache.num_tokens:,} tokens, what CUDA graphs of up "
+                        f"to {config.max_num_seqs} rows need {_does_not_fit(model.device)}; lower kv_tokens "
+                        "or max_num_seqs"
+                    ) from error
             return runner
 
     def launch(self, plan: StepPlan) -> ComputedStep | QueuedStep:
-        """Queue a step on the device; on a CPU, compute it. Raises whatever goes wrong in that."""
+        """Queue a step on the device; on a CPU, compute it.
+
+        Raises StepFailed, with the numbers, when memory runs out, DeviceLost when no step can follow, and
+        whatever else goes wrong.
+        """
         with torch.inference_mode():
             if self._clock is None:
                 start = time.perf_counter()
                 samples = self._run_eagerly(plan)
                 return ComputedStep(_output(plan, samples, start, time.perf_counter()))
-            return self._queue(plan, self._clock)
+            try:
+                try:
+                    return self._queue(plan, self._clock)
+                except torch.OutOfMemoryError:
+                    torch.cuda.empty_cache()  # what is cached in pieces of other sizes; then once more
+                    return self._queue(plan, self._clock)
+            except torch.OutOfMemoryError as error:
+                raise StepFailed(
+                    f"A step of {plan.num_tokens} tokens {_does_not_fit(self._device)}."
+                ) from error
+            except Exception as error:
+                raise_if_lost(error)
+                raise
 
     def _queue(self, plan: StepPlan, clock: CudaClock) -> QueuedStep:
         if self._last_step is None or self._last_step.end.query():
@@ -229,6 +264,19 @@ class ModelRunner:
         return [state.num_logprobs(slot) for slot in slots] if state.wants_logprobs(slots) else []
 
 
+def raise_if_lost(error: Exception) -> None:
+    """Raise DeviceLost if the device does not answer any more: after some errors no call to CUDA succeeds."""
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        raise DeviceLost(f"The device has failed: {str(error).splitlines()[0]}") from error
+
+
+def _does_not_fit(device: torch.device) -> str:
+    free, total = torch.cuda.mem_get_info(device)
+    return f"does not fit into the memory of {device}: {free / 2**30:.2f} of {total / 2**30:.2f} GiB are free"
+
+
 def set_up_thread(config: EngineConfig, device: torch.device) -> None:
     """Give the calling thread its CPU threads, or its own CUDA stream: both belong to a thread."""
     torch.set_num_threads(config.threads or _num_cores())
@@ -238,11 +286,30 @@ def set_up_thread(config: EngineConfig, device: torch.device) -> None:
 
 
 def choose_device(config: EngineConfig) -> torch.device:
-    """The device the settings ask for. Raises ValueError when it is not there."""
-    has_cuda = torch.cuda.is_available()
-    if config.device == "cuda" and not has_cuda:
-        raise ValueError("device: cuda was asked for, but torch finds no usable CUDA device")
-    return torch.device("cuda", 0) if has_cuda and config.device != "cpu" else torch.device("cpu")
+    """The device the settings ask for. Raises ValueError when it cannot be used."""
+    if config.device == "cpu":
+        return torch.device("cpu")
+    obstacle = _obstacle_to_cuda()
+    if obstacle is None:
+        return torch.device("cuda", 0)
+    if config.device == "cuda":
+        raise ValueError(f"device: cuda was asked for, but {obstacle}")
+    if torch.cuda.is_available():
+        logger.warning("the GPU is not used, the CPU is: %s", obstacle)
+    return torch.device("cpu")
+
+
+def _obstacle_to_cuda() -> str | None:
+    """Why steps cannot be computed on a CUDA device; None if they can."""
+    if not torch.cuda.is_available():
+        return "torch finds no usable CUDA device"
+    if not HAS_TRITON:
+        return "triton, which compiles the kernels, is not installed"
+    capability = torch.cuda.get_device_capability(0)
+    if capability < MIN_CAPABILITY:
+        needed, there = (".".join(map(str, version)) for version in (MIN_CAPABILITY, capability))
+        return f"{torch.cuda.get_device_name(0)} has compute capability {there}, and {needed} is needed"
+    return None
 
 
 def _num_cores() -> int:

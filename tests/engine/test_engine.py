@@ -8,6 +8,7 @@ import pytest
 
 from engine.errors import (
     ContextLengthExceeded,
+    DeviceLost,
     Draining,
     EngineDead,
     EngineError,
@@ -15,7 +16,7 @@ from engine.errors import (
     QueueFull,
     StepFailed,
 )
-from engine.outputs import FinishReason, StepPlan
+from engine.outputs import NO_TOKEN, FinishReason, StepPlan
 from engine.request import Request, SamplingParams
 from engine.stats import RequestTimes
 from tests.engine.toy import reference
@@ -175,6 +176,58 @@ async def test_a_failed_step_ends_its_requests_and_the_engine_goes_on(run_ahead,
         result = await engine.submit(request([1, 2], 5, ignore_eos=True)).collect()
         assert result.text == expected([1, 2], 5, ignore_eos=True)
         assert engine.is_alive
+
+
+async def test_memory_that_runs_out_is_told_to_the_requests_of_the_step(run_ahead, caplog):
+    def run_out(plan: StepPlan) -> None:
+        if any(row.init and row.init.prompt_token_ids[0] == 66 for row in plan.chunks):
+            raise StepFailed("A step of 9 tokens does not fit into the memory of cuda:0")
+
+    async with toy_engine(run_ahead=run_ahead, before_step=run_out) as engine:
+        with (
+            caplog.at_level(logging.CRITICAL, "monoloop.engine"),
+            pytest.raises(StepFailed, match="9 tokens"),
+        ):
+            await engine.submit(request([66, 1], 5)).collect()
+        result = await engine.submit(request([1, 2], 5, ignore_eos=True)).collect()
+        assert result.text == expected([1, 2], 5, ignore_eos=True)
+
+
+async def test_a_lost_device_ends_the_engine_and_every_stream(run_ahead, caplog):
+    def lose(plan: StepPlan) -> None:
+        if any(row.init and row.init.prompt_token_ids[0] == 66 for row in plan.chunks):
+            raise DeviceLost("The device has failed: an illegal memory access was encountered")
+
+    async with toy_engine(run_ahead=run_ahead, before_step=lose) as engine:
+        bystander = engine.submit(request([1, 2], 200, ignore_eos=True))
+        await anext(bystander)
+        with caplog.at_level(logging.CRITICAL + 1, "monoloop.engine"):
+            with pytest.raises(EngineDead):
+                await engine.submit(request([66, 1], 5)).collect()
+            with pytest.raises(EngineDead):
+                await bystander.collect()
+            await engine.wait_dead()
+        assert not engine.is_alive
+
+
+async def test_a_model_without_finite_numbers_ends_that_request_alone():
+    async with toy_engine() as engine:
+        sample = engine.toy_runner._sample
+        broken = {66}
+
+        def nothing_finite(slot, position):
+            token = sample(slot, position)
+            first = engine.toy_runner.cache[engine.toy_runner.tables[slot][0], 0]
+            return NO_TOKEN if first in broken and position > 4 else token
+
+        engine.toy_runner._sample = nothing_finite
+        doomed = engine.submit(request([66, 1], 20, ignore_eos=True))
+        sound = engine.submit(request([1, 2], 20, ignore_eos=True))
+        with pytest.raises(StepFailed, match="no finite"):
+            await doomed.collect()
+        assert (await sound.collect()).text == expected([1, 2], 20, ignore_eos=True)
+        assert engine.stats().corrupted_requests_total == 1
+        await idle(engine)
 
 
 async def test_a_dead_step_loop_ends_every_stream(caplog):
