@@ -15,6 +15,8 @@ from pydantic.json_schema import models_json_schema
 
 from server.middleware import OPEN_PATHS
 from server.routes.table import ENDPOINTS, Endpoint
+from server.schema.chat import ChatChunk
+from server.schema.completions import CompletionChunk
 from server.schema.fields import NO_OPS, described
 
 Mode = Literal["validation", "serialization"]
@@ -68,7 +70,7 @@ def operation(endpoint: Endpoint, path: str, number: int) -> dict[str, Any]:
     if endpoint.response is not None:
         content["application/json"] = {"schema": reference(endpoint.response)}
     if endpoint.chunk is not None:
-        content["text/event-stream"] = {"schema": reference(endpoint.chunk)}
+        content["text/event-stream"] = {"schema": event_schema(endpoint.chunk, endpoint.error)}
     description = inspect.getdoc(endpoint.handler) or ""
     result: dict[str, Any] = {
         "operationId": operation_id(endpoint, number),
@@ -92,6 +94,22 @@ def operation(endpoint: Endpoint, path: str, number: int) -> dict[str, Any]:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     return result
+
+
+def event_schema(chunk: type[BaseModel], error: type[BaseModel]) -> dict[str, Any]:
+    """One server-sent event, as OpenAPI describes them since 3.2: `data` is JSON in a string.
+
+    Chunks of the OpenAI API stand beside their error and the end mark; the other dialects' events hold all.
+    """
+    data: dict[str, Any] = json_in_string(reference(chunk))
+    if chunk in (ChatChunk, CompletionChunk):
+        data = {"anyOf": [data, json_in_string(reference(error)), {"const": "[DONE]"}]}
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
+
+
+def json_in_string(schema: dict[str, Any]) -> dict[str, Any]:
+    """A string that holds JSON of a schema."""
+    return {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
 
 
 def operation_id(endpoint: Endpoint, number: int) -> str:

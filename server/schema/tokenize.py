@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from server.schema.chat import MAX_MESSAGES, ChatMessage, ChatRequest, ReasoningEffort, WireResponse
 from server.schema.fields import Refused
@@ -20,6 +20,10 @@ REFUSED_TOKENS: dict[str, Refused] = {
 
 class TokenizeRequest(WireRequest):
     """Body of POST /tokenize: a prompt, or the messages of a chat."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["prompt"]}, {"required": ["messages"]}]}
+    )
 
     model: str | None = Field(None, max_length=512, description="name from /v1/models; may be left out")
     prompt: str | None = Field(None, description="text to tokenize; this or messages")
