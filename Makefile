@@ -1,5 +1,6 @@
 # make serve       install into $(VENV), fetch the default model, serve on 127.0.0.1:8000
 # make test        install with the development tools, run every check and every test
+# make test-long   the scheduler's state machine with more than 100,000 operations
 # make test-gpu    the tests that need an NVIDIA GPU
 # make gpu-check   those tests, then the speed table, as text and in gpu-check.json
 #
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 REQUIREMENTS := pyproject.toml constraints.txt
 
-.PHONY: help serve test check pytest test-gpu gpu-check fmt clean
+.PHONY: help serve test check pytest test-long test-gpu gpu-check fmt clean
 .DELETE_ON_ERROR:
 
 help:
@@ -48,6 +49,9 @@ test-gpu: $(GPU_NEEDS)
 
 gpu-check: $(GPU_NEEDS)
 	$(GPU_PYTHON) -m benchmarks.gpu_check --json gpu-check.json
+
+test-long: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -s --hypothesis-profile=long tests/engine/test_scheduler_machine.py
 
 fmt: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

@@ -48,6 +48,31 @@ class EngineConfig(BaseModel):
         ge=1,
         description="requests that may wait while all places are taken; one more is refused with 429",
     )
+    max_waiting_tokens: int | None = Field(
+        None, ge=1, description="the same for the tokens of their prompts; default: no bound"
+    )
+    queue_timeout_seconds: float | None = Field(
+        None, gt=0, description="a request that has not started by then is refused; default: it waits"
+    )
+    overcommit: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="how much of the KV pool is promised twice: 0 reserves max_tokens for every request and "
+        "never preempts, 1 starts whatever fits now",
+    )
+    prefix_cache: bool = Field(True, description="compute equal beginnings of prompts once")
+    priority_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="how much later a request comes for each unit of its `priority`; 0: priority is ignored",
+    )
+    target_step_seconds: float | None = Field(
+        None,
+        gt=0,
+        description="time a step should take at most, and so the time between two tokens of a stream; "
+        "prompts get what decoding leaves of it; default: as long as token_budget takes",
+    )
     threads: int | None = Field(
         None,
         ge=1,

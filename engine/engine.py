@@ -11,14 +11,15 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.config import EngineConfig
 from engine.device.thread import DeviceThread, StepFuture
-from engine.errors import DeviceLost, Draining, EngineDead, EngineError, InvalidRequest, StepFailed
+from engine.errors import DeviceLost, Draining, EngineDead, EngineError, InvalidRequest, StepFailed, TimedOut
 from engine.meters import IdleMeter
 from engine.outputs import FinishReason, StepOutput, StepPlan
 from engine.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, Request
@@ -92,6 +93,11 @@ class Engine:
             token_budget=token_budget,
             max_model_len=model.max_model_len,
             max_waiting=config.max_waiting,
+            max_waiting_tokens=config.max_waiting_tokens,
+            overcommit=config.overcommit,
+            priority_seconds=config.priority_seconds,
+            target_step_seconds=config.target_step_seconds,
+            with_prefix_cache=config.prefix_cache,
             eos_token_ids=frozenset(model.eos_token_ids),
         )
         self._loop = asyncio.get_running_loop()
@@ -142,15 +148,40 @@ class Engine:
 
         Raises InvalidRequest or ContextLengthExceeded (it can never run), QueueFull, Draining, EngineDead.
         """
+        return self.submit_group([request])[0]
+
+    def submit_group(self, requests: Many[Request]) -> list[RequestStream]:
+        """Check and queue requests with the same prompt, all or none: it is computed once.
+
+        Raises as submit() does.
+        """
         if not self.is_alive:
             raise EngineDead("The engine has stopped after a fault.")
         if self._is_draining:
             raise Draining("The server is shutting down and takes no new requests.")
-        self._check_token_ids(request)
-        sampling = request.sampling
-        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        for request in requests:
+            self._check_token_ids(request)
         now = time.perf_counter()
-        sequence = self._scheduler.add(request, seed=seed, now=now)
+        seeds = [request.sampling.seed for request in requests]
+        sequences = self._scheduler.add_group(
+            [self._with_time_limit(request) for request in requests],
+            seeds=[secrets.randbits(63) if seed is None else seed for seed in seeds],
+            now=now,
+        )
+        streams = [self._open(sequence, now) for sequence in sequences]
+        self._idle_meter.work_arrived(now)
+        self._is_empty.clear()
+        self._wake.set()
+        return streams
+
+    def _with_time_limit(self, request: Request) -> Request:
+        if request.queue_timeout_seconds is None and self.config.queue_timeout_seconds is not None:
+            return replace(request, queue_timeout_seconds=self.config.queue_timeout_seconds)
+        return request
+
+    def _open(self, sequence: Sequence, now: float) -> RequestStream:
+        """The stream of a sequence that has been queued."""
+        request, sampling = sequence.request, sequence.request.sampling
         mailbox = Mailbox()
         stream = RequestStream(
             request.request_id,
@@ -172,9 +203,6 @@ class Engine:
             )
         )
         self._num_prompt_tokens += sequence.num_prompt_tokens
-        self._idle_meter.work_arrived(now)
-        self._is_empty.clear()
-        self._wake.set()
         return stream
 
     def _check_token_ids(self, request: Request) -> None:
@@ -225,13 +253,15 @@ class Engine:
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
             pages_used=pool.num_used,
-            pages_cached=0,
+            pages_cached=pool.num_cached,
+            pages_predicted=self._scheduler.predicted_peak,
             pages_free=pool.num_free,
-            pages_promised=sum(pool.pages_for(live.sequence.max_num_tokens) for live in self._live.values()),
             page_size=pool.page_size,
             preemptions_total=self._scheduler.num_preemptions,
             prompt_tokens_total=self._num_prompt_tokens,
-            cached_prompt_tokens_total=0,
+            queried_prompt_tokens_total=self._scheduler.num_queried_tokens,
+            cached_prompt_tokens_total=self._scheduler.num_cached_tokens,
+            evicted_pages_total=self._scheduler.prefix_cache.num_evicted_pages,
             generation_tokens_total=self._num_generation_tokens,
             steps_total=self._num_steps,
             mixed_steps_total=self._num_mixed_steps,
@@ -326,10 +356,17 @@ class Engine:
         )
 
     def _reap(self) -> None:
-        """Carry out aborts and stop strings."""
+        """Carry out aborts, stop strings and time limits."""
         for sequence in self._scheduler.reap():
             if sequence.finish_reason is FinishReason.ABORT:
                 self._end(sequence.id, FinishReason.ABORT, None)
+        for sequence, is_for_start in self._scheduler.expire(time.perf_counter()):
+            error = TimedOut(
+                "The request has waited longer than this server allows: it is overloaded."
+                if is_for_start
+                else "The answer took longer than the request allows."
+            )
+            self._end(sequence.id, FinishReason.ERROR, error)
 
     # Text
 
@@ -399,6 +436,7 @@ class Engine:
         delta = decoded.delta
         self._num_generation_tokens += decoded.num_output_tokens - live.stream.num_output_tokens
         live.stream.num_output_tokens = decoded.num_output_tokens
+        live.stream.num_cached_tokens = live.sequence.num_cached_tokens
         if live.first_token is None:
             live.first_token = now
             self._observer.first_token(now - live.arrival)

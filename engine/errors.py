@@ -4,6 +4,7 @@ EngineError
 ├── InvalidRequest            what was asked can never run; `param` names the field
 │   └── ContextLengthExceeded prompt (and output) do not fit the context window
 ├── QueueFull                 the waiting queue is at its bound; come back after `retry_after_seconds`
+├── TimedOut                  it has not started, or not ended, within a time limit
 ├── Draining                  the engine finishes what it has and takes nothing new
 ├── EngineDead                the step loop has ended; nothing will ever finish
 │   └── DeviceLost            because every use of the device fails from now on
@@ -35,6 +36,10 @@ class QueueFull(EngineError):
     def __init__(self, message: str, retry_after_seconds: int = 1) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class TimedOut(EngineError):
+    """The request waited, or lived, longer than it may."""
 
 
 class Draining(EngineError):

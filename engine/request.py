@@ -45,8 +45,19 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One continuation to compute: token ids in, at most `sampling.max_tokens` tokens out."""
+    """One continuation to compute: token ids in, at most `sampling.max_tokens` tokens out.
+
+    With `use_prefix_cache` what was computed for equal beginnings is used again, and left for others;
+    `cache_salt` restricts that to requests of the same salt. A lower `priority` is served earlier. A request
+    ends with an error when it has not started after `queue_timeout_seconds`, or not ended after
+    `timeout_seconds`.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...] = field(repr=False)
     sampling: SamplingParams
+    use_prefix_cache: bool = True
+    cache_salt: str | None = None
+    priority: int = 0
+    queue_timeout_seconds: float | None = None
+    timeout_seconds: float | None = None

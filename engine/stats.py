@@ -10,20 +10,22 @@ from engine.outputs import FinishReason
 class EngineStats:
     """Live counts and totals since start.
 
-    Pages used are held by sequences; cached ones only for reuse. `pages_promised` would be used if all that
-    runs and waits went to its `max_tokens` at once, nothing shared: it may be more than there are.
+    Pages used are held by sequences; cached ones only for reuse. `pages_predicted`: what runs now is expected
+    to hold so many at most, which may be more than there are.
     """
 
     running: int
     waiting: int
     pages_used: int
     pages_cached: int
+    pages_predicted: int
     pages_free: int
-    pages_promised: int
     page_size: int
     preemptions_total: int
     prompt_tokens_total: int
+    queried_prompt_tokens_total: int
     cached_prompt_tokens_total: int
+    evicted_pages_total: int
     generation_tokens_total: int
     steps_total: int
     mixed_steps_total: int

@@ -55,10 +55,11 @@ class Answer:
         )
 
     def submit(self, engine: "Engine", requests: Sequence[Request], n: int) -> None:
-        """Submit the requests: all of them, or none. `n` of them share a prompt."""
+        """Submit the requests: all of them, or none. Every `n` of them share a prompt."""
         streams: list[RequestStream] = []
         try:
-            streams.extend(engine.submit(request) for request in requests)
+            for first in range(0, len(requests), n):
+                streams += engine.submit_group(requests[first : first + n])
         except BaseException:
             abort_all(streams)
             raise

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from engine.config import EngineConfig
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.request import Request, SamplingParams
+from server.errors import UnsupportedField
 from server.schema.chat import ChatRequest
 from server.schema.completions import CompletionRequest
 from server.schema.sampling import INT64
@@ -28,6 +29,7 @@ class Limits(NamedTuple):
     max_num_seqs: int
     max_queued: int
     generation_defaults: dict[str, Any]
+    has_priorities: bool
 
     @classmethod
     def of(cls, model: "ModelInfo", config: EngineConfig) -> "Limits":
@@ -38,6 +40,7 @@ class Limits(NamedTuple):
             config.max_num_seqs,
             config.max_num_seqs + config.max_waiting,
             model.generation_defaults,
+            config.priority_seconds > 0,
         )
 
 
@@ -65,6 +68,8 @@ def make_requests(
         raise InvalidRequest(
             f"{param} asks for {n * len(prompts)} answers; this server queues at most {most}.", param
         )
+    if wire.priority and not limits.has_priorities:
+        raise UnsupportedField("priority must be 0: this server serves first come, first served.", "priority")
     requests: list[Request] = []
     for prompt in prompts:
         if not prompt:
@@ -81,7 +86,16 @@ def make_requests(
             if sampling.seed is not None and sample:
                 seed = (sampling.seed + 1 + INT64) % (2 * INT64) - INT64
                 sampling = replace(sampling, seed=seed)
-            requests.append(Request(f"{answer_id}-{len(requests)}", token_ids, sampling))
+            requests.append(
+                Request(
+                    f"{answer_id}-{len(requests)}",
+                    token_ids,
+                    sampling,
+                    use_prefix_cache=wire.cache_prompt is not False,
+                    cache_salt=wire.cache_salt,
+                    priority=wire.priority or 0,
+                )
+            )
     return requests
 
 

@@ -31,6 +31,7 @@ from engine.errors import (
     InvalidRequest,
     QueueFull,
     StepFailed,
+    TimedOut,
 )
 from server.schema.errors import (
     AnthropicError,
@@ -116,6 +117,7 @@ FAULTS: dict[type[Exception], Fault] = {
     NotReady: Fault(503, "server_error", "server_is_overloaded", 5),
     Draining: Fault(503, "server_error", "server_is_overloaded", 5),
     EngineDead: Fault(503, "server_error", "server_is_overloaded", 5),
+    TimedOut: Fault(503, "server_error", "server_is_overloaded", 5),
     DeadlinePassed: Fault(504, "server_error", "timeout"),
 }
 INTERNAL = Fault(500, "server_error", "internal_error")

@@ -151,6 +151,11 @@ GAUGES = (
         "vllm:kv_cache_usage_perc", "Share of KV pages that requests hold, 0 to 1", lambda s: s.kv_cache_usage
     ),
     LiveValue("monoloop_pages_used", "KV pages held by requests", lambda stats: stats.pages_used),
+    LiveValue(
+        "monoloop_pages_predicted",
+        "KV pages that the running requests are expected to hold at most",
+        lambda stats: stats.pages_predicted,
+    ),
     LiveValue("monoloop_pages_cached", "KV pages kept only for reuse", lambda stats: stats.pages_cached),
     LiveValue("monoloop_pages_free", "KV pages that hold nothing", lambda stats: stats.pages_free),
     LiveValue(
@@ -168,10 +173,15 @@ COUNTERS = (
         lambda s: s.cached_prompt_tokens_total,
     ),
     LiveValue(
-        "vllm:prefix_cache_queries", "Prompt tokens looked up for reuse", lambda s: s.prompt_tokens_total
+        "vllm:prefix_cache_queries",
+        "Prompt tokens looked up for reuse",
+        lambda s: s.queried_prompt_tokens_total,
     ),
     LiveValue(
         "vllm:prefix_cache_hits", "Prompt tokens found for reuse", lambda s: s.cached_prompt_tokens_total
+    ),
+    LiveValue(
+        "monoloop_evicted_pages", "KV pages given up for others", lambda stats: stats.evicted_pages_total
     ),
     LiveValue(
         "vllm:num_preemptions", "Times a request gave up its pages", lambda stats: stats.preemptions_total

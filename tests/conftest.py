@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the engine, but before any test imports torch
 
@@ -13,3 +14,6 @@ def smollm():
     from models.catalog import locate
 
     return locate("SmolLM2-135M-Instruct", progress=False)
+
+
+settings.register_profile("long")  # make test-long

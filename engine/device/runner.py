@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.config import EngineConfig
@@ -15,6 +16,7 @@ from engine.device.graphs import DecodeGraphs
 from engine.device.kv_cache import KVCache
 from engine.device.sampler import Logprobs, Sampled, Sampler
 from engine.device.slots import StateSlots
+from engine.device.staging import upload
 from engine.errors import DeviceLost, ModelError, StepFailed
 from engine.outputs import DecodeRows, StepOutput, StepPlan, TokenLogprobs
 from kernels.dispatch import HAS_TRITON
@@ -230,7 +232,17 @@ class ModelRunner:
         self._last_step = QueuedStep(plan, samples, clock, start, clock.record())
         return self._last_step
 
+    def _copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy pages (source, target) of every layer."""
+        pairs = np.array(copies, np.int64).T.copy()
+        ((sources, targets),) = upload(self._device, (pairs,))
+        for layer in self._kv_cache.layers:
+            for cache in layer:
+                cache[targets] = cache[sources]
+
     def _run_eagerly(self, plan: StepPlan) -> HostSamples:
+        if plan.page_copies:
+            self._copy_pages(plan.page_copies)
         batch = build_batch(plan, self._slots, self._kv_cache.page_size, self._device)
         hidden = self._model(batch.forward, self._kv_cache.layers)
         if not batch.slots_host:

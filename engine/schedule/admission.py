@@ -1,47 +1,127 @@
-"""May this request start? First come, first served, when its tokens fit beside the growth of the running."""
+"""May this request ever run, and may it start now?
 
-from engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
+A sequence starts when the pages that all running ones will need fit into the pool together with its own. How
+many that is depends on how long the outputs become, which `overcommit` says how to guess:
+
+    0           every output takes its max_tokens, and nobody gives pages back before all have them:
+                nothing is ever preempted, and most of the pool stays empty
+    in between  the length within which outputs like this one end with probability 1 - overcommit; the
+                predicted peak must fit
+    1           no output needs more than one page more: what fits now, starts
+
+Whoever is longer than was guessed gets a new guess. When too many are, the latest is preempted.
+"""
+
+from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.request import Request
-from engine.schedule.pages import PagePool
+from engine.schedule.forecast import Forecast, Outlook
+from engine.schedule.lengths import OutputLengths
+from engine.schedule.pages import PageArray, PagePool, Pages
 from engine.schedule.sequence import Sequence
 
 
 class Admission:
-    """Refuses what can never run or has no place in the queue, and says when the queue's head may start."""
+    """Refuses what can never run, and foresees what the running sequences will need.
 
-    def __init__(self, pool: PagePool, *, max_running: int, max_waiting: int, max_model_len: int) -> None:
+    Steps are counted by the caller; `token_budget` tokens of a prompt are computed in one at most.
+    """
+
+    def __init__(
+        self, pool: PagePool, *, max_running: int, max_model_len: int, token_budget: int, overcommit: float
+    ) -> None:
         self._pool = pool
-        self._max_running = max_running
-        self._max_waiting = max_waiting
-        self._max_model_len = max_model_len
+        self._max_tokens = min(max_model_len, pool.num_pages * pool.page_size)
+        self._token_budget = token_budget
+        self._overcommit = overcommit
+        self._forecast = Forecast(pool, max_running)
+        self._lengths = OutputLengths()
+        self._running: dict[int, Sequence] = {}
+        self._num_changes = 0
+        self._refused = (-1, -1)
 
-    def check(self, request: Request, *, num_waiting: int, num_running: int) -> None:
-        """Raise if the request can never run, or may not even wait.
-
-        What waits only for the next step does not count against the bound. Raises InvalidRequest (empty
-        prompt), ContextLengthExceeded, QueueFull.
-        """
+    def check(self, request: Request) -> None:
+        """Raise InvalidRequest or ContextLengthExceeded if the request can never run."""
         num_prompt_tokens = len(request.prompt_token_ids)
         if num_prompt_tokens == 0:
             raise InvalidRequest("The prompt is empty: at least one token is needed.", "prompt")
         if request.sampling.max_tokens < 1:
             raise InvalidRequest("At least one output token must be asked for.", "max_tokens")
-        if num_prompt_tokens + request.sampling.max_tokens > self._max_model_len:
-            total = num_prompt_tokens + request.sampling.max_tokens
+        total = num_prompt_tokens + request.sampling.max_tokens
+        if total > self._max_tokens:
             raise ContextLengthExceeded(
-                f"This model's maximum context length is {self._max_model_len} tokens. However, you "
+                f"This model's maximum context length is {self._max_tokens} tokens. However, you "
                 f"requested {total} tokens ({num_prompt_tokens} in the prompt, "
                 f"{request.sampling.max_tokens} in the completion)."
             )
-        if num_waiting >= self._max_waiting + max(0, self._max_running - num_running):
-            raise QueueFull(f"{num_waiting} requests are waiting already, which is the limit.")
 
-    def may_start(self, sequence: Sequence, num_running: int) -> bool:
-        """Whether all of the sequence's known tokens fit, with one page of growth left for every running one.
+    def is_refused(self, sequence: Sequence, step: int) -> bool:
+        """Whether may_start() said no to this sequence and nothing has changed since then."""
+        for slot in self._forecast.overdue(step):
+            running = self._running[slot]
+            outlook = self._outlook(running, step, running.num_history_tokens, running.num_scheduled_tokens)
+            self._forecast.move(slot, outlook, running.pages)
+            self._num_changes += 1
+        return self._refused == (sequence.id, self._num_changes)
 
-        The spare page keeps a newcomer from starting only to push somebody out at the next page border.
-        """
-        if num_running >= self._max_running:
-            return False
-        needed = self._pool.pages_for(sequence.num_tokens + 1)
-        return needed + num_running <= self._pool.num_free or num_running == 0
+    def may_start(self, sequence: Sequence, step: int, found: PageArray, num_found_tokens: int) -> bool:
+        """Whether a waiting sequence may start with step `step`, on the pages `found` for its tokens."""
+        pool = self._pool
+        num_new = pool.pages_for(sequence.num_tokens) - len(found)
+        num_revived = len(found) - pool.num_held(found)
+        if num_new <= pool.num_free + pool.num_cached - num_revived:
+            newcomer = self._outlook(sequence, step, sequence.num_tokens, num_found_tokens)
+            if not self._running or self._forecast.bound(newcomer, found) <= pool.num_pages:
+                return True
+            if self._overcommit > 0 and self._forecast.peak(step, newcomer, found) <= pool.num_pages:
+                return True
+        self._refused = (sequence.id, self._num_changes)
+        return False
+
+    def started(self, sequence: Sequence, step: int, found: PageArray) -> None:
+        """A sequence has taken its slot and its pages, among them those `found`; nothing is scheduled yet."""
+        self._num_changes += 1
+        self._running[sequence.slot] = sequence
+        outlook = self._outlook(sequence, step, sequence.num_history_tokens, sequence.num_scheduled_tokens)
+        self._forecast.start(sequence.slot, outlook, found)
+
+    def ready(self, sequence: Sequence, step: int) -> None:
+        """Step `step` computes the last of the tokens a sequence started with: it decodes from now on."""
+        self._num_changes += 1
+        outlook = self._outlook(
+            sequence, step + 1, sequence.num_history_tokens, sequence.num_scheduled_tokens
+        )
+        self._forecast.move(sequence.slot, outlook, sequence.pages)
+
+    def opened(self, sequence: Sequence, pages: Pages) -> None:
+        """Others can find these pages of a sequence from now on."""
+        self._num_changes += bool(len(pages))
+        self._forecast.own(sequence.slot, pages)
+
+    def released(self, sequence: Sequence, let_go: PageArray) -> None:
+        """A sequence has freed its pages, and nobody holds those in `let_go` any more."""
+        self._num_changes += 1
+        del self._running[sequence.slot]
+        self._forecast.finish(sequence.slot, sequence.pages, let_go)
+
+    def ended(self, num_output_tokens: int, *, is_complete: bool) -> None:
+        """An output has this length, or was cut off there."""
+        self._lengths.observe(num_output_tokens, is_complete=is_complete)
+
+    def predicted_peak(self, step: int) -> int:
+        """Pages that will be held at most, if nothing else starts."""
+        return self._forecast.peak(step) if self._overcommit > 0 else self._forecast.bound()
+
+    def _outlook(self, sequence: Sequence, step: int, num_history: int, num_scheduled: int) -> Outlook:
+        """What to expect of a sequence, of whose `num_history` tokens `num_scheduled` come before `step`."""
+        sampling = sequence.request.sampling
+        length = sampling.max_tokens
+        if self._overcommit == 1:
+            length = min(length, sequence.num_output_tokens + self._pool.page_size)
+        elif self._overcommit > 0 and not sampling.ignore_eos:
+            length = min(length, self._lengths.guess(sequence.num_output_tokens, 1.0 - self._overcommit))
+        num_final = sequence.num_prompt_tokens + length - 1  # the last token of an output is never computed
+        if num_scheduled < num_history:
+            ready = step - 1 - (num_scheduled - num_history) // self._token_budget
+            return Outlook(num_history, ready, ready + max(0, num_final - num_history))
+        num_tokens = min(num_scheduled + 1, sequence.max_num_tokens - 1)
+        return Outlook(num_tokens, step, step + max(0, num_final - num_tokens))

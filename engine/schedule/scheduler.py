@@ -10,14 +10,22 @@ Freed pages are usable at once although a step in flight may still touch them: e
 stream, so a later step's writes come after an earlier step's reads.
 """
 
+from array import array
 from bisect import insort
-from collections import deque
+from collections.abc import Sequence as Many
 from typing import NamedTuple
 
+import numpy as np
+
+from engine.errors import QueueFull
 from engine.outputs import NO_PAGE, NO_TOKEN, DecodeRows, FinishReason, Row, SlotInit, StepOutput, StepPlan
 from engine.request import Request
 from engine.schedule.admission import Admission
-from engine.schedule.pages import PagePool
+from engine.schedule.budget import StepBudget
+from engine.schedule.groups import Groups
+from engine.schedule.pages import PageArray, PagePool
+from engine.schedule.prefix import NO_PAGES, PrefixCache
+from engine.schedule.queue import Deadlines, WaitingQueue
 from engine.schedule.sequence import Sequence, SequenceStatus
 
 
@@ -36,10 +44,20 @@ class _Mark(NamedTuple):
     num_output_tokens: int | None
 
 
-class Scheduler:
-    """First come, first served continuous batching over paged KV, preemption by recompute.
+class _Found(NamedTuple):
+    """Tokens of a waiting sequence that need not be computed: full pages to share, and one to copy."""
 
-    Raises nothing in plan() and commit(); add() raises what admission refuses.
+    pages: PageArray
+    num_tokens: int
+    leader: Sequence | None = None
+    copied_page: int = NO_PAGE
+
+
+class Scheduler:
+    """Continuous batching over paged KV: who starts, who goes on, who gives way; preemption by recompute.
+
+    Raises nothing in plan() and commit(); add() and add_group() raise what is refused. Moments are seconds
+    on the caller's clock.
     """
 
     def __init__(
@@ -52,24 +70,40 @@ class Scheduler:
         max_model_len: int,
         max_waiting: int,
         eos_token_ids: frozenset[int],
+        max_waiting_tokens: int | None = None,
+        priority_seconds: float = 0.0,
+        overcommit: float = 0.5,
+        target_step_seconds: float | None = None,
+        with_prefix_cache: bool = True,
     ) -> None:
         self.pool = PagePool(num_pages, page_size)
+        self.prefix_cache = PrefixCache(self.pool)
+        self.num_preemptions = 0
+        self.num_queried_tokens = 0
+        self.num_cached_tokens = 0
         # Every running sequence must fit into one step, or the last ones would starve.
         max_running = min(max_num_seqs, token_budget)
         self._admission = Admission(
-            self.pool, max_running=max_running, max_waiting=max_waiting, max_model_len=max_model_len
+            self.pool,
+            max_running=max_running,
+            max_model_len=max_model_len,
+            token_budget=token_budget,
+            overcommit=overcommit,
         )
-        self._token_budget = token_budget
-        self._eos_token_ids = eos_token_ids
-        self._no_token = frozenset([NO_TOKEN])
+        self._budget = StepBudget(token_budget, target_step_seconds)
+        self._with_prefix_cache = with_prefix_cache
+        self._max_waiting = max_waiting
+        self._max_waiting_tokens = max_waiting_tokens
+        self._eos_token_ids = eos_token_ids | {NO_TOKEN}
         self._free_slots = list(range(max_running - 1, -1, -1))
         self._sequences: dict[int, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # by arrival, so victims are taken from the end
+        self._waiting = WaitingQueue(priority_seconds)
+        self._running: list[Sequence] = []  # by rank, so victims are taken from the end
+        self._groups = Groups()
+        self._deadlines = Deadlines()
         self._marks: dict[int, _Mark] = {}
         self._next_id = 0
         self._next_step_id = 0
-        self.num_preemptions = 0
 
     @property
     def num_running(self) -> int:
@@ -79,11 +113,50 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for their first step, or to resume."""
-        return len(self._waiting)
+        return self._waiting.num_waiting
+
+    @property
+    def predicted_peak(self) -> int:
+        """Pages that the running sequences will hold at most, as far as that is known."""
+        return self._admission.predicted_peak(self._next_step_id)
+
+    # Coming and going
 
     def add(self, request: Request, *, seed: int, now: float) -> Sequence:
         """Queue a request. Raises InvalidRequest, ContextLengthExceeded or QueueFull."""
-        self._admission.check(request, num_waiting=len(self._waiting), num_running=len(self._running))
+        return self.add_group([request], seeds=[seed], now=now)[0]
+
+    def add_group(self, requests: Many[Request], *, seeds: Many[int], now: float) -> list[Sequence]:
+        """Queue requests with one prompt, all or none: it is computed once. Raises as add() does."""
+        for request in requests:
+            self._admission.check(request)
+        self._check_queue(requests, now)
+        leader, *followers = [
+            self._make(request, seed, now) for request, seed in zip(requests, seeds, strict=True)
+        ]
+        self._waiting.push(leader)
+        if followers:
+            self._waiting.park(leader, followers)
+            self._groups.add(leader)
+        return [leader, *followers]
+
+    def _check_queue(self, requests: Many[Request], now: float) -> None:
+        # What waits only for the next step does not count.
+        num_waiting, num_starting = self._waiting.num_waiting, len(self._free_slots)
+        if num_waiting + len(requests) > self._max_waiting + num_starting:
+            message = f"{num_waiting} requests are waiting already; the limit is {self._max_waiting}."
+        elif (
+            self._max_waiting_tokens is not None
+            and num_waiting
+            and self._waiting.num_waiting_tokens + len(requests[0].prompt_token_ids)
+            > self._max_waiting_tokens
+        ):
+            message = f"{self._waiting.num_waiting_tokens} tokens are waiting already, near the limit."
+        else:
+            return
+        raise QueueFull(message, self._waiting.retry_after_seconds(now))
+
+    def _make(self, request: Request, seed: int, now: float) -> Sequence:
         sampling = request.sampling
         num_prompt_tokens = len(request.prompt_token_ids)
         sequence = Sequence(
@@ -91,16 +164,16 @@ class Scheduler:
             request=request,
             seed=seed,
             arrival_seconds=now,
-            token_ids=list(request.prompt_token_ids),
+            rank=self._waiting.rank(now, request.priority),
+            token_ids=array("i", request.prompt_token_ids),
             num_prompt_tokens=num_prompt_tokens,
             max_num_tokens=num_prompt_tokens + sampling.max_tokens,
-            final_token_ids=sampling.stop_token_ids.union(
-                self._no_token, () if sampling.ignore_eos else self._eos_token_ids
-            ),
+            final_token_ids=sampling.stop_token_ids
+            | (frozenset((NO_TOKEN,)) if sampling.ignore_eos else self._eos_token_ids),
         )
         self._next_id += 1
         self._sequences[sequence.id] = sequence
-        self._waiting.append(sequence)
+        self._deadlines.watch(sequence)
         return sequence
 
     def mark(
@@ -132,50 +205,17 @@ class Scheduler:
         self._marks.clear()
         return ended
 
-    def plan(self, now: float) -> StepPlan | None:
-        """Choose the rows of the next step; None if there is nothing to compute until a commit or an add.
-
-        Decoding sequences come first, then the rest of the budget goes to prefill in order of arrival.
-        """
-        decode, unfinished_prefills = self._plan_decode()
-        budget = self._token_budget - len(decode.slots)
-        chunks: list[Row] = []
-        for sequence in unfinished_prefills:
-            if budget == 0:
-                break
-            if sequence.status is SequenceStatus.RUNNING:  # not preempted by a decoding one just now
-                chunks.append(self._chunk(sequence, budget))
-                budget -= chunks[-1].num_tokens
-        while budget > 0 and self._waiting and self._may_start(self._waiting[0]):
-            chunks.append(self._start(self._waiting.popleft(), budget, now))
-            budget -= chunks[-1].num_tokens
-        if not decode.slots and not chunks:
-            return None
-        chunks.sort(key=lambda row: row.num_tokens > 1)
-        plan = StepPlan(self._next_step_id, decode, tuple(chunks), self._token_budget - budget)
-        self._next_step_id += 1
-        return plan
-
-    def commit(self, plan: StepPlan, output: StepOutput) -> list[Progress]:
-        """Take in what a step computed. Rows of sequences that ended meanwhile are dropped."""
-        progress: list[Progress] = []
-        tokens = iter(output.tokens)
-        for sequence_id, sampled in zip(plan.decode.sequence_ids, tokens, strict=False):
-            sequence = self._sequences.get(sequence_id)
-            if sequence is not None:
-                progress.append(self._land(sequence, 1, sampled))
-        for row, sampled in zip(plan.chunks, tokens, strict=True):
-            sequence = self._sequences.get(row.sequence_id)
-            if sequence is not None:
-                gain = self._land(sequence, row.num_tokens, sampled)
-                if sampled:
-                    progress.append(gain)
-        return progress
+    def expire(self, now: float) -> list[tuple[Sequence, bool]]:
+        """End the sequences that are over a time limit; returns them, with True for that on their start."""
+        late = self._deadlines.passed(now, self._sequences)
+        for sequence, _ in late:
+            self._finish(sequence, FinishReason.ERROR, None)
+        return late
 
     def fail(self, plan: StepPlan) -> list[Sequence]:
-        """The step raised: end every sequence it had a row of; returns them."""
+        """The step raised: end every sequence it had a row of, or computed something for; returns them."""
         failed = []
-        for sequence_id in plan.sequence_ids:
+        for sequence_id in [*plan.sequence_ids, *self._groups.relying_on(plan.sequence_ids)]:
             sequence = self._sequences.get(sequence_id)
             if sequence is not None:
                 self._finish(sequence, FinishReason.ERROR, None)
@@ -193,97 +233,199 @@ class Scheduler:
         """Raise AssertionError if anything is held although nothing is queued or running."""
         assert not self._sequences, f"{len(self._sequences)} sequences left"
         assert not self._running, f"{len(self._running)} running sequences left"
-        assert not self._waiting, f"{len(self._waiting)} waiting sequences left"
+        assert not self.num_waiting, f"{self.num_waiting} waiting sequences left"
         assert self.pool.num_used == 0, f"{self.pool.num_used} pages leaked"
+
+    # Planning a step
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Choose the rows of the next step; None if there is nothing to compute until a commit or an add.
+
+        Decoding sequences come first, then the rest of the budget goes to prefill, in order.
+        """
+        for leader in self._groups.take_ready():
+            self._groups.follow(leader, self._waiting.release(leader))
+        decode, unfinished_prefills = self._plan_decode()
+        room = self._budget.prefill_tokens(len(decode.slots))
+        chunks: list[Row] = []
+        page_copies: list[tuple[int, int]] = []
+        for sequence in unfinished_prefills:
+            if room == 0:
+                break
+            chunks.append(self._chunk(sequence, room))
+            room -= chunks[-1].num_tokens
+        while room > 0 and (found := self._find_next()) is not None:
+            chunks.append(self._start(self._waiting.pop(now), found, room, now, page_copies))
+            room -= chunks[-1].num_tokens
+        if not decode.slots and not chunks:
+            return None
+        chunks.sort(key=lambda row: row.num_tokens > 1)
+        num_tokens = len(decode.slots) + sum(row.num_tokens for row in chunks)
+        plan = StepPlan(self._next_step_id, decode, tuple(chunks), num_tokens, tuple(page_copies))
+        self._next_step_id += 1
+        return plan
 
     def _plan_decode(self) -> tuple[DecodeRows, list[Sequence]]:
         """A row for every decoding sequence; and the running sequences whose history is not all scheduled.
 
-        Written flat: with hundreds of sequences this loop is most of what planning costs.
+        Written flat: with hundreds of sequences these loops are most of what planning costs.
         """
-        rows = DecodeRows.empty()
-        unfinished_prefills: list[Sequence] = []
         page_size = self.pool.page_size
-        for sequence in tuple(self._running):
-            start = sequence.num_scheduled_tokens
-            if start < sequence.num_history_tokens:
-                unfinished_prefills.append(sequence)
-                continue
-            if start + 1 >= sequence.max_num_tokens:
-                continue  # the tokens in flight reach the length limit, which is never over-run
-            page = self._grow(sequence) if start == len(sequence.pages) * page_size else NO_PAGE
-            if page is None or sequence.slot < 0:
-                continue  # preempted just now, for a page of its own or of an earlier one
-            sequence.num_scheduled_tokens = start + 1
+        while True:
+            rows: list[Sequence] = []
+            growing: list[int] = []
+            unfinished_prefills: list[Sequence] = []
+            for sequence in self._running:
+                start = sequence.num_scheduled_tokens
+                if start < sequence.num_history_tokens:
+                    unfinished_prefills.append(sequence)
+                elif start + 1 < sequence.max_num_tokens:  # a length limit is known, and never over-run
+                    if start == len(sequence.pages) * page_size:
+                        growing.append(len(rows))
+                    rows.append(sequence)
+            pages = self._allocate(len(growing))
+            if pages is not None:
+                break
+            self._preempt(self._running[-1])
+        new_pages = [NO_PAGE] * len(rows)
+        for index, page in zip(growing, pages, strict=True):
+            new_pages[index] = page
+            rows[index].pages.append(page)
+        starts = []
+        for sequence in rows:
+            starts.append(sequence.num_scheduled_tokens)
+            sequence.num_scheduled_tokens += 1
             sequence.num_rows_in_flight += 1
-            rows.sequence_ids.append(sequence.id)
-            rows.slots.append(sequence.slot)
-            rows.starts.append(start)
-            rows.new_pages.append(page)
-        return rows, unfinished_prefills
+        ids, slots = [sequence.id for sequence in rows], [sequence.slot for sequence in rows]
+        return DecodeRows(ids, slots, starts, new_pages), unfinished_prefills
 
-    def _grow(self, sequence: Sequence) -> int | None:
-        """One more page for `sequence`; preempts the latest arrivals for it.
+    def _allocate(self, count: int) -> list[int] | None:
+        """Free pages, evicting cached ones for them; None if even those are not enough."""
+        if count > self.pool.num_free:
+            self.prefix_cache.evict(count - self.pool.num_free)
+        return self.pool.allocate(count)
 
-        None when `sequence` itself was the latest and had to go.
-        """
-        while (pages := self.pool.allocate(1)) is None:
-            victim = self._running[-1]
-            self._preempt(victim)
-            if victim is sequence:
-                return None
-        sequence.pages += pages
-        return pages[0]
-
-    def _may_start(self, sequence: Sequence) -> bool:
+    def _find_next(self) -> _Found | None:
+        """What is known of the tokens of whose turn it is, if that one may start."""
+        sequence = self._waiting.head()
         # A preempted sequence resumes only when its last row has landed: its newest token must be known.
-        return sequence.num_rows_in_flight == 0 and self._admission.may_start(sequence, len(self._running))
+        if sequence is None or not self._free_slots or sequence.num_rows_in_flight:
+            return None
+        if self._admission.is_refused(sequence, self._next_step_id):
+            return None
+        found = self._find(sequence)
+        may_start = self._admission.may_start(sequence, self._next_step_id, found.pages, found.num_tokens)
+        return found if may_start else None
 
-    def _start(self, sequence: Sequence, budget: int, now: float) -> Row:
+    def _find(self, sequence: Sequence) -> _Found:
+        """Computed tokens of a waiting sequence. At least its last one is computed again, for its logits."""
+        page_size = self.pool.page_size
+        num_tokens = sequence.num_tokens - 1
+        num_pages = num_tokens // page_size
+        leader = self._groups.leader_of(sequence, self._next_step_id)
+        if leader is not None:
+            pages = np.array(leader.pages[:num_pages], np.int32)
+            self._admission.opened(leader, pages)
+            copied_page = leader.pages[num_pages] if num_tokens % page_size else NO_PAGE
+            return _Found(pages, num_tokens, leader, copied_page)
+        if not self._is_cacheable(sequence):
+            return _Found(NO_PAGES, 0)
+        pages = self.prefix_cache.match(sequence.request.cache_salt, sequence.token_ids, num_pages)
+        return _Found(pages, len(pages) * page_size)
+
+    def _start(
+        self,
+        sequence: Sequence,
+        found: _Found,
+        room: int,
+        now: float,
+        page_copies: list[tuple[int, int]],
+    ) -> Row:
         """Give a waiting sequence its pages and a slot, and plan its first chunk."""
-        pages = self.pool.allocate(self.pool.pages_for(sequence.num_tokens))
-        assert pages is not None, "admission promised pages"
-        sequence.pages = pages
+        self.pool.share(found.pages)
+        new_pages = self._allocate(self.pool.pages_for(sequence.num_tokens) - len(found.pages))
+        assert new_pages is not None, "admission promised pages"
+        if found.copied_page != NO_PAGE:
+            page_copies.append((found.copied_page, new_pages[0]))
+        sequence.pages = array("i", found.pages.tobytes())
+        sequence.pages.extend(new_pages)
         sequence.slot = self._free_slots.pop()
         sequence.status = SequenceStatus.RUNNING
         sequence.num_history_tokens = sequence.num_tokens
-        if sequence.first_scheduled_seconds is None:
+        sequence.num_scheduled_tokens = found.num_tokens
+        sequence.num_computed_tokens = 0 if self._groups.start(sequence, found.leader) else found.num_tokens
+        if not sequence.has_started:
             sequence.first_scheduled_seconds = now
-        insort(self._running, sequence, key=lambda other: other.id)
+            sequence.num_cached_tokens = found.num_tokens
+            if found.leader is not None or self._is_cacheable(sequence):
+                self.num_queried_tokens += sequence.num_prompt_tokens
+                self.num_cached_tokens += found.num_tokens
+        insort(self._running, sequence, key=lambda other: (other.rank, other.id))
+        self._admission.started(sequence, self._next_step_id, found.pages)
         init = SlotInit(
             sampling=sequence.request.sampling,
             seed=sequence.seed,
             prompt_token_ids=sequence.request.prompt_token_ids,
             output_token_ids=tuple(sequence.token_ids[sequence.num_prompt_tokens :]),
         )
-        return self._chunk(sequence, budget, tuple(pages), init)
+        return self._chunk(sequence, room, tuple(sequence.pages), init)
 
     def _chunk(
-        self, sequence: Sequence, budget: int, new_pages: tuple[int, ...] = (), init: SlotInit | None = None
+        self, sequence: Sequence, room: int, new_pages: tuple[int, ...] = (), init: SlotInit | None = None
     ) -> Row:
         """Plan the next tokens of a sequence's history; the logits of the last one are sampled."""
         start = sequence.num_scheduled_tokens
-        end = min(start + budget, sequence.num_history_tokens)
+        end = min(start + room, sequence.num_history_tokens)
+        is_last = end == sequence.num_history_tokens
         sequence.num_scheduled_tokens = end
         sequence.num_rows_in_flight += 1
+        if is_last:
+            self._admission.ready(sequence, self._next_step_id)
+            self._groups.scheduled(sequence, self._next_step_id)
         return Row(
             sequence_id=sequence.id,
             slot=sequence.slot,
             start=start,
             token_ids=tuple(sequence.token_ids[start:end]),
-            sample=end == sequence.num_history_tokens,
+            sample=is_last,
             new_pages=new_pages,
             init=init,
         )
 
-    def _land(self, sequence: Sequence, num_tokens: int, sampled: tuple[int, ...]) -> Progress:
-        """A row of `num_tokens` tokens was computed and `sampled` chosen: returns those that count."""
-        sequence.num_rows_in_flight -= 1
-        if sequence.slot >= 0:  # else it was preempted meanwhile: the token counts, its KV is gone
-            sequence.num_computed_tokens += num_tokens
+    # Taking in what a step computed
+
+    def commit(self, plan: StepPlan, output: StepOutput) -> list[Progress]:
+        """Take in what a step computed. Rows of sequences that ended meanwhile are dropped."""
+        num_decode = len(plan.decode.slots)
+        seconds = output.end_seconds - output.start_seconds
+        self._budget.observe(num_decode, plan.num_tokens - num_decode, seconds)
+        progress: list[Progress] = []
+        tokens = iter(output.tokens)
+        for sequence_id, sampled in zip(plan.decode.sequence_ids, tokens, strict=False):
+            sequence = self._sequences.get(sequence_id)
+            if sequence is not None:
+                sequence.num_rows_in_flight -= 1
+                if sequence.slot >= 0:  # else it was preempted meanwhile: the token counts, its KV is gone
+                    sequence.num_computed_tokens += 1
+                progress.append(self._append(sequence, sampled))
+        for row, sampled in zip(plan.chunks, tokens, strict=True):
+            sequence = self._sequences.get(row.sequence_id)
+            if sequence is not None:
+                sequence.num_rows_in_flight -= 1
+                self._groups.land(sequence)
+                if sequence.slot >= 0:
+                    sequence.num_computed_tokens = row.start + row.num_tokens
+                    self._remember(sequence)
+                if sampled:
+                    progress.append(self._append(sequence, sampled))
+        return progress
+
+    def _append(self, sequence: Sequence, sampled: tuple[int, ...]) -> Progress:
+        """Add sampled tokens to a sequence; returns those that count."""
+        token_ids = sequence.token_ids
         for index, token_id in enumerate(sampled, 1):
-            sequence.token_ids.append(token_id)
-            if token_id in sequence.final_token_ids or len(sequence.token_ids) >= sequence.max_num_tokens:
+            token_ids.append(token_id)
+            if token_id in sequence.final_token_ids or len(token_ids) >= sequence.max_num_tokens:
                 self._end_at(sequence, token_id)
                 if sequence.is_finished:
                     return Progress(sequence, sampled[:index])
@@ -301,14 +443,31 @@ class Scheduler:
         elif sequence.num_tokens >= sequence.max_num_tokens:
             self._finish(sequence, FinishReason.LENGTH, None)
 
+    def _is_cacheable(self, sequence: Sequence) -> bool:
+        return self._with_prefix_cache and sequence.request.use_prefix_cache
+
+    def _remember(self, sequence: Sequence, *, is_leaving: bool = False) -> None:
+        """Let others find the full pages a sequence has computed."""
+        # A stop string may have cut off computed tokens.
+        num_pages = min(sequence.num_computed_tokens, sequence.num_tokens) // self.pool.page_size
+        if num_pages and self._is_cacheable(sequence):
+            new = self.prefix_cache.insert(
+                sequence.request.cache_salt,
+                sequence.token_ids,
+                sequence.pages[:num_pages],
+                is_leaving=is_leaving,
+            )
+            if not is_leaving:
+                self._admission.opened(sequence, new)
+
     def _preempt(self, sequence: Sequence) -> None:
-        """Take pages and slot away; the sequence waits in front and recomputes its tokens when it resumes."""
+        """Take pages and slot away; the sequence waits in front and computes what is lost when it resumes."""
         self._release(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.num_scheduled_tokens = 0
         sequence.num_computed_tokens = 0
         sequence.num_preemptions += 1
-        self._waiting.appendleft(sequence)
+        self._waiting.push(sequence)
         self.num_preemptions += 1
 
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_reason: int | str | None) -> None:
@@ -316,15 +475,21 @@ class Scheduler:
         if sequence.status is SequenceStatus.RUNNING:
             self._release(sequence)
         else:
-            self._waiting.remove(sequence)
+            self._waiting.discard(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         sequence.stop_reason = stop_reason
         del self._sequences[sequence.id]
+        self._waiting.release(sequence)
+        self._groups.forget(sequence)
+        if sequence.has_started:
+            self._admission.ended(sequence.num_output_tokens, is_complete=reason is FinishReason.STOP)
 
     def _release(self, sequence: Sequence) -> None:
+        """Give back what a running sequence holds, and let others find what it has computed."""
         self._running.remove(sequence)
-        self.pool.free(sequence.pages)
-        sequence.pages = []
+        self._remember(sequence, is_leaving=True)
+        self._admission.released(sequence, self.pool.free(sequence.pages))
+        sequence.pages = array("i")
         self._free_slots.append(sequence.slot)
         sequence.slot = -1

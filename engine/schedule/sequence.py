@@ -1,5 +1,6 @@
 """The mutable state of one continuation, owned by the loop thread."""
 
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -15,6 +16,10 @@ class SequenceStatus(Enum):
     FINISHED = auto()
 
 
+def _ints() -> "array[int]":
+    return array("i")
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A request on its way through the steps.
@@ -24,14 +29,17 @@ class Sequence:
     reconciles. A sampled token that is still in flight is not in `token_ids`: it lives in the state slot.
 
     `num_history_tokens` were known when the sequence took its slot: their KV is computed from token ids of
-    the host, that of every later token from the slot's newest. `final_token_ids` may end the sequence.
+    the host, that of every later token from the slot's newest. `num_cached_tokens` of them need not be
+    computed when it first starts. `final_token_ids` may end the sequence. `rank` is its place in the order:
+    smaller ones start earlier, and give their pages up later.
     """
 
     id: int
     request: Request
     seed: int
     arrival_seconds: float
-    token_ids: list[int] = field(repr=False)
+    rank: float
+    token_ids: "array[int]" = field(repr=False)
     num_prompt_tokens: int
     max_num_tokens: int
     final_token_ids: frozenset[int] = field(repr=False)
@@ -40,8 +48,9 @@ class Sequence:
     num_scheduled_tokens: int = 0
     num_rows_in_flight: int = 0
     num_history_tokens: int = 0
+    num_cached_tokens: int = 0
     num_preemptions: int = 0
-    pages: list[int] = field(default_factory=list, repr=False)
+    pages: "array[int]" = field(default_factory=_ints, repr=False)
     slot: int = -1
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -56,6 +65,11 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """Output tokens the host knows."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def has_started(self) -> bool:
+        """Whether any of its tokens has ever been scheduled."""
+        return self.first_scheduled_seconds is not None
 
     @property
     def is_finished(self) -> bool:

@@ -46,7 +46,7 @@ async def load(http: Request) -> Response:
 async def token_load(http: Request) -> Response:
     """How full the KV cache is, and may get."""
     stats = context_of(http).engine.stats()
-    peak = stats.pages_promised / stats.num_pages
+    peak = stats.pages_predicted / stats.num_pages
     body = TokenLoad(current_load=stats.kv_cache_usage, logical_max_load=peak, dynamic_max_load=peak)
     return Response(body.model_dump_json(), media_type="application/json")
 

@@ -171,9 +171,7 @@ BOTH: dict[str, Refused] = {
     "functions": Refused(([],), TOOLS),
     "function_call": Refused(("none", "auto"), TOOLS),
     # serving
-    "cache_salt": Refused((), "the prefix cache cannot be divided yet"),
     "extra_key": Refused((), "the prefix cache cannot be divided yet"),
-    "priority": Refused((0,), "requests are served first come, first served"),
     "adapter_id": ADAPTERS,
     "lora": Refused(([],), ADAPTERS.hint),
     "lora_path": ADAPTERS,

@@ -95,6 +95,15 @@ class SamplingRequest(WireRequest):
         None, description="show the stop string that ended the answer; default false"
     )
     skip_special_tokens: bool | None = Field(None, description="hide special tokens; default true")
+    cache_prompt: bool | None = Field(
+        None, description="use what was computed for equal beginnings, and leave it for others; default true"
+    )
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=128, description="share computed beginnings only with the same salt"
+    )
+    priority: int | None = Field(
+        None, ge=-(2**31), lt=2**31, description="lower is served earlier; only where the server has it on"
+    )
 
     @field_validator("logit_bias")
     @classmethod

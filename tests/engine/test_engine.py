@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 
 import pytest
 
@@ -15,6 +16,7 @@ from engine.errors import (
     InvalidRequest,
     QueueFull,
     StepFailed,
+    TimedOut,
 )
 from engine.outputs import NO_TOKEN, FinishReason, StepPlan
 from engine.request import Request, SamplingParams
@@ -116,7 +118,7 @@ async def test_a_stop_string_ends_the_sequence_and_its_ledger(run_ahead):
 
 
 async def test_preemption_neither_changes_nor_repeats_text(run_ahead):
-    async with toy_engine(num_pages=12, run_ahead=run_ahead) as engine:
+    async with toy_engine(num_pages=12, run_ahead=run_ahead, overcommit=1.0) as engine:
         prompts = [[n, n + 1, n + 2] for n in range(4)]
         streams = [engine.submit(request(p, 30, ignore_eos=True)) for p in prompts]
         results = await asyncio.gather(*(stream.collect() for stream in streams))
@@ -124,15 +126,38 @@ async def test_preemption_neither_changes_nor_repeats_text(run_ahead):
         assert engine.stats().preemptions_total >= 2
 
 
-async def test_promised_pages_are_those_of_all_limits(run_ahead):
-    async with toy_engine(num_pages=12, run_ahead=run_ahead) as engine:
-        size = engine.stats().page_size
-        streams = [engine.submit(request([1, 2, 3], 30, ignore_eos=True)) for _ in range(4)]
-        assert engine.stats().pages_promised == 4 * -(-33 // size)
-        for stream in streams:
-            stream.abort()
+async def test_a_prompt_is_computed_once_for_its_samples_and_for_those_who_come_later(run_ahead):
+    prompt = list(range(40, 50))  # two full pages of four, and two tokens
+    async with toy_engine(run_ahead=run_ahead) as engine:
+        requests = [request(prompt, 8, seed=seed, ignore_eos=True) for seed in (7, 8, 9)]
+        streams = engine.submit_group(requests)
+        results = await asyncio.gather(*(stream.collect() for stream in streams))
+        for seed, result in zip((7, 8, 9), results, strict=True):
+            assert result.text == to_text(reference(prompt, 8, seed=seed, ignore_eos=True))
+        assert [stream.num_cached_tokens for stream in streams] == [0, 9, 9]
+        later = engine.submit(request([*prompt[:9], 1], 5, ignore_eos=True))
+        assert (await later.collect()).text == expected([*prompt[:9], 1], 5, ignore_eos=True)
+        assert later.num_cached_tokens == 8
         await idle(engine)
-        assert engine.stats().pages_promised == 0
+        stats = engine.stats()
+        assert stats.queried_prompt_tokens_total == 40
+        assert stats.cached_prompt_tokens_total == 9 + 9 + 8
+        assert stats.pages_cached > 0
+        assert stats.pages_predicted == 0
+
+
+async def test_a_request_that_waits_too_long_ends_with_an_error(run_ahead):
+    async with toy_engine(
+        run_ahead=run_ahead,
+        max_num_seqs=1,
+        queue_timeout_seconds=0.02,
+        before_step=lambda _: time.sleep(0.005),
+    ) as engine:
+        running = engine.submit(request([1, 2], 40, ignore_eos=True))
+        await anext(running)
+        with pytest.raises(TimedOut):
+            await engine.submit(request([3, 4], 5)).collect()
+        await running.collect()
 
 
 async def test_abort_frees_everything_at_once(run_ahead):

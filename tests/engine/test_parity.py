@@ -105,7 +105,7 @@ class TokenRecorder:
             for sequence, _ in progress:
                 if sequence.is_finished:
                     prompt = tuple(sequence.token_ids[: sequence.num_prompt_tokens])
-                    self.outputs[prompt] = sequence.token_ids[sequence.num_prompt_tokens :]
+                    self.outputs[prompt] = sequence.token_ids[sequence.num_prompt_tokens :].tolist()
             return progress
 
         engine._scheduler.commit = recording_commit
@@ -159,7 +159,7 @@ async def test_in_a_pool_that_is_too_small(reference, prompts):
     # The longest prompt comes first and leaves little room: small ones start beside it, all grow, and the
     # latest have to go again and again.
     prompts = [prompts[-1], *reversed(prompts[:12]), *prompts[12:-1]]
-    outputs, num_preemptions = await generate(prompts, kv_tokens=3840, max_model_len=3100)
+    outputs, num_preemptions = await generate(prompts, kv_tokens=3840, max_model_len=3100, overcommit=1.0)
     assert num_preemptions >= 5, (
         f"the pool is not small enough to show anything: {num_preemptions} preemptions"
     )
@@ -167,10 +167,24 @@ async def test_in_a_pool_that_is_too_small(reference, prompts):
 
 
 @pytest.mark.slow
+async def test_with_pages_that_others_have_computed(reference, prompts):
+    # Each prompt twice: the second time its full pages are there. Then longer ones with the same beginning.
+    short = [prompts[15], prompts[19]]
+    longer = [prompt + prompts[9] for prompt in short]
+    outputs, _ = await generate([*short, *short, *longer], one_by_one=True)
+    check(reference, [*short, *short, *longer], outputs)
+
+
+@pytest.mark.slow
 async def test_other_page_sizes_and_budgets(reference, prompts):
     short = prompts[2:14:2]
     for page_size, token_budget, run_ahead in ((1, 64, 0), (64, 33, 1)):
         outputs, _ = await generate(
-            short, page_size=page_size, token_budget=token_budget, run_ahead=run_ahead, kv_tokens=4096
+            short,
+            page_size=page_size,
+            token_budget=token_budget,
+            run_ahead=run_ahead,
+            kv_tokens=4096,
+            prefix_cache=page_size == 1,
         )
         check(reference, short, outputs)

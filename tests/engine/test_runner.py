@@ -132,3 +132,21 @@ def test_a_row_of_nan_gets_no_token_and_harms_no_other(model, monkeypatch):
 
     monkeypatch.setattr(type(model), "logits", broken)
     assert steps.decode(0, 1).tokens == [(NO_TOKEN,), (expected[1],)]
+
+
+def test_a_copied_page_continues_like_its_source(model):
+    """A follower shares full pages of a prompt, gets a copy of the last, and computes the last token."""
+    steps = Steps(model)
+    prompt = tuple(range(5, 25))  # one full page of 16, and four tokens
+    sampling = SamplingParams(max_tokens=9, temperature=0.0)
+    expected = [steps.start(0, sampling, prompt).tokens[0][0]]
+    init = SlotInit(sampling, seed=11, prompt_token_ids=prompt, output_token_ids=())
+    row = Row(1, 1, 19, prompt[19:], True, (0, 9), init)
+    plan = StepPlan(next(steps.ids), DecodeRows.empty(), (row,), 1, page_copies=((1, 9),))
+    steps.lengths[1] = len(prompt)
+    tokens = [steps.runner.launch(plan).wait().tokens[0][0]]
+    for _ in range(5):
+        both = steps.decode(0, 1).tokens
+        expected.append(both[0][0])
+        tokens.append(both[1][0])
+    assert tokens == expected

@@ -88,6 +88,13 @@ class ToyRunner:
             tokens.append((self._sample(row.slot, last),) if row.sample else ())
         return ToyStep(StepOutput(plan.step_id, tokens, start_seconds, time.perf_counter()))
 
+    def spoil(self, plan: StepPlan) -> None:
+        """Make it as if this newest step had failed: garbage in all places it wrote to."""
+        for slot, start in zip(plan.decode.slots, plan.decode.starts, strict=True):
+            self._write(slot, start, (-2,))
+        for row in plan.chunks:
+            self._write(row.slot, row.start, (-2,) * row.num_tokens)
+
     def _write(self, slot: int, start: int, token_ids: tuple[int, ...]) -> None:
         for position, token_id in enumerate(token_ids, start):
             page = self.tables[slot][position // self.page_size]

@@ -162,6 +162,9 @@ class FakeEngine:
         self.live[request.request_id] = (stream, task)
         return stream
 
+    def submit_group(self, requests: list[Request]) -> list[FakeStream]:
+        return [self.submit(request) for request in requests]
+
     async def _speak(self, stream: FakeStream) -> None:
         orders = "".join(map(chr, stream.request.prompt_token_ids))
         started = time.perf_counter()
@@ -257,7 +260,7 @@ class FakeEngine:
             pages_used=len(self.live),
             pages_cached=0,
             pages_free=1000 - len(self.live),
-            pages_promised=sum(
+            pages_predicted=sum(
                 -(-(stream.num_prompt_tokens + stream.request.sampling.max_tokens) // 16)
                 for stream, _ in self.live.values()
             ),
@@ -265,6 +268,8 @@ class FakeEngine:
             preemptions_total=0,
             prompt_tokens_total=sum(len(request.prompt_token_ids) for request in self.requests),
             cached_prompt_tokens_total=0,
+            queried_prompt_tokens_total=0,
+            evicted_pages_total=0,
             generation_tokens_total=self._num_tokens,
             steps_total=self._num_tokens,
             mixed_steps_total=0,

@@ -121,6 +121,15 @@ async def test_template_that_refuses_is_a_bad_request(client: httpx.AsyncClient)
     assert response.json()["error"]["param"] == "messages"
 
 
+async def test_what_concerns_the_prefix_cache_reaches_the_engine(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    request = body(cache_salt="tenant", cache_prompt=False)
+    assert (await client.post("/v1/chat/completions", json=request)).status_code == 200
+    got = engine.requests[0]
+    assert (got.cache_salt, got.use_prefix_cache, got.priority) == ("tenant", False, 0)
+
+
 async def test_sampling_fields_arrive_unchanged(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     request = body(
         temperature=0, top_p=0.5, top_k=7, min_p=0.1, seed=-5, presence_penalty=1, frequency_penalty=-1,
@@ -201,10 +210,8 @@ async def test_neutral_values_no_ops_and_unknown_fields_are_accepted(client: htt
         ("truncate_prompt_tokens", 5),
         ("chat_template", "{{ x }}"),
         ("add_special_tokens", True),
-        ("cache_salt", "x"),
         ("priority", 1),
         ("typical_p", 0.9),
-        ("priority", False),
         ("stop_regex", "a+"),
         ("custom_logit_processor", "x"),
         ("format", "json"),

@@ -1,0 +1,64 @@
+"""How long will this output become? A guess from the lengths of recent outputs."""
+
+import numpy as np
+
+WINDOW = 1024
+MIN_AHEAD = 16
+EPSILON = 1e-9
+# Lengths of a chat assistant's answers, roughly: what is believed before outputs have been seen. They leave
+# the window like any others.
+PRIOR = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536)
+
+
+class OutputLengths:
+    """The distribution of output lengths: an estimate of the share of outputs that are longer than n tokens.
+
+    An output that was cut off (at its length limit, by an abort, by a fault) only says that it would have
+    become longer. The estimator of Kaplan and Meier ("Nonparametric Estimation from Incomplete Observations",
+    1958) counts it as far as it went, so that many answers cut at 16 tokens do not make all answers short.
+    """
+
+    def __init__(self) -> None:
+        self._window = np.zeros(WINDOW, np.int64)
+        self._is_complete = np.zeros(WINDOW, np.bool_)
+        self._num_seen = 0
+        self._num_new = 0
+        self._lengths = np.empty(0, np.int64)
+        self._survival = np.empty(0)
+        for length in PRIOR:
+            self.observe(length, is_complete=True)
+
+    def observe(self, num_tokens: int, *, is_complete: bool) -> None:
+        """An output ended with `num_tokens`, by itself or (not `is_complete`) because it was cut off."""
+        index = self._num_seen % WINDOW
+        self._window[index] = num_tokens
+        self._is_complete[index] = is_complete
+        self._num_seen += 1
+        self._num_new += 1
+
+    def guess(self, num_produced: int, quantile: float) -> int:
+        """The length within which an output that has `num_produced` tokens ends with probability `quantile`.
+
+        At least MIN_AHEAD more tokens than there are. Past everything seen, twice as many.
+        """
+        # One new length in 64 changes little, and estimating takes 0.1 ms.
+        if self._num_new * 64 > min(self._num_seen, WINDOW):
+            self._estimate()
+        # Survival falls at `_lengths`: after the last one that does not exceed num_produced, it is `alive`.
+        index = int(self._lengths.searchsorted(num_produced, side="right"))
+        alive = self._survival[index - 1] if index else 1.0
+        found = index + int((-self._survival[index:]).searchsorted(-alive * (1.0 - quantile) - EPSILON))
+        if alive > 0.0 and found < len(self._lengths):
+            length = int(self._lengths[found])
+        else:
+            length = 2 * max(num_produced, int(self._lengths[-1]))
+        return max(length, num_produced + MIN_AHEAD)
+
+    def _estimate(self) -> None:
+        num_known = min(self._num_seen, WINDOW)
+        window = self._window[:num_known]
+        self._lengths, indices, counts = np.unique(window, return_inverse=True, return_counts=True)
+        num_ended = np.bincount(indices[self._is_complete[:num_known]], minlength=len(self._lengths))
+        num_at_least = counts[::-1].cumsum()[::-1]
+        self._survival = np.cumprod(1.0 - num_ended / num_at_least)
+        self._num_new = 0

@@ -1,0 +1,267 @@
+"""The scheduler, its pages, its queue and its tree, driven at random against an unbatched toy model.
+
+make test-long (--hypothesis-profile=long) drives ten times as far.
+"""
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.errors import QueueFull
+from engine.outputs import FinishReason
+from engine.schedule.sequence import Sequence, SequenceStatus
+from tests.engine.driver import Driver, output_of
+from tests.engine.toy import reference
+
+MAX_WAITING = 20
+MAX_RUNNING = 5
+NUM_PAGES = 24
+IS_LONG = settings.get_current_profile_name() == "long"
+COUNTS: Counter[str] = Counter()
+EVENTS = ("preempted", "hit", "evicted", "copied", "timed out", "failed", "resumed", "shared", "full hit")
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Everything that can happen, in any order; every request ends once, with the tokens it has alone."""
+
+    run_ahead = 0
+
+    @initialize(
+        page_size=st.sampled_from([1, 2, 3]),
+        overcommit=st.sampled_from([0.0, 0.5, 1.0, 1.0]),
+        priority_seconds=st.sampled_from([0.0, 3.0]),
+        token_budget=st.sampled_from([5, 9]),
+        target_seconds=st.sampled_from([None, 0.5]),
+    )
+    def begin(self, page_size, overcommit, priority_seconds, token_budget, target_seconds):
+        self.driver = Driver.of(
+            num_pages=NUM_PAGES,
+            page_size=page_size,
+            run_ahead=self.run_ahead,
+            max_num_seqs=MAX_RUNNING,
+            max_model_len=24,
+            max_waiting=MAX_WAITING,
+            token_budget=token_budget,
+            overcommit=overcommit,
+            priority_seconds=priority_seconds,
+            target_step_seconds=target_seconds,
+        )
+        self.scheduler = self.driver.scheduler
+        self.is_safe = overcommit == 0.0
+        self.sequences: list[Sequence] = []
+        self.stopped_at: dict[int, int] = {}
+
+    def _unfinished(self) -> list[Sequence]:
+        return [sequence for sequence in self.sequences if not sequence.is_finished]
+
+    # Rules
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12),
+        n=st.sampled_from([1, 1, 2, 3]),
+        max_tokens=st.integers(1, 12),
+        ignore_eos=st.booleans(),
+        use_prefix_cache=st.sampled_from([True, True, True, False]),
+        cache_salt=st.sampled_from([None, None, "salt"]),
+        priority=st.integers(-1, 1),
+        timeout=st.sampled_from([None, None, None, None, 9.0]),
+    )
+    def submit(self, prompt, n, max_tokens, **options):
+        COUNTS["submit"] += 1
+        timeout = options.pop("timeout")
+        options |= {"timeout_seconds": timeout, "queue_timeout_seconds": timeout and timeout / 2}
+        try:
+            self.sequences += self.driver.add_group(prompt, n, max_tokens, **options)
+        except QueueFull:
+            assert self.scheduler.num_waiting + n > MAX_WAITING
+        COUNTS["fork"] += n > 1
+
+    @precondition(_unfinished)
+    @rule(count=st.integers(1, 6))
+    def step(self, count):
+        COUNTS["step"] += 1
+        self._run(count)
+
+    @precondition(_unfinished)
+    @rule(count=st.integers(6, 12))
+    def step_often(self, count):
+        COUNTS["step_often"] += 1
+        self._run(count)
+
+    def _run(self, count: int) -> None:
+        for _ in range(count):
+            is_busy = bool(self._unfinished())
+            assert self.driver.step() or not is_busy or not self._unfinished(), "nothing can go on"
+            self._look_at_the_newest_plan()
+
+    @precondition(lambda self: self._unfinished() and len(self.driver.in_flight) <= self.run_ahead)
+    @rule(fails=st.sampled_from([False, False, False, True]))
+    def launch_only(self, fails):
+        COUNTS["launch_only"] += 1
+        self.driver.launch(fails=fails)
+        self._look_at_the_newest_plan()
+
+    @precondition(lambda self: self.driver.in_flight)
+    @rule()
+    def commit_only(self):
+        COUNTS["commit_only"] += 1
+        self.driver.commit()
+
+    @precondition(_unfinished)
+    @rule(index=st.integers(0, 100))
+    def abort(self, index):
+        COUNTS["abort"] += 1
+        unfinished = self._unfinished()
+        self.scheduler.mark(unfinished[index % len(unfinished)].id, FinishReason.ABORT)
+
+    def _writing(self) -> list[Sequence]:
+        """Those with output, and no end ordered yet."""
+        return [s for s in self._unfinished() if s.num_output_tokens and s.id not in self.scheduler._marks]
+
+    @precondition(_writing)
+    @rule(index=st.integers(0, 100), back=st.integers(0, 3))
+    def finish(self, index, back):
+        """A stop string was found, some tokens back."""
+        COUNTS["finish"] += 1
+        writing = self._writing()
+        sequence = writing[index % len(writing)]
+        count = max(1, sequence.num_output_tokens - back)
+        self.scheduler.mark(sequence.id, FinishReason.STOP, stop_reason="s", num_output_tokens=count)
+        self.stopped_at[sequence.id] = count
+
+    @precondition(lambda self: self.scheduler.num_running and not self.is_safe)
+    @rule()
+    def preempt(self):
+        COUNTS["preempt"] += 1
+        self.scheduler._preempt(self.scheduler._running[-1])
+
+    @precondition(lambda self: self.scheduler.pool.num_cached > NUM_PAGES // 3)
+    @rule(count=st.integers(1, 6))
+    def evict(self, count):
+        COUNTS["evict"] += 1
+        pool = self.scheduler.pool
+        free, cached = pool.num_free, pool.num_cached
+        self.scheduler.prefix_cache.evict(count)
+        assert pool.num_free == free + min(count, cached), "what nobody holds can be had"
+
+    @precondition(lambda self: any(s.request.timeout_seconds for s in self._unfinished()))
+    @rule(seconds=st.integers(1, 3))
+    def let_time_pass(self, seconds):
+        COUNTS["let_time_pass"] += 1
+        self.driver.now += seconds
+
+    def _look_at_the_newest_plan(self) -> None:
+        if self.driver.plans:
+            plan = self.driver.plans.pop()
+            COUNTS["copied"] += len(plan.page_copies)
+            for row in plan.chunks:
+                if row.init is not None:
+                    COUNTS["hit"] += row.start > 0
+                    COUNTS["full hit"] += row.start > 0 and row.num_tokens == 1
+                    COUNTS["resumed"] += bool(row.init.output_token_ids)
+
+    # What holds after every one of them
+
+    @invariant()
+    def pages_add_up(self):
+        pool = self.scheduler.pool
+        holders = Counter(page for sequence in self.scheduler._running for page in sequence.pages)
+        in_tree = self._pages_in_tree()
+        assert pool._counts.tolist() == [holders[page] for page in range(NUM_PAGES)]
+        assert pool.num_used == len(holders)
+        assert pool.num_cached == len(in_tree - holders.keys())
+        free = set(range(NUM_PAGES)) - holders.keys() - in_tree
+        assert sorted(pool._free[: pool.num_free].tolist()) == sorted(free)
+        assert pool.num_references == holders.total()
+        COUNTS["shared"] += any(count > 1 for count in holders.values())
+
+    def _pages_in_tree(self) -> set[int]:
+        """All pages of the tree; each must hold exactly the tokens it is known by."""
+        pages: set[int] = set()
+        page_size = self.scheduler.pool.page_size
+        nodes = [self.scheduler.prefix_cache._root]
+        while nodes:
+            node = nodes.pop()
+            nodes += node.children.values()
+            tokens = memoryview(node.key).cast("i").tolist()
+            for index, page in enumerate(node.pages.tolist()):
+                known_by = tokens[index * page_size : (index + 1) * page_size]
+                assert self.driver.runner.cache[page].tolist() == known_by, "a page of other tokens"
+                assert page not in pages, "a page is in the tree twice"
+                pages.add(page)
+        return pages
+
+    @invariant()
+    def counts_are_consistent(self):
+        running = self.scheduler._running
+        for sequence in running:
+            assert sequence.num_computed_tokens <= sequence.num_scheduled_tokens
+            assert sequence.num_scheduled_tokens <= sequence.num_tokens + sequence.num_rows_in_flight
+            assert len(sequence.pages) >= self.scheduler.pool.pages_for(sequence.num_scheduled_tokens)
+        slots = [sequence.slot for sequence in running]
+        assert len(slots) == len(set(slots)) <= MAX_RUNNING
+        ranks = [(sequence.rank, sequence.id) for sequence in running]
+        assert ranks == sorted(ranks)
+        waiting = [s for s in self._unfinished() if s.status is SequenceStatus.WAITING]
+        assert self.scheduler.num_waiting == len(waiting)
+        assert not self.is_safe or self.scheduler.num_preemptions == 0, "this policy never preempts"
+
+    @invariant()
+    def the_forecast_knows_what_is_held(self):
+        assert self.scheduler.predicted_peak >= self.scheduler.pool.num_used
+
+    def teardown(self):
+        if not hasattr(self, "driver"):
+            return
+        self.driver.run(max_steps=1_000)
+        ended = Counter(sequence.id for sequence in self.driver.finished)
+        assert all(ended[sequence.id] == 1 for sequence in self.sequences), "every request ends exactly once"
+        for sequence in self.sequences:
+            self._check_output(sequence)
+            COUNTS["timed out"] += sequence.finish_reason is FinishReason.ERROR and not sequence.has_started
+        COUNTS["failed"] += self.driver.num_failed_steps
+        COUNTS["preempted"] += self.scheduler.num_preemptions
+        COUNTS["evicted"] += self.scheduler.prefix_cache.num_evicted_pages
+        self.scheduler.prefix_cache.evict(NUM_PAGES)
+        assert self.scheduler.pool.num_free == NUM_PAGES
+        assert self.scheduler.predicted_peak == 0
+
+    def _check_output(self, sequence: Sequence) -> None:
+        sampling = sequence.request.sampling
+        prompt = list(sequence.request.prompt_token_ids)
+        whole = reference(prompt, sampling.max_tokens, ignore_eos=sampling.ignore_eos, seed=sequence.seed)
+        output = output_of(sequence)
+        if sequence.finish_reason is FinishReason.STOP and sequence.stop_reason == "s":
+            assert output == whole[: self.stopped_at[sequence.id]]
+        elif sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert output == whole
+        else:
+            assert output == whole[: len(output)]
+
+
+class RunAheadMachine(SchedulerMachine):
+    run_ahead = 1
+
+
+TestRunAhead0 = SchedulerMachine.TestCase
+TestRunAhead1 = RunAheadMachine.TestCase
+TestRunAhead0.settings = TestRunAhead1.settings = settings(
+    max_examples=1500 if IS_LONG else 140, stateful_step_count=70, deadline=None
+)
+
+
+def test_every_rule_and_event_was_seen_often():
+    """Comes last: counts what the two machines above have done."""
+    rules = [
+        name for name, value in vars(SchedulerMachine).items() if hasattr(value, "hypothesis_stateful_rule")
+    ]
+    names = {*rules, *EVENTS, "fork"} - {"begin"}
+    if not COUNTS:
+        pytest.skip("the machines have not run")
+    total = sum(COUNTS[name] for name in rules)
+    print(f"{total} operations: {dict(COUNTS)}")
+    assert total >= (100_000 if IS_LONG else 10_000)
+    assert {name: COUNTS[name] for name in names if COUNTS[name] <= 100} == {}
