@@ -72,7 +72,12 @@ def run_dtype(
     spec = read_spec(files)
     recorder = StepRecorder()
     config = EngineConfig(
-        dtype=dtype_name, device="cpu", kv_tokens=16_384, page_size=PAGE_SIZE, threads=threads
+        dtype=dtype_name,
+        device="cpu",
+        kv_tokens=16_384,
+        page_size=PAGE_SIZE,
+        threads=threads,
+        prefix_cache=False,
     )
     peer = make_peer(spec, dtype)
     rows = []

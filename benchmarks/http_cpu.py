@@ -32,7 +32,7 @@ def main() -> None:
     flags.add_argument("--singles", type=int, default=20, help="requests of the first-chunk comparison")
     flags.add_argument("--dtype", default="auto")
     arguments = flags.parse_args()
-    with serve("--kv-tokens", str(KV_TOKENS), "--dtype", arguments.dtype) as served:
+    with serve("--kv-tokens", str(KV_TOKENS), "--dtype", arguments.dtype, "--no-prefix-cache") as served:
         rows = asyncio.run(measure(served, arguments))
     show(f"HTTP against in-process, {arguments.streams} streams", rows, arguments.json)
 
@@ -40,7 +40,7 @@ def main() -> None:
 async def measure(served: Served, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Both comparisons."""
     recorder = StepRecorder()
-    config = EngineConfig(kv_tokens=KV_TOKENS, dtype=arguments.dtype)
+    config = EngineConfig(kv_tokens=KV_TOKENS, dtype=arguments.dtype, prefix_cache=False)
     engine = await Engine.start(config, observer=recorder)
     client = Client(served.url)
     try:

@@ -79,6 +79,7 @@ async def measure(step_milliseconds: float, args: argparse.Namespace) -> dict[st
         token_budget=TOKEN_BUDGET,
         kv_tokens=args.streams * (max_len + 16),
         run_ahead=args.run_ahead,
+        prefix_cache=False,
         max_chunks_per_second=args.max_chunks_per_second,
     )
 

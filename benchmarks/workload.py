@@ -60,6 +60,7 @@ async def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         max_num_seqs=args.max_num_seqs,
         token_budget=args.token_budget,
         run_ahead=args.run_ahead,
+        prefix_cache=False,  # rounds repeat their prompts
         max_chunks_per_second=args.max_chunks_per_second,
     )
 
