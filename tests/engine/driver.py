@@ -42,9 +42,17 @@ class Driver:
     step_seconds: float = 1.0
 
     @classmethod
-    def of(cls, *, num_pages: int = 64, page_size: int = 4, run_ahead: int = 1, **options: Any) -> "Driver":
+    def of(
+        cls,
+        *,
+        num_pages: int = 64,
+        page_size: int = 4,
+        run_ahead: int = 1,
+        step_seconds: float = 1.0,
+        **options: Any,
+    ) -> "Driver":
         """`options` are arguments of Scheduler."""
-        return cls(num_pages, page_size, run_ahead, options)
+        return cls(num_pages, page_size, run_ahead, options, step_seconds=step_seconds)
 
     def __post_init__(self):
         defaults = {"max_num_seqs": 8, "token_budget": 16, "max_waiting": 1000}

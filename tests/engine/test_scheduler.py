@@ -168,3 +168,225 @@ def test_a_step_output_names_its_step():
     plan, output = driver.in_flight[0]
     assert isinstance(output, StepOutput)
     assert output.step_id == plan.step_id
+
+
+# What is not computed twice
+
+
+def test_a_second_request_computes_only_what_differs(run_ahead):
+    driver = Driver.of(run_ahead=run_ahead)
+    common = list(range(30, 43))
+    driver.add([*common, 1], max_tokens=4)
+    driver.run()
+    before = driver.num_prefilled
+    second = driver.add([*common, 2, 3], max_tokens=4, ignore_eos=True)
+    driver.run()
+    assert second.num_cached_tokens == 12, "three full pages of four"
+    assert driver.num_prefilled - before == 3
+    assert output_of(second) == reference([*common, 2, 3], 4, ignore_eos=True, seed=SEED)
+    assert (driver.scheduler.num_queried_tokens, driver.scheduler.num_cached_tokens) == (29, 12)
+
+
+@pytest.mark.parametrize(("page_size", "cached"), [(1, 15), (4, 12), (16, 0)])
+def test_a_full_hit_computes_one_token_or_the_page_it_is_on(page_size, cached):
+    driver = Driver.of(page_size=page_size)
+    prompt = list(range(16))
+    for _ in range(2):
+        sequence = driver.add(prompt, max_tokens=3, ignore_eos=True)
+        driver.run()
+        assert output_of(sequence) == reference(prompt, 3, ignore_eos=True, seed=SEED)
+    assert sequence.num_cached_tokens == cached
+
+
+def test_a_conversation_finds_its_own_answers(run_ahead):
+    driver = Driver.of(run_ahead=run_ahead)
+    first = driver.add([1, 2, 3, 4, 5], max_tokens=12, ignore_eos=True)
+    driver.run()
+    second = driver.add([*first.token_ids, 6, 7], max_tokens=3)
+    driver.run()
+    assert second.num_cached_tokens == 16, "17 tokens, of which the last was never computed"
+
+
+def test_what_is_computed_is_known_before_its_sequence_ends():
+    driver = Driver.of(token_budget=8)
+    driver.add(list(range(40)), max_tokens=20, ignore_eos=True)
+    for _ in range(8):
+        driver.step()
+    second = driver.add(list(range(40)), max_tokens=3)
+    driver.run()
+    assert second.num_cached_tokens == 36
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "second"),
+    [
+        ({}, {"cache_salt": "a"}, {"cache_salt": "b"}),
+        ({}, {"cache_salt": "a"}, {}),
+        ({}, {"use_prefix_cache": False}, {}),
+        ({}, {}, {"use_prefix_cache": False}),
+        ({"with_prefix_cache": False}, {}, {}),
+    ],
+)
+def test_who_does_not_share(options, first, second):
+    driver = Driver.of(**options)
+    for own in (first, second):
+        sequence = driver.add(list(range(20)), max_tokens=2, **own)
+        driver.run()
+    assert sequence.num_cached_tokens == 0
+    assert driver.num_prefilled == 40
+
+
+def test_equal_prompts_in_one_step_do_not_disturb_each_other(run_ahead):
+    driver = Driver.of(run_ahead=run_ahead, token_budget=64)
+    sequences = [driver.add(list(range(10)), max_tokens=20, ignore_eos=True) for _ in range(4)]
+    driver.run()
+    expected = reference(list(range(10)), 20, ignore_eos=True, seed=SEED)
+    assert [output_of(sequence) for sequence in sequences] == [expected] * 4
+    assert driver.scheduler.pool.num_cached == 7, "kept once"
+
+
+def test_a_preempted_sequence_finds_its_pages_again():
+    driver = Driver.of(num_pages=12, overcommit=1.0)
+    sequences = [driver.add([n, n + 1, n + 2], max_tokens=30, ignore_eos=True) for n in range(4)]
+    driver.run()
+    resumed = [row for plan in driver.plans for row in plan.chunks if row.init and row.init.output_token_ids]
+    assert any(row.start > 0 for row in resumed)
+    assert all(sequence.num_cached_tokens == 0 for sequence in sequences), "only first starts count"
+
+
+# Samples of one prompt
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 6, 40])
+def test_samples_share_a_prompt_and_copy_its_last_page(run_ahead, length):
+    driver = Driver.of(run_ahead=run_ahead, token_budget=16)
+    prompt = list(range(length))
+    samples = driver.add_group(prompt, 3, max_tokens=15, ignore_eos=True)
+    driver.run()
+    for sample in samples:
+        assert output_of(sample) == reference(prompt, 15, ignore_eos=True, seed=sample.seed)
+    assert driver.num_prefilled == length + 2, "the followers compute one token each"
+    copies = [copy for plan in driver.plans for copy in plan.page_copies]
+    assert len(copies) == (2 if (length - 1) % 4 else 0)
+
+
+def test_samples_start_one_step_after_the_prompt_is_scheduled(run_ahead):
+    driver = Driver.of(run_ahead=run_ahead, token_budget=16)
+    driver.add_group(list(range(24)), 3, max_tokens=5, ignore_eos=True)
+    driver.run()
+    assert [len(plan.chunks) for plan in driver.plans[:4]] == [1, 1, 2, 0]
+    assert len(driver.plans[3].decode.slots) == 3
+
+
+@pytest.mark.parametrize("when", [0, 1, 2, 3])
+def test_samples_get_along_without_their_leader(run_ahead, when):
+    driver = Driver.of(run_ahead=run_ahead, token_budget=8, with_prefix_cache=False)
+    prompt = list(range(20))
+    leader, *followers = driver.add_group(prompt, 3, max_tokens=5, ignore_eos=True)
+    for _ in range(when):
+        driver.step()
+    driver.scheduler.mark(leader.id, FinishReason.ABORT)
+    driver.run()
+    assert leader.finish_reason is FinishReason.ABORT
+    for follower in followers:
+        assert output_of(follower) == reference(prompt, 5, ignore_eos=True, seed=follower.seed)
+
+
+def test_samples_fall_with_the_step_that_was_to_compute_their_prompt():
+    driver = Driver.of(run_ahead=1)
+    samples = driver.add_group(list(range(10)), 3, max_tokens=5)
+    driver.launch(fails=True)
+    driver.launch()
+    driver.commit()
+    assert driver.finished == samples
+    driver.run()
+    assert all(sample.finish_reason is FinishReason.ERROR for sample in samples)
+
+
+def test_a_group_is_taken_or_refused_as_a_whole():
+    driver = Driver.of(max_num_seqs=1, max_waiting=3)
+    driver.add_group([1, 2], 3)
+    with pytest.raises(QueueFull):
+        driver.add_group([1, 2], 2)
+    assert driver.scheduler.num_waiting == 3
+    driver.run()
+
+
+# Who may start, and when
+
+
+def test_the_conservative_policy_never_preempts(run_ahead):
+    driver = Driver.of(num_pages=20, run_ahead=run_ahead, overcommit=0.0)
+    sequences = [driver.add([n, n + 1, n + 2], max_tokens=30) for n in range(12)]
+    driver.run()
+    assert driver.scheduler.num_preemptions == 0
+    for n, sequence in enumerate(sequences):
+        assert output_of(sequence) == reference([n, n + 1, n + 2], 30, seed=SEED)
+
+
+def test_more_overcommit_means_more_at_once():
+    most_running = []
+    for overcommit in (0.0, 0.5, 1.0):
+        driver = Driver.of(num_pages=64, overcommit=overcommit, max_num_seqs=32, token_budget=64)
+        for n in range(40):
+            driver.add([n, n + 1, n + 2], max_tokens=200)
+        most = 0
+        while driver.step():
+            most = max(most, driver.scheduler.num_running)
+        most_running.append(most)
+    assert most_running == sorted(most_running)
+    assert most_running[0] == 1 < most_running[1] < most_running[2]
+
+
+def test_a_queue_is_bounded_by_tokens_too():
+    driver = Driver.of(max_num_seqs=1, max_waiting_tokens=50)
+    driver.add([1] * 60, max_tokens=2)
+    with pytest.raises(QueueFull, match="tokens"):
+        driver.add([1] * 10)
+    driver.step()
+    driver.add([1] * 40)
+    driver.add([1] * 10)
+    with pytest.raises(QueueFull) as caught:
+        driver.add([1])
+    assert 1 <= caught.value.retry_after_seconds <= 60
+    driver.run()
+
+
+def test_lower_priority_numbers_start_first_until_others_have_waited_long_enough():
+    driver = Driver.of(max_num_seqs=1, priority_seconds=10.0, step_seconds=0.0)
+    running = driver.add([1], max_tokens=3, ignore_eos=True)
+    driver.step()
+    waiting = {}
+    for now, name, priority in (
+        (1, "late", 1),
+        (5, "urgent", 0),
+        (6, "more urgent", -1),
+        (12, "too late", 0),
+    ):
+        driver.now = float(now)
+        waiting[name] = driver.add([2], max_tokens=3, ignore_eos=True, priority=priority)
+    driver.run()
+    order = [waiting[name] for name in ("more urgent", "urgent", "late", "too late")]
+    assert driver.finished == [running, *order]
+
+
+def test_the_least_urgent_gives_its_pages_up():
+    driver = Driver.of(num_pages=12, overcommit=1.0, priority_seconds=10.0)
+    low = driver.add([1, 2, 3], max_tokens=30, ignore_eos=True, priority=1)
+    driver.step()
+    high = driver.add([4, 5, 6], max_tokens=30, ignore_eos=True)
+    driver.run()
+    assert (low.num_preemptions > 0, high.num_preemptions) == (True, 0)
+    assert driver.finished == [high, low]
+
+
+def test_time_limits():
+    driver = Driver.of(max_num_seqs=1)
+    slow = driver.add([1], max_tokens=50, ignore_eos=True, timeout_seconds=8.0)
+    in_time = driver.add([2], max_tokens=2, ignore_eos=True, queue_timeout_seconds=20.0)
+    too_late = driver.add([3], max_tokens=2, queue_timeout_seconds=5.0)
+    driver.run()
+    assert driver.finished == [too_late, slow, in_time]
+    assert slow.finish_reason is too_late.finish_reason is FinishReason.ERROR
+    assert in_time.finish_reason is FinishReason.LENGTH
+    assert slow.num_output_tokens >= 6 and not too_late.has_started

@@ -1,0 +1,73 @@
+"""The step budget against machines with known costs."""
+
+from collections import deque
+from dataclasses import dataclass
+
+import pytest
+
+from engine.schedule.budget import MIN_CHUNK, StepBudget
+
+
+@dataclass
+class Machine:
+    """Seconds of a step: a constant, its decode rows, its prompt tokens and what they attend to."""
+
+    constant: float
+    per_row: float
+    per_token: float
+    per_pair: float = 0.0
+    per_mixed_step: float = 0.0
+
+    def seconds(self, num_rows: int, num_tokens: int, context: int) -> float:
+        mixed = self.per_mixed_step if num_tokens else 0.0
+        tokens = num_tokens * (self.per_token + self.per_pair * context)
+        return self.constant + num_rows * self.per_row + tokens + mixed
+
+
+GPU = Machine(0.005, 0.00001, 0.00002, 2e-10, per_mixed_step=0.004)
+LAPTOP = Machine(0.010, 0.002, 0.002, 3e-8)
+
+
+def prefill(budget: StepBudget, machine: Machine, prompt: int, rows: int, run_ahead: int = 1) -> list[float]:
+    """Steps' seconds while a prompt is computed beside decode rows, after some steps of decoding."""
+    for _ in range(20):
+        budget.observe(rows, 0, machine.seconds(rows, 0, 0))
+    steps, in_flight, done = [], deque(), 0
+    while done < prompt or in_flight:
+        if done < prompt:
+            chunk = min(budget.prefill_tokens(rows), prompt - done)
+            in_flight.append((chunk, machine.seconds(rows, chunk, done)))
+            done += chunk
+        if len(in_flight) > run_ahead or done >= prompt:
+            chunk, seconds = in_flight.popleft()
+            budget.observe(rows, chunk, seconds)
+            steps.append(seconds)
+    return steps
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+@pytest.mark.parametrize(
+    ("machine", "prompt", "target", "max_tokens"),
+    [(GPU, 16_000, 0.020, 8192), (GPU, 100_000, 0.050, 8192), (LAPTOP, 6_000, 0.25, 512)],
+)
+def test_steps_take_what_they_should(machine, prompt, target, max_tokens, run_ahead):
+    budget = StepBudget(max_tokens, target)
+    steps = prefill(budget, machine, prompt, rows=32, run_ahead=run_ahead)
+    assert max(steps) <= 1.3 * target
+    settled = steps[12:-1]
+    assert min(settled) >= 0.7 * target, "the time that is left is used"
+    again = prefill(budget, machine, prompt, rows=32, run_ahead=run_ahead)
+    assert sum(again) <= 1.01 * sum(steps), "what was learned is kept"
+
+
+def test_without_a_target_or_a_stream_to_protect_the_whole_budget_is_used():
+    assert StepBudget(512, None).prefill_tokens(100) == 412
+    assert StepBudget(512, 0.001).prefill_tokens(0) == 512
+
+
+def test_prompts_come_through_even_if_the_target_cannot_be_met():
+    budget = StepBudget(512, 0.001)
+    steps = prefill(budget, LAPTOP, 1000, rows=32)
+    assert steps
+    assert budget.prefill_tokens(32) == MIN_CHUNK
+    assert budget.prefill_tokens(500) == 12, "never more than there is room for"
