@@ -5,7 +5,7 @@ many that is depends on how long the outputs become, which `overcommit` says how
 
     0           every output takes its max_tokens, and nobody gives pages back before all have them:
                 nothing is ever preempted, and most of the pool stays empty
-    in between  the length within which outputs like this one end with probability 1 - overcommit; the
+    in between  the length within which outputs like this one end with probability 1 - overcommit³; the
                 predicted peak must fit
     1           no output needs more than one page more: what fits now, starts
 
@@ -23,16 +23,27 @@ from engine.schedule.sequence import Sequence
 class Admission:
     """Refuses what can never run, and foresees what the running sequences will need.
 
-    Steps are counted by the caller; `token_budget` tokens of a prompt are computed in one at most.
+    Steps are counted by the caller; `token_budget` tokens of a prompt are computed in one at most. Pages are
+    given back when the last step of a sequence has been committed, after `run_ahead` others were planned.
     """
 
     def __init__(
-        self, pool: PagePool, *, max_running: int, max_model_len: int, token_budget: int, overcommit: float
+        self,
+        pool: PagePool,
+        *,
+        max_running: int,
+        max_model_len: int,
+        token_budget: int,
+        overcommit: float,
+        run_ahead: int,
     ) -> None:
         self._pool = pool
         self._max_tokens = min(max_model_len, pool.num_pages * pool.page_size)
         self._token_budget = token_budget
         self._overcommit = overcommit
+        # The cube puts the middle where concurrency costs few preemptions: see benchmarks.overcommit.
+        self._quantile = 1.0 - overcommit**3
+        self._run_ahead = run_ahead
         self._forecast = Forecast(pool, max_running)
         self._lengths = OutputLengths()
         self._running: dict[int, Sequence] = {}
@@ -118,8 +129,11 @@ class Admission:
         if self._overcommit == 1:
             length = min(length, sequence.num_output_tokens + self._pool.page_size)
         elif self._overcommit > 0 and not sampling.ignore_eos:
-            length = min(length, self._lengths.guess(sequence.num_output_tokens, 1.0 - self._overcommit))
-        num_final = sequence.num_prompt_tokens + length - 1  # the last token of an output is never computed
+            length = min(length, self._lengths.guess(sequence.num_output_tokens, self._quantile))
+        # The last token of an output is not computed, unless by a step that ran ahead of it.
+        num_final = sequence.num_prompt_tokens + length - 1
+        if self._overcommit > 0:
+            num_final += self._run_ahead
         if num_scheduled < num_history:
             ready = step - 1 - (num_scheduled - num_history) // self._token_budget
             return Outlook(num_history, ready, ready + max(0, num_final - num_history))

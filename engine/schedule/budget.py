@@ -7,7 +7,7 @@ tokens of a stream, and what is left of it goes to prompts.
 
 FIRST_CHUNK = 64
 MIN_CHUNK = 16
-SMOOTHING = 0.3
+SMOOTHING = 0.5
 
 
 class StepBudget:

@@ -23,7 +23,9 @@ IntArray = npt.NDArray[np.int64]
 
 UNCLAIMED = -1
 ORPHANED = -2
+NOBODY = -3
 NO_PAGES = np.empty(0, np.int32)
+NO_OWNERS = np.empty(0, np.int64)
 
 
 class Outlook(NamedTuple):
@@ -43,10 +45,20 @@ class Outlook(NamedTuple):
         return self.num_tokens + self.end - self.ready
 
 
-class Forecast:
-    """The outlooks of all slots, and whom shared pages are counted with.
+class _Claim(NamedTuple):
+    """Shared pages as they are to be counted: `mine`, of which `owners` give up `counts`, and elsewhere."""
 
-    The future moves with the steps by itself: only starts, ends and new guesses change anything.
+    mine: PageArray
+    num_elsewhere: int
+    owners: IntArray
+    counts: IntArray
+
+
+class Forecast:
+    """The outlooks of all slots, and how many pages are held in all at the end of each.
+
+    Nothing is sorted and nothing is summed up again. The future moves with the steps by itself; a start, an
+    end or a new guess changes the sums at all ends, by one array operation.
 
     The owner of a page that others can find is the slot it is counted with. When an owner has ended although
     others hold the page, nobody knows who they are, and it is counted until it is free.
@@ -55,32 +67,28 @@ class Forecast:
     def __init__(self, pool: PagePool, num_slots: int) -> None:
         self._pool = pool
         self._is_running = np.zeros(num_slots, np.bool_)
-        # One row more than slots: that of a newcomer whose effect is asked for.
-        self._offset = np.zeros(num_slots + 1, np.int64)  # tokens at step s: s + offset
-        self._ready = np.zeros(num_slots + 1, np.int64)
-        self._end = np.zeros(num_slots + 1, np.int64)
-        self._num_elsewhere = np.zeros(num_slots + 1, np.int64)  # pages it holds that are counted with others
+        self._offset = np.zeros(num_slots, np.int64)  # tokens at step s: s + offset
+        self._ready = np.zeros(num_slots, np.int64)
+        self._end = np.zeros(num_slots, np.int64)
+        self._num_elsewhere = np.zeros(num_slots, np.int64)  # pages it holds that are counted with others
+        self._pages_at_end = np.zeros(num_slots, np.int64)  # of all together
         self._owner = np.full(pool.num_pages, UNCLAIMED, np.int32)
         self._num_orphaned = 0
-        self._num_final = 0  # pages at the end, summed over the running ones
+        self._num_final = 0  # pages of each at its own end, summed up
 
     def start(self, slot: int, outlook: Outlook, shared: PageArray = NO_PAGES) -> None:
         """A sequence takes `slot`. It found the pages `shared`, with others or cached."""
-        self._is_running[slot] = True
-        self._num_elsewhere[slot] = 0
-        self._set(slot, outlook)
-        self._num_final += self._final_pages(slot)
-        if len(shared):
-            self._owner[self._count_again(slot, shared, self._num_elsewhere)] = slot
+        self._enter(slot, outlook, self._claim(slot, outlook, shared))
 
     def move(self, slot: int, outlook: Outlook, pages: Pages) -> None:
         """A better guess for a sequence that holds `pages`; an end that was guessed does not come earlier."""
-        self._num_final -= self._final_pages(slot)
-        self._set(slot, outlook._replace(end=max(outlook.end, int(self._end[slot]))))
-        self._num_final += self._final_pages(slot)
-        if self._num_elsewhere[slot]:
-            index = np.asarray(pages, np.int32)
-            self._owner[self._count_again(slot, index, self._num_elsewhere)] = slot
+        outlook = outlook._replace(end=max(outlook.end, int(self._end[slot])))
+        if outlook.num_tokens - outlook.ready == self._offset[slot] and outlook.end == self._end[slot]:
+            return  # all goes as expected
+        has_shared = self._num_elsewhere[slot] > 0
+        self._leave(slot)
+        shared = np.asarray(pages, np.int32) if has_shared else NO_PAGES
+        self._enter(slot, outlook, self._claim(slot, outlook, shared))
 
     def own(self, slot: int, pages: Pages) -> None:
         """Others can find these pages of the sequence in `slot` from now on."""
@@ -89,8 +97,7 @@ class Forecast:
 
     def finish(self, slot: int, pages: Pages, let_go: PageArray) -> None:
         """The sequence in `slot` has freed `pages`, and nobody holds those in `let_go` any more."""
-        self._num_final -= self._final_pages(slot)
-        self._is_running[slot] = False
+        self._leave(slot)
         self._num_orphaned -= int(np.count_nonzero(self._owner[let_go] == ORPHANED))
         self._owner[let_go] = UNCLAIMED
         index = np.asarray(pages, np.int32)
@@ -108,74 +115,67 @@ class Forecast:
 
     def peak(self, step: int, newcomer: Outlook | None = None, shared: PageArray = NO_PAGES) -> int:
         """Most pages held at any step from `step` on; with a newcomer, if it started and found `shared`."""
-        slots = np.flatnonzero(self._is_running)
-        num_elsewhere = self._num_elsewhere
+        # Between ends the sum only grows. Who is past its end gives its pages back after this step.
+        ends, pages = [step], [self._pages_at(step, step)]
         if newcomer is not None:
-            spare = len(self._is_running)
-            self._set(spare, newcomer)
-            slots = np.append(slots, spare)
-            if len(shared):
-                num_elsewhere = num_elsewhere.copy()
-                self._count_again(spare, shared, num_elsewhere)
-        if not len(slots):
-            return self._num_orphaned
-        # Row k: at the k-th last end, when the k that end later, or then, are there.
-        slots = slots[np.argsort(-self._end[slots])]
-        ends = np.maximum(self._end[slots], step)
-        is_ready = self._ready[slots] <= step
-        pages = _pages_of_growing(self._offset[slots], ends, is_ready, self._pool.page_size)
-        positions = np.flatnonzero(~is_ready)
-        late = slots[positions]
-        tokens = self._offset[late] + np.maximum(ends[:, np.newaxis], self._ready[late])
-        is_there = positions <= np.arange(len(slots))[:, np.newaxis]
-        pages += np.where(is_there, -(-tokens // self._pool.page_size), 0).sum(axis=1)
-        pages -= np.cumsum(num_elsewhere[slots])
-        return int(pages.max()) + self._num_orphaned
+            ends.append(newcomer.end)
+            pages.append(self._pages_at(newcomer.end, step))
+        ahead = np.flatnonzero(self._is_running & (self._end > step))
+        all_ends = np.concatenate((self._end[ahead], ends))
+        all_pages = np.concatenate((self._pages_at_end[ahead], pages))
+        if newcomer is not None:
+            all_pages += self._added_by(newcomer, self._claim(NOBODY, newcomer, shared), all_ends)
+        return int(all_pages.max()) + self._num_orphaned
 
     def overdue(self, step: int) -> list[int]:
         """Slots whose expected end has passed."""
-        is_overdue = self._is_running & (self._end[:-1] < step)
-        slots: list[int] = np.flatnonzero(is_overdue).tolist()
+        slots: list[int] = np.flatnonzero(self._is_running & (self._end < step)).tolist()
         return slots
 
-    def _set(self, row: int, outlook: Outlook) -> None:
-        self._offset[row] = outlook.num_tokens - outlook.ready
-        self._ready[row] = outlook.ready
-        self._end[row] = outlook.end
+    def _enter(self, slot: int, outlook: Outlook, claim: _Claim) -> None:
+        self._pages_at_end += self._added_by(outlook, claim, self._end)
+        self._num_elsewhere[claim.owners] += claim.counts
+        self._num_elsewhere[slot] = claim.num_elsewhere
+        self._owner[claim.mine] = slot
+        self._is_running[slot] = True
+        self._offset[slot] = outlook.num_tokens - outlook.ready
+        self._ready[slot] = outlook.ready
+        self._end[slot] = outlook.end
+        self._pages_at_end[slot] = self._pages_at(outlook.end)
+        self._num_final += self._pool.pages_for(outlook.num_final_tokens)
 
-    def _final_pages(self, slot: int) -> int:
-        return self._pool.pages_for(int(self._offset[slot] + self._end[slot]))
+    def _leave(self, slot: int) -> None:
+        ready, end = int(self._ready[slot]), int(self._end[slot])
+        outlook = Outlook(int(self._offset[slot]) + ready, ready, end)
+        claim = _Claim(NO_PAGES, int(self._num_elsewhere[slot]), NO_OWNERS, NO_OWNERS)
+        self._pages_at_end -= self._added_by(outlook, claim, self._end)
+        self._num_elsewhere[slot] = 0
+        self._is_running[slot] = False
+        self._num_final -= self._pool.pages_for(outlook.num_final_tokens)
 
-    def _count_again(self, row: int, pages: PageArray, num_elsewhere: IntArray) -> PageArray:
-        """Update `num_elsewhere` for a holder of `pages`; returns those that are counted with it from now on.
+    def _added_by(self, outlook: Outlook, claim: _Claim, steps: IntArray) -> IntArray:
+        """By how many pages a sequence changes the sums at each of `steps`."""
+        tokens = np.maximum(steps, outlook.ready) + (outlook.num_tokens - outlook.ready)
+        pages = -(-tokens // self._pool.page_size) - claim.num_elsewhere
+        added = np.where(steps <= outlook.end, pages, 0)
+        for owner, count in zip(claim.owners, claim.counts, strict=True):
+            added -= np.where(steps <= self._end[owner], count, 0)
+        return added
 
-        They are the ones nobody else has found, and those of owners that end earlier.
-        """
+    def _pages_at(self, step: int, now: int = 0) -> int:
+        """Pages held at `step`, without orphaned ones; whoever was to end before `now` ends now."""
+        slots = np.flatnonzero(self._is_running & (np.maximum(self._end, now) >= step))
+        tokens = self._offset[slots] + np.maximum(self._ready[slots], step)
+        return int((-(-tokens // self._pool.page_size) - self._num_elsewhere[slots]).sum())
+
+    def _claim(self, slot: int, outlook: Outlook, pages: PageArray) -> _Claim:
+        """Of pages that it shares, a sequence owns those nobody else does or whose owners end earlier."""
+        if not len(pages):
+            return _Claim(NO_PAGES, 0, NO_OWNERS, NO_OWNERS)
         owners = self._owner[pages]
-        is_others = (owners != UNCLAIMED) & (owners != row)
-        is_taken = is_others & (owners != ORPHANED) & (self._end[owners] < self._end[row])
-        np.add.at(num_elsewhere, owners[is_taken], 1)
-        num_elsewhere[row] = np.count_nonzero(is_others & ~is_taken)
-        mine: PageArray = pages[~is_others | is_taken]
-        return mine
-
-
-def _pages_of_growing(
-    offset: IntArray, ends: IntArray, is_growing: npt.NDArray[np.bool_], page_size: int
-) -> IntArray:
-    """Pages of the first k + 1 at `ends[k]`, for every k: the sum of ceil((offset + ends[k]) / page_size).
-
-    ceil((offset + end) / p) is q + Q, and one more where r + R >= p, with q, r the quotient and remainder of
-    offset + p - 1, and Q, R those of end. So counting remainders replaces n * n divisions.
-    """
-    quotients, remainders = np.divmod(offset + page_size - 1, page_size)
-    end_quotients, end_remainders = np.divmod(ends, page_size)
-    pages: IntArray = np.cumsum(np.where(is_growing, quotients, 0)) + end_quotients * np.cumsum(is_growing)
-    if page_size > 1:
-        counts = np.zeros((len(ends), page_size + 1), np.int32)
-        growing = np.flatnonzero(is_growing)
-        counts[growing, remainders[growing]] = 1
-        # counts[k, r]: how many of the first k + 1 have a remainder of at least r
-        counts = counts.cumsum(axis=0)[:, ::-1].cumsum(axis=1)[:, ::-1]
-        pages += counts[np.arange(len(ends)), page_size - end_remainders]
-    return pages
+        is_others = (owners != UNCLAIMED) & (owners != slot)
+        is_taken = is_others & (owners != ORPHANED) & (self._end[owners] < outlook.end)
+        num_elsewhere = int(np.count_nonzero(is_others & ~is_taken))
+        return _Claim(
+            pages[~is_others | is_taken], num_elsewhere, *np.unique(owners[is_taken], return_counts=True)
+        )

@@ -12,6 +12,7 @@ stream, so a later step's writes come after an earlier step's reads.
 
 from array import array
 from bisect import insort
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from typing import NamedTuple
 
@@ -28,12 +29,8 @@ from engine.schedule.prefix import NO_PAGES, PrefixCache
 from engine.schedule.queue import Deadlines, WaitingQueue
 from engine.schedule.sequence import Sequence, SequenceStatus
 
-
-class Progress(NamedTuple):
-    """What commit() did to one sequence: the tokens it gained, and whether that was its end."""
-
-    sequence: Sequence
-    new_token_ids: tuple[int, ...]
+# A sequence and the tokens it has gained. A plain tuple: there are hundreds in a step.
+Progress = tuple[Sequence, tuple[int, ...]]
 
 
 class _Mark(NamedTuple):
@@ -70,6 +67,7 @@ class Scheduler:
         max_model_len: int,
         max_waiting: int,
         eos_token_ids: frozenset[int],
+        run_ahead: int = 0,
         max_waiting_tokens: int | None = None,
         priority_seconds: float = 0.0,
         overcommit: float = 0.5,
@@ -89,6 +87,7 @@ class Scheduler:
             max_model_len=max_model_len,
             token_budget=token_budget,
             overcommit=overcommit,
+            run_ahead=run_ahead,
         )
         self._budget = StepBudget(token_budget, target_step_seconds)
         self._with_prefix_cache = with_prefix_cache
@@ -400,6 +399,20 @@ class Scheduler:
         seconds = output.end_seconds - output.start_seconds
         self._budget.observe(num_decode, plan.num_tokens - num_decode, seconds)
         progress: list[Progress] = []
+        for sequence, sampled in self._land(plan, output):
+            token_ids = sequence.token_ids
+            for index, token_id in enumerate(sampled, 1):
+                token_ids.append(token_id)
+                if token_id in sequence.final_token_ids or len(token_ids) >= sequence.max_num_tokens:
+                    self._end_at(sequence, token_id)
+                    if sequence.is_finished:
+                        sampled = sampled[:index]
+                        break
+            progress.append((sequence, sampled))
+        return progress
+
+    def _land(self, plan: StepPlan, output: StepOutput) -> Iterator[Progress]:
+        """Count what was computed of each sequence that is still there; yields it with what was sampled."""
         tokens = iter(output.tokens)
         for sequence_id, sampled in zip(plan.decode.sequence_ids, tokens, strict=False):
             sequence = self._sequences.get(sequence_id)
@@ -407,7 +420,7 @@ class Scheduler:
                 sequence.num_rows_in_flight -= 1
                 if sequence.slot >= 0:  # else it was preempted meanwhile: the token counts, its KV is gone
                     sequence.num_computed_tokens += 1
-                progress.append(self._append(sequence, sampled))
+                yield sequence, sampled
         for row, sampled in zip(plan.chunks, tokens, strict=True):
             sequence = self._sequences.get(row.sequence_id)
             if sequence is not None:
@@ -417,19 +430,7 @@ class Scheduler:
                     sequence.num_computed_tokens = row.start + row.num_tokens
                     self._remember(sequence)
                 if sampled:
-                    progress.append(self._append(sequence, sampled))
-        return progress
-
-    def _append(self, sequence: Sequence, sampled: tuple[int, ...]) -> Progress:
-        """Add sampled tokens to a sequence; returns those that count."""
-        token_ids = sequence.token_ids
-        for index, token_id in enumerate(sampled, 1):
-            token_ids.append(token_id)
-            if token_id in sequence.final_token_ids or len(token_ids) >= sequence.max_num_tokens:
-                self._end_at(sequence, token_id)
-                if sequence.is_finished:
-                    return Progress(sequence, sampled[:index])
-        return Progress(sequence, sampled)
+                    yield sequence, sampled
 
     def _end_at(self, sequence: Sequence, token_id: int) -> None:
         """End `sequence` if its newest token says so."""

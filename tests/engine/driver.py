@@ -61,6 +61,7 @@ class Driver:
             num_pages=self.num_pages,
             page_size=self.page_size,
             eos_token_ids=frozenset([EOS]),
+            run_ahead=self.run_ahead,
             **(defaults | self.options),
         )
         self.runner = ToyRunner(self.num_pages, self.page_size)

@@ -36,7 +36,12 @@ class Desk:
     def __init__(self, overcommit: float, num_pages: int = 1000):
         self.pool = PagePool(num_pages, 1)
         self.admission = Admission(
-            self.pool, max_running=64, max_model_len=num_pages, token_budget=10_000, overcommit=overcommit
+            self.pool,
+            max_running=64,
+            max_model_len=num_pages,
+            token_budget=10_000,
+            overcommit=overcommit,
+            run_ahead=0,
         )
         self.free_slots = list(range(64))
         self.running: list[Sequence] = []
