@@ -19,10 +19,18 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.device.thread import DeviceThread, StepFuture
-from engine.errors import DeviceLost, Draining, EngineDead, EngineError, InvalidRequest, StepFailed, TimedOut
+from engine.errors import (
+    DeviceLost,
+    Draining,
+    EngineDead,
+    EngineError,
+    QueueTimeout,
+    RequestTimeout,
+    StepFailed,
+)
 from engine.meters import IdleMeter
 from engine.outputs import FinishReason, StepOutput, StepPlan
-from engine.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, Request
+from engine.request import Request
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
@@ -92,6 +100,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             token_budget=token_budget,
             max_model_len=model.max_model_len,
+            run_ahead=config.run_ahead,
             max_waiting=config.max_waiting,
             max_waiting_tokens=config.max_waiting_tokens,
             overcommit=config.overcommit,
@@ -160,7 +169,7 @@ class Engine:
         if self._is_draining:
             raise Draining("The server is shutting down and takes no new requests.")
         for request in requests:
-            self._check_token_ids(request)
+            request.check(self.model.vocab_size)
         now = time.perf_counter()
         seeds = [request.sampling.seed for request in requests]
         sequences = self._scheduler.add_group(
@@ -204,25 +213,6 @@ class Engine:
         )
         self._num_prompt_tokens += sequence.num_prompt_tokens
         return stream
-
-    def _check_token_ids(self, request: Request) -> None:
-        sampling = request.sampling
-        for param, token_ids in (
-            ("prompt", request.prompt_token_ids),
-            ("stop_token_ids", sampling.stop_token_ids),
-            ("allowed_token_ids", sampling.allowed_token_ids),
-            ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
-        ):
-            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.model.vocab_size:
-                raise InvalidRequest(
-                    f"A token id in '{param}' is out of range: ids go from 0 to {self.model.vocab_size - 1}.",
-                    param,
-                )
-
-        if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
-            raise InvalidRequest(f"'logit_bias' has more than {MAX_LOGIT_BIAS} entries.", "logit_bias")
-        if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
-            raise InvalidRequest(f"'logprobs' must be between 0 and {MAX_LOGPROBS}.", "logprobs")
 
     def _collect(self, sequence: Sequence) -> None:
         """Nobody reads this stream before its end; its text is needed earlier only to find a stop string."""
@@ -361,10 +351,10 @@ class Engine:
             if sequence.finish_reason is FinishReason.ABORT:
                 self._end(sequence.id, FinishReason.ABORT, None)
         for sequence, is_for_start in self._scheduler.expire(time.perf_counter()):
-            error = TimedOut(
-                "The request has waited longer than this server allows: it is overloaded."
+            error = (
+                QueueTimeout("The request has waited longer than this server allows: it is overloaded.")
                 if is_for_start
-                else "The answer took longer than the request allows."
+                else RequestTimeout("The answer took longer than the request allows.")
             )
             self._end(sequence.id, FinishReason.ERROR, error)
 

@@ -4,7 +4,8 @@ EngineError
 ├── InvalidRequest            what was asked can never run; `param` names the field
 │   └── ContextLengthExceeded prompt (and output) do not fit the context window
 ├── QueueFull                 the waiting queue is at its bound; come back after `retry_after_seconds`
-├── TimedOut                  it has not started, or not ended, within a time limit
+├── QueueTimeout              it has not started in time: there is more work than time
+├── RequestTimeout            it has not ended in the time it was given
 ├── Draining                  the engine finishes what it has and takes nothing new
 ├── EngineDead                the step loop has ended; nothing will ever finish
 │   └── DeviceLost            because every use of the device fails from now on
@@ -38,8 +39,12 @@ class QueueFull(EngineError):
         self.retry_after_seconds = retry_after_seconds
 
 
-class TimedOut(EngineError):
-    """The request waited, or lived, longer than it may."""
+class QueueTimeout(EngineError):
+    """The request has not started within its `queue_timeout_seconds`."""
+
+
+class RequestTimeout(EngineError):
+    """The request has not ended within its `timeout_seconds`."""
 
 
 class Draining(EngineError):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from engine.errors import InvalidRequest
+
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 
@@ -61,3 +63,21 @@ class Request:
     priority: int = 0
     queue_timeout_seconds: float | None = None
     timeout_seconds: float | None = None
+
+    def check(self, vocab_size: int) -> None:
+        """Raise InvalidRequest for a value that would read or write something else than what it names."""
+        sampling = self.sampling
+        for param, token_ids in (
+            ("prompt", self.prompt_token_ids),
+            ("stop_token_ids", sampling.stop_token_ids),
+            ("allowed_token_ids", sampling.allowed_token_ids),
+            ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+        ):
+            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+                raise InvalidRequest(
+                    f"A token id in '{param}' is out of range: ids go from 0 to {vocab_size - 1}.", param
+                )
+        if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequest(f"'logit_bias' has more than {MAX_LOGIT_BIAS} entries.", "logit_bias")
+        if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(f"'logprobs' must be between 0 and {MAX_LOGPROBS}.", "logprobs")

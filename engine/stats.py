@@ -46,6 +46,11 @@ class EngineStats:
         """Share of the pool's pages that sequences hold, 0 to 1."""
         return self.pages_used / self.num_pages
 
+    @property
+    def predicted_kv_cache_usage(self) -> float:
+        """The same at its expected peak, if nothing else starts; may be above 1."""
+        return self.pages_predicted / self.num_pages
+
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:

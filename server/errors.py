@@ -30,8 +30,9 @@ from engine.errors import (
     EngineError,
     InvalidRequest,
     QueueFull,
+    QueueTimeout,
+    RequestTimeout,
     StepFailed,
-    TimedOut,
 )
 from server.schema.errors import (
     AnthropicError,
@@ -117,7 +118,8 @@ FAULTS: dict[type[Exception], Fault] = {
     NotReady: Fault(503, "server_error", "server_is_overloaded", 5),
     Draining: Fault(503, "server_error", "server_is_overloaded", 5),
     EngineDead: Fault(503, "server_error", "server_is_overloaded", 5),
-    TimedOut: Fault(503, "server_error", "server_is_overloaded", 5),
+    QueueTimeout: Fault(503, "server_error", "server_is_overloaded", 5),
+    RequestTimeout: Fault(504, "server_error", "timeout"),
     DeadlinePassed: Fault(504, "server_error", "timeout"),
 }
 INTERNAL = Fault(500, "server_error", "internal_error")

@@ -36,6 +36,7 @@ async def load(http: Request) -> Response:
         running=stats.running,
         waiting=stats.waiting,
         kv_cache_usage=stats.kv_cache_usage,
+        predicted_kv_cache_usage=stats.predicted_kv_cache_usage,
         pages_used=stats.pages_used,
         pages_cached=stats.pages_cached,
         pages_free=stats.pages_free,
@@ -46,7 +47,7 @@ async def load(http: Request) -> Response:
 async def token_load(http: Request) -> Response:
     """How full the KV cache is, and may get."""
     stats = context_of(http).engine.stats()
-    peak = stats.pages_predicted / stats.num_pages
+    peak = stats.predicted_kv_cache_usage
     body = TokenLoad(current_load=stats.kv_cache_usage, logical_max_load=peak, dynamic_max_load=peak)
     return Response(body.model_dump_json(), media_type="application/json")
 

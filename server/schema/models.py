@@ -44,7 +44,7 @@ class TokenLoad(WireResponse):
 
     current_load: float = Field(description="share of the pages that requests hold")
     logical_max_load: float = Field(
-        description="share they would hold if all that runs and waits went to its limit; may be above 1"
+        description="share that those that run are expected to hold at most; may be above 1"
     )
     dynamic_max_load: float = Field(description="the same as logical_max_load")
 
@@ -56,6 +56,9 @@ class Load(WireResponse):
     running: int
     waiting: int
     kv_cache_usage: float = Field(description="share of KV pages that requests hold, 0 to 1")
+    predicted_kv_cache_usage: float = Field(
+        description="the same at its expected peak, if nothing else starts; may be above 1"
+    )
     pages_used: int
     pages_cached: int
     pages_free: int

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -15,8 +16,9 @@ from engine.errors import (
     EngineError,
     InvalidRequest,
     QueueFull,
+    QueueTimeout,
+    RequestTimeout,
     StepFailed,
-    TimedOut,
 )
 from engine.outputs import NO_TOKEN, FinishReason, StepPlan
 from engine.request import Request, SamplingParams
@@ -146,18 +148,20 @@ async def test_a_prompt_is_computed_once_for_its_samples_and_for_those_who_come_
         assert stats.pages_predicted == 0
 
 
-async def test_a_request_that_waits_too_long_ends_with_an_error(run_ahead):
+async def test_time_limits_end_requests_with_an_error_of_their_own(run_ahead):
     async with toy_engine(
         run_ahead=run_ahead,
         max_num_seqs=1,
-        queue_timeout_seconds=0.02,
-        before_step=lambda _: time.sleep(0.005),
+        queue_timeout_seconds=0.03,
+        before_step=lambda _: time.sleep(0.002),
     ) as engine:
-        running = engine.submit(request([1, 2], 40, ignore_eos=True))
+        running = engine.submit(replace(request([1], 200, ignore_eos=True), timeout_seconds=0.2))
         await anext(running)
-        with pytest.raises(TimedOut):
+        with pytest.raises(QueueTimeout):
             await engine.submit(request([3, 4], 5)).collect()
-        await running.collect()
+        with pytest.raises(RequestTimeout):
+            await running.collect()
+        await idle(engine)
 
 
 async def test_abort_frees_everything_at_once(run_ahead):

@@ -167,15 +167,6 @@ async def test_in_a_pool_that_is_too_small(reference, prompts):
 
 
 @pytest.mark.slow
-async def test_with_pages_that_others_have_computed(reference, prompts):
-    # Each prompt twice: the second time its full pages are there. Then longer ones with the same beginning.
-    short = [prompts[15], prompts[19]]
-    longer = [prompt + prompts[9] for prompt in short]
-    outputs, _ = await generate([*short, *short, *longer], one_by_one=True)
-    check(reference, [*short, *short, *longer], outputs)
-
-
-@pytest.mark.slow
 async def test_other_page_sizes_and_budgets(reference, prompts):
     short = prompts[2:14:2]
     for page_size, token_budget, run_ahead in ((1, 64, 0), (64, 33, 1)):
@@ -188,3 +179,29 @@ async def test_other_page_sizes_and_budgets(reference, prompts):
             prefix_cache=page_size == 1,
         )
         check(reference, short, outputs)
+
+
+@pytest.mark.slow
+async def test_from_the_prefix_cache(reference, prompts):
+    """Every prompt a second time, as two samples that share its pages, and once with a turn added to it."""
+    short = prompts[5:14:3]
+    engine = await Engine.start(EngineConfig(dtype="float32", device="cpu", token_budget=100))
+    recorder = TokenRecorder(engine)
+    sampling = SamplingParams(max_tokens=NUM_NEW_TOKENS, temperature=0.0, ignore_eos=True)
+
+    async def run(prompts: list[list[int]], n: int) -> list[int]:
+        """Numbers of cached tokens, of the first sample of each."""
+        groups = [engine.submit_group([Request("r", tuple(p), sampling)] * n) for p in prompts]
+        texts = await asyncio.gather(*(stream.collect() for streams in groups for stream in streams))
+        assert len({text.text for text in texts}) == len(prompts), "all samples are greedy"
+        check(reference, prompts, [recorder.outputs[tuple(prompt)] for prompt in prompts])
+        return [streams[0].num_cached_tokens for streams in groups]
+
+    try:
+        assert await run(short, n=1) == [0] * len(short)
+        turns = [[*prompt, *recorder.outputs[tuple(prompt)], *prompt[:5]] for prompt in short]
+        assert await run(short, n=2) == [(len(prompt) - 1) // 16 * 16 for prompt in short]
+        cached = [(len(prompt) + NUM_NEW_TOKENS - 1) // 16 * 16 for prompt in short]
+        assert await run(turns, n=1) == cached
+    finally:
+        await engine.stop()
