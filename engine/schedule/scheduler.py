@@ -16,16 +16,15 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from typing import NamedTuple
 
-import numpy as np
-
 from engine.errors import QueueFull
 from engine.outputs import NO_PAGE, NO_TOKEN, DecodeRows, FinishReason, Row, SlotInit, StepOutput, StepPlan
 from engine.request import Request
 from engine.schedule.admission import Admission
 from engine.schedule.budget import StepBudget
 from engine.schedule.groups import Groups
-from engine.schedule.pages import PageArray, PagePool
-from engine.schedule.prefix import NO_PAGES, PrefixCache
+from engine.schedule.holdings import Found, Holdings
+from engine.schedule.pages import PagePool
+from engine.schedule.prefix import PrefixCache
 from engine.schedule.queue import Deadlines, WaitingQueue
 from engine.schedule.sequence import Sequence, SequenceStatus
 
@@ -39,15 +38,6 @@ class _Mark(NamedTuple):
     reason: FinishReason
     stop_reason: int | str | None
     num_output_tokens: int | None
-
-
-class _Found(NamedTuple):
-    """Tokens of a waiting sequence that need not be computed: full pages to share, and one to copy."""
-
-    pages: PageArray
-    num_tokens: int
-    leader: Sequence | None = None
-    copied_page: int = NO_PAGE
 
 
 class Scheduler:
@@ -77,8 +67,6 @@ class Scheduler:
         self.pool = PagePool(num_pages, page_size)
         self.prefix_cache = PrefixCache(self.pool)
         self.num_preemptions = 0
-        self.num_queried_tokens = 0
-        self.num_cached_tokens = 0
         # Every running sequence must fit into one step, or the last ones would starve.
         max_running = min(max_num_seqs, token_budget)
         self._admission = Admission(
@@ -90,15 +78,21 @@ class Scheduler:
             run_ahead=run_ahead,
         )
         self._budget = StepBudget(token_budget, target_step_seconds)
-        self._with_prefix_cache = with_prefix_cache
         self._max_waiting = max_waiting
         self._max_waiting_tokens = max_waiting_tokens
         self._eos_token_ids = eos_token_ids | {NO_TOKEN}
-        self._free_slots = list(range(max_running - 1, -1, -1))
         self._sequences: dict[int, Sequence] = {}
         self._waiting = WaitingQueue(priority_seconds)
         self._running: list[Sequence] = []  # by rank, so victims are taken from the end
         self._groups = Groups()
+        self._holdings = Holdings(
+            self.pool,
+            self.prefix_cache,
+            self._admission,
+            self._groups,
+            num_slots=max_running,
+            with_prefix_cache=with_prefix_cache,
+        )
         self._deadlines = Deadlines()
         self._marks: dict[int, _Mark] = {}
         self._next_id = 0
@@ -113,6 +107,16 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences that wait for their first step, or to resume."""
         return self._waiting.num_waiting
+
+    @property
+    def num_queried_tokens(self) -> int:
+        """Prompt tokens of started sequences that were looked up for reuse."""
+        return self._holdings.num_queried_tokens
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of these, those that were found and not computed again."""
+        return self._holdings.num_cached_tokens
 
     @property
     def predicted_peak(self) -> int:
@@ -141,7 +145,7 @@ class Scheduler:
 
     def _check_queue(self, requests: Many[Request], now: float) -> None:
         # What waits only for the next step does not count.
-        num_waiting, num_starting = self._waiting.num_waiting, len(self._free_slots)
+        num_waiting, num_starting = self._waiting.num_waiting, self._holdings.num_free_slots
         if num_waiting + len(requests) > self._max_waiting + num_starting:
             message = f"{num_waiting} requests are waiting already; the limit is {self._max_waiting}."
         elif (
@@ -254,7 +258,11 @@ class Scheduler:
             chunks.append(self._chunk(sequence, room))
             room -= chunks[-1].num_tokens
         while room > 0 and (found := self._find_next()) is not None:
-            chunks.append(self._start(self._waiting.pop(now), found, room, now, page_copies))
+            sequence = self._waiting.pop(now)
+            page_copy = self._holdings.take(sequence, found, self._next_step_id)
+            if page_copy is not None:
+                page_copies.append(page_copy)
+            chunks.append(self._start(sequence, room, now))
             room -= chunks[-1].num_tokens
         if not decode.slots and not chunks:
             return None
@@ -282,7 +290,7 @@ class Scheduler:
                     if start == len(sequence.pages) * page_size:
                         growing.append(len(rows))
                     rows.append(sequence)
-            pages = self._allocate(len(growing))
+            pages = self._holdings.allocate(len(growing))
             if pages is not None:
                 break
             self._preempt(self._running[-1])
@@ -298,69 +306,23 @@ class Scheduler:
         ids, slots = [sequence.id for sequence in rows], [sequence.slot for sequence in rows]
         return DecodeRows(ids, slots, starts, new_pages), unfinished_prefills
 
-    def _allocate(self, count: int) -> list[int] | None:
-        """Free pages, evicting cached ones for them; None if even those are not enough."""
-        if count > self.pool.num_free:
-            self.prefix_cache.evict(count - self.pool.num_free)
-        return self.pool.allocate(count)
-
-    def _find_next(self) -> _Found | None:
+    def _find_next(self) -> Found | None:
         """What is known of the tokens of whose turn it is, if that one may start."""
-        sequence = self._waiting.head()
+        sequence, step = self._waiting.head(), self._next_step_id
         # A preempted sequence resumes only when its last row has landed: its newest token must be known.
-        if sequence is None or not self._free_slots or sequence.num_rows_in_flight:
+        if sequence is None or not self._holdings.num_free_slots or sequence.num_rows_in_flight:
             return None
-        if self._admission.is_refused(sequence, self._next_step_id):
+        if self._admission.is_refused(sequence, step):
             return None
-        found = self._find(sequence)
-        may_start = self._admission.may_start(sequence, self._next_step_id, found.pages, found.num_tokens)
-        return found if may_start else None
+        found = self._holdings.find(sequence, step)
+        return found if self._admission.may_start(sequence, step, found.pages, found.num_tokens) else None
 
-    def _find(self, sequence: Sequence) -> _Found:
-        """Computed tokens of a waiting sequence. At least its last one is computed again, for its logits."""
-        page_size = self.pool.page_size
-        num_tokens = sequence.num_tokens - 1
-        num_pages = num_tokens // page_size
-        leader = self._groups.leader_of(sequence, self._next_step_id)
-        if leader is not None:
-            pages = np.array(leader.pages[:num_pages], np.int32)
-            self._admission.opened(leader, pages)
-            copied_page = leader.pages[num_pages] if num_tokens % page_size else NO_PAGE
-            return _Found(pages, num_tokens, leader, copied_page)
-        if not self._is_cacheable(sequence):
-            return _Found(NO_PAGES, 0)
-        pages = self.prefix_cache.match(sequence.request.cache_salt, sequence.token_ids, num_pages)
-        return _Found(pages, len(pages) * page_size)
-
-    def _start(
-        self,
-        sequence: Sequence,
-        found: _Found,
-        room: int,
-        now: float,
-        page_copies: list[tuple[int, int]],
-    ) -> Row:
-        """Give a waiting sequence its pages and a slot, and plan its first chunk."""
-        self.pool.share(found.pages)
-        new_pages = self._allocate(self.pool.pages_for(sequence.num_tokens) - len(found.pages))
-        assert new_pages is not None, "admission promised pages"
-        if found.copied_page != NO_PAGE:
-            page_copies.append((found.copied_page, new_pages[0]))
-        sequence.pages = array("i", found.pages.tobytes())
-        sequence.pages.extend(new_pages)
-        sequence.slot = self._free_slots.pop()
+    def _start(self, sequence: Sequence, room: int, now: float) -> Row:
+        """Let a sequence that has its slot and its pages run, and plan its first chunk."""
         sequence.status = SequenceStatus.RUNNING
-        sequence.num_history_tokens = sequence.num_tokens
-        sequence.num_scheduled_tokens = found.num_tokens
-        sequence.num_computed_tokens = 0 if self._groups.start(sequence, found.leader) else found.num_tokens
         if not sequence.has_started:
             sequence.first_scheduled_seconds = now
-            sequence.num_cached_tokens = found.num_tokens
-            if found.leader is not None or self._is_cacheable(sequence):
-                self.num_queried_tokens += sequence.num_prompt_tokens
-                self.num_cached_tokens += found.num_tokens
         insort(self._running, sequence, key=lambda other: (other.rank, other.id))
-        self._admission.started(sequence, self._next_step_id, found.pages)
         init = SlotInit(
             sampling=sequence.request.sampling,
             seed=sequence.seed,
@@ -428,7 +390,7 @@ class Scheduler:
                 self._groups.land(sequence)
                 if sequence.slot >= 0:
                     sequence.num_computed_tokens = row.start + row.num_tokens
-                    self._remember(sequence)
+                    self._holdings.remember(sequence)
                 if sampled:
                     yield sequence, sampled
 
@@ -444,29 +406,11 @@ class Scheduler:
         elif sequence.num_tokens >= sequence.max_num_tokens:
             self._finish(sequence, FinishReason.LENGTH, None)
 
-    def _is_cacheable(self, sequence: Sequence) -> bool:
-        return self._with_prefix_cache and sequence.request.use_prefix_cache
-
-    def _remember(self, sequence: Sequence, *, is_leaving: bool = False) -> None:
-        """Let others find the full pages a sequence has computed."""
-        # A stop string may have cut off computed tokens.
-        num_pages = min(sequence.num_computed_tokens, sequence.num_tokens) // self.pool.page_size
-        if num_pages and self._is_cacheable(sequence):
-            new = self.prefix_cache.insert(
-                sequence.request.cache_salt,
-                sequence.token_ids,
-                sequence.pages[:num_pages],
-                is_leaving=is_leaving,
-            )
-            if not is_leaving:
-                self._admission.opened(sequence, new)
-
     def _preempt(self, sequence: Sequence) -> None:
         """Take pages and slot away; the sequence waits in front and computes what is lost when it resumes."""
-        self._release(sequence)
+        self._running.remove(sequence)
+        self._holdings.give_back(sequence)
         sequence.status = SequenceStatus.WAITING
-        sequence.num_scheduled_tokens = 0
-        sequence.num_computed_tokens = 0
         sequence.num_preemptions += 1
         self._waiting.push(sequence)
         self.num_preemptions += 1
@@ -474,7 +418,8 @@ class Scheduler:
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_reason: int | str | None) -> None:
         """The one end of every sequence."""
         if sequence.status is SequenceStatus.RUNNING:
-            self._release(sequence)
+            self._running.remove(sequence)
+            self._holdings.give_back(sequence)
         else:
             self._waiting.discard(sequence)
         sequence.status = SequenceStatus.FINISHED
@@ -485,12 +430,3 @@ class Scheduler:
         self._groups.forget(sequence)
         if sequence.has_started:
             self._admission.ended(sequence.num_output_tokens, is_complete=reason is FinishReason.STOP)
-
-    def _release(self, sequence: Sequence) -> None:
-        """Give back what a running sequence holds, and let others find what it has computed."""
-        self._running.remove(sequence)
-        self._remember(sequence, is_leaving=True)
-        self._admission.released(sequence, self.pool.free(sequence.pages))
-        sequence.pages = array("i")
-        self._free_slots.append(sequence.slot)
-        sequence.slot = -1
