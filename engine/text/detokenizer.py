@@ -19,7 +19,7 @@ MAX_WINDOW_TOKENS = 12
 # garbage, and all but the last three (which may still begin a character) are shown as such.
 MAX_UNFINISHED_TOKENS = 24
 MAX_UNFINISHED_BYTES = 3
-# New tokens decoded together; fewer than MAX_UNFINISHED_TOKENS, so that a boundary is met in between.
+# New tokens decoded together at most.
 MAX_ROUND_TOKENS = 16
 
 
@@ -78,7 +78,8 @@ class _Stream:
 
     The text of `window` is `text`; its first `num_settled` characters have moved on to `held`, which keeps
     what may begin a stop string. `boundary` is the newest place in the window, before its last tokens,
-    where the text was whole: the window may be cut there.
+    where the text was whole: the window may be cut there. The next round decodes `num_singly` tokens one by
+    one, and took `round_size` of them.
     """
 
     stop: tuple[str, ...]
@@ -96,6 +97,8 @@ class _Stream:
     num_output_tokens: int = 0
     num_unreported_tokens: int = 0
     new_token_ids: deque[int] = field(default_factory=deque)
+    num_singly: int = 0
+    round_size: int = 0
 
 
 class Detokenizer:
@@ -144,21 +147,40 @@ class Detokenizer:
     def _decode_new(self, streams: list[_Stream]) -> None:
         """Decode the new tokens of all streams together.
 
-        Where stop strings are looked for, one token per round, so that one names the token it ended at.
+        Where stop strings are looked for, one token per round, so that one names the token it ended at. A
+        round of several that ends inside a character is taken back and done singly: whoever looks only there
+        might never see the borders between characters.
         """
         while streams := [stream for stream in streams if stream.new_token_ids]:
             for stream in streams:
-                num_tokens = 1 if stream.stop else min(MAX_ROUND_TOKENS, len(stream.new_token_ids))
-                for _ in range(num_tokens):
-                    stream.window.append(stream.new_token_ids.popleft())
-                stream.num_output_tokens += num_tokens
-                stream.num_unreported_tokens += num_tokens
+                self._take_tokens(stream)
             self._decode_windows(streams)
             for stream in streams:
+                if stream.round_size > 1 and stream.text.endswith(REPLACEMENT):
+                    self._take_back(stream)
+                    continue
                 self._settle(stream)
                 if stream.stop and stream.num_output_tokens > stream.min_tokens:
                     self._search_stop(stream)
-            self._cut_windows([s for s in streams if len(s.window) > MAX_WINDOW_TOKENS])
+            self._cut_windows([s for s in streams if len(s.window) > MAX_WINDOW_TOKENS and not s.num_singly])
+
+    def _take_tokens(self, stream: _Stream) -> None:
+        """Move the tokens of a round into the window."""
+        is_single = stream.stop or stream.num_singly
+        stream.round_size = 1 if is_single else min(MAX_ROUND_TOKENS, len(stream.new_token_ids))
+        stream.num_singly = max(0, stream.num_singly - 1)
+        for _ in range(stream.round_size):
+            stream.window.append(stream.new_token_ids.popleft())
+        stream.num_output_tokens += stream.round_size
+        stream.num_unreported_tokens += stream.round_size
+
+    def _take_back(self, stream: _Stream) -> None:
+        """Undo _take_tokens; the same tokens come one by one."""
+        stream.new_token_ids.extendleft(reversed(stream.window[-stream.round_size :]))
+        del stream.window[-stream.round_size :]
+        stream.num_output_tokens -= stream.round_size
+        stream.num_unreported_tokens -= stream.round_size
+        stream.num_singly = stream.round_size
 
     def _decode_windows(self, streams: list[_Stream]) -> None:
         for skip in (True, False):

@@ -113,7 +113,9 @@ def test_any_bytes_joined_equal_the_whole(token_ids, skip_special):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.text("aé👋🏽한 \u0301z", min_size=1, max_size=60), st.lists(st.integers(1, 5), max_size=20))
+@given(st.text("aé👋🏽한 \u0301z", min_size=1, max_size=60), st.lists(st.integers(1, 40), max_size=20))
+@example("éaa🏽🏽é🏽🏽", [1, 4, 4, 1, 3, 2, 4])
+@example("한" * 40, [4] * 20)
 def test_any_text_survives_byte_fallback(text, pieces):
     tokenizer = byte_fallback()
     context = tuple(tokenizer.encode("and").ids)
