@@ -12,12 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.config import EngineConfig
+from engine.delivery import Delivery
 from engine.device.thread import DeviceThread, StepFuture
 from engine.errors import (
     DeviceLost,
@@ -35,18 +35,13 @@ from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
 from engine.stream import RequestStream
-from engine.text.detokenizer import AddTokens, CloseStream, Decoded, Detokenizer, Job, OpenStream
+from engine.text.detokenizer import Decoded
 from engine.text.mailbox import Mailbox
-from engine.text.pacer import FLUSH_SECONDS, Pacer
 from engine.text.tokenizer import TokenizerPool
 
 logger = logging.getLogger("monoloop.engine")
 
-# Enough context for decoders that treat the first token of a text differently.
-NUM_CONTEXT_TOKENS = 6
 LAG_TIMER_SECONDS = 0.010
-# Deliveries in a row, before whatever else waits for the loop has its turn: about a millisecond of handlers.
-MAX_DELIVERIES_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -110,13 +105,10 @@ class Engine:
             eos_token_ids=frozenset(model.eos_token_ids),
         )
         self._loop = asyncio.get_running_loop()
-        self._detokenizer = Detokenizer(tokenizer.decoder)
-        self._detokenizer_thread = ThreadPoolExecutor(1, thread_name_prefix="detokenizer")
-        self._pacer = Pacer(config.max_chunks_per_second)
+        self._delivery = Delivery(
+            tokenizer.decoder, config.max_chunks_per_second, self._deliver, self._on_undecodable
+        )
         self._live: dict[int, _Live] = {}
-        self._jobs: list[Job] = []
-        self._deliveries: deque[Decoded] = deque()
-        self._flush_timer: asyncio.TimerHandle | None = None
         self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
         self._wake = asyncio.Event()
         self._is_empty = asyncio.Event()
@@ -190,34 +182,18 @@ class Engine:
 
     def _open(self, sequence: Sequence, now: float) -> RequestStream:
         """The stream of a sequence that has been queued."""
-        request, sampling = sequence.request, sequence.request.sampling
         mailbox = Mailbox()
         stream = RequestStream(
-            request.request_id,
+            sequence.request.request_id,
             sequence.num_prompt_tokens,
             mailbox,
             abort=lambda: self._abort(sequence.id),
-            on_collect=lambda: self._collect(sequence),
+            on_collect=lambda: self._delivery.collect(sequence),
         )
         self._live[sequence.id] = _Live(sequence, stream, mailbox, now)
-        self._pacer.open(sequence.id)
-        self._jobs.append(
-            OpenStream(
-                sequence_id=sequence.id,
-                context_token_ids=request.prompt_token_ids[-NUM_CONTEXT_TOKENS:],
-                stop=sampling.stop,
-                include_stop=sampling.include_stop_str_in_output,
-                min_tokens=sampling.min_tokens,
-                skip_special_tokens=sampling.skip_special_tokens,
-            )
-        )
+        self._delivery.open(sequence)
         self._num_prompt_tokens += sequence.num_prompt_tokens
         return stream
-
-    def _collect(self, sequence: Sequence) -> None:
-        """Nobody reads this stream before its end; its text is needed earlier only to find a stop string."""
-        if not sequence.request.sampling.stop:
-            self._pacer.collect(sequence.id)
 
     def _abort(self, sequence_id: int) -> None:
         if sequence_id in self._live:
@@ -284,10 +260,8 @@ class Engine:
         for task in (self._step_loop, self._lag_timer):
             task.cancel()
         await asyncio.wait([self._step_loop, self._lag_timer])
-        if self._flush_timer is not None:
-            self._flush_timer.cancel()
         await self._device.stop()
-        self._detokenizer_thread.shutdown(wait=False)
+        self._delivery.stop()
         self.tokenizer.close()
 
     def _end_all(self, error: EngineError) -> None:
@@ -307,7 +281,7 @@ class Engine:
                 self._in_flight.append((plan, self._device.launch(plan)))
             elif self._in_flight:
                 self._device.flush()
-            self._send_jobs()
+            self._delivery.send()
             if self._in_flight and (plan is None or len(self._in_flight) > self.config.run_ahead):
                 await self._land(*self._in_flight.popleft())
             elif plan is None:
@@ -334,7 +308,7 @@ class Engine:
                 error = StepFailed("The model computed no finite probabilities for this request.")
                 self._end(sequence.id, FinishReason.ERROR, error)
             elif sequence.id in self._live:
-                self._hold_or_send(sequence, token_ids, now)
+                self._delivery.add(sequence, token_ids, now)
         self._observe_step(plan, output)
 
     def _observe_step(self, plan: StepPlan, output: StepOutput) -> None:
@@ -360,69 +334,17 @@ class Engine:
 
     # Text
 
-    def _hold_or_send(self, sequence: Sequence, token_ids: tuple[int, ...], now: float) -> None:
-        """Let new tokens become text, now or when their stream has its turn."""
-        is_last = sequence.is_finished
-        token_ids = self._pacer.add(sequence.id, token_ids, now, is_last=is_last)
-        if is_last:
-            is_stop_token = sequence.finish_reason is FinishReason.STOP
-            show = sequence.stop_reason is not None and sequence.request.sampling.include_stop_str_in_output
-            hide_last = is_stop_token and not show
-            self._jobs.append(
-                AddTokens(sequence.id, token_ids, sequence.finish_reason, sequence.stop_reason, hide_last)
-            )
-        elif token_ids:
-            self._jobs.append(AddTokens(sequence.id, token_ids))
-        elif self._flush_timer is None:
-            self._flush_timer = self._loop.call_later(FLUSH_SECONDS, self._flush)
+    def _on_undecodable(self, sequence_ids: set[int]) -> None:
+        for sequence_id in sequence_ids:
+            self._scheduler.mark(sequence_id, FinishReason.ERROR)
+            self._end(sequence_id, FinishReason.ERROR, StepFailed("Decoding this request's text failed."))
+        self._wake.set()
 
-    def _flush(self) -> None:
-        """Send what no step has carried along in time."""
-        self._jobs += [AddTokens(*tokens) for tokens in self._pacer.due(time.perf_counter())]
-        self._send_jobs()
-        self._flush_timer = (
-            self._loop.call_later(FLUSH_SECONDS, self._flush) if self._pacer.is_holding else None
-        )
-
-    def _send_jobs(self) -> None:
-        """Hand what one step brought to the detokenizer: one hop, however many streams."""
-        if self._jobs:
-            jobs, self._jobs = self._jobs, []
-            future = self._loop.run_in_executor(self._detokenizer_thread, self._detokenizer.process, jobs)
-            future.add_done_callback(lambda done: self._on_text(jobs, done))
-
-    def _on_text(self, jobs: list[Job], done: asyncio.Future[list[Decoded]]) -> None:
-        if done.cancelled():
+    def _deliver(self, decoded: Decoded, now: float) -> None:
+        """New text of a request: count it, and let its reader have it."""
+        live = self._live.get(decoded.sequence_id)
+        if live is None:
             return
-        error = done.exception()
-        if error is not None:
-            logger.error("detokenizing failed; the step's requests end with an error", exc_info=error)
-            for sequence_id in {job.sequence_id for job in jobs}:
-                self._scheduler.mark(sequence_id, FinishReason.ERROR)
-                self._end(sequence_id, FinishReason.ERROR, StepFailed("Decoding this request's text failed."))
-            self._wake.set()
-            return
-        is_delivering = bool(self._deliveries)
-        results = done.result()
-        self._deliveries += results
-        for sequence_id in {job.sequence_id for job in jobs}.difference(decoded[0] for decoded in results):
-            self._pacer.delivered(sequence_id)
-        if not is_delivering:
-            self._deliver_some()
-
-    def _deliver_some(self) -> None:
-        """Deliver a slice of what is decoded: each delivery wakes a handler, and the loop must breathe."""
-        now = time.perf_counter()
-        for _ in range(min(MAX_DELIVERIES_AT_ONCE, len(self._deliveries))):
-            decoded = self._deliveries.popleft()
-            live = self._live.get(decoded.sequence_id)
-            if live is not None:
-                self._pacer.delivered(decoded.sequence_id)
-                self._deliver(live, decoded, now)
-        if self._deliveries:
-            self._loop.call_soon(self._deliver_some)
-
-    def _deliver(self, live: _Live, decoded: Decoded, now: float) -> None:
         delta = decoded.delta
         self._num_generation_tokens += decoded.num_output_tokens - live.stream.num_output_tokens
         live.stream.num_output_tokens = decoded.num_output_tokens
@@ -450,10 +372,9 @@ class Engine:
         live = self._live.pop(sequence_id, None)
         if live is None:
             return
-        self._pacer.close(sequence_id)
+        self._delivery.close(sequence_id, has_ended=live.mailbox.is_closed)
         if not live.mailbox.is_closed:
             live.mailbox.fail(error or EngineError("The request was aborted."))
-            self._jobs.append(CloseStream(sequence_id))
             self._wake.set()
         self._observer.request_finished(self._times(live, reason))
         if not self._live:

@@ -338,7 +338,7 @@ async def test_a_reader_that_comes_late_gets_everything_in_one_delta():
 
 async def test_detokenizer_faults_end_the_requests_of_the_step(caplog):
     async with toy_engine() as engine:
-        engine._detokenizer.process = lambda jobs: 1 / 0
+        engine._delivery._detokenizer.process = lambda jobs: 1 / 0
         with caplog.at_level(logging.CRITICAL, "monoloop.engine"), pytest.raises(StepFailed):
             await engine.submit(request([1, 2], 5)).collect()
         await idle(engine)

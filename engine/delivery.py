@@ -1,0 +1,143 @@
+"""From the tokens of a step to text: what the loop does around the detokenizer thread."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from engine.outputs import FinishReason
+from engine.schedule.sequence import Sequence
+from engine.text.detokenizer import (
+    AddTokens,
+    BatchDecoder,
+    CloseStream,
+    Decoded,
+    Detokenizer,
+    Job,
+    OpenStream,
+)
+from engine.text.pacer import FLUSH_SECONDS, Pacer
+
+logger = logging.getLogger("monoloop.engine")
+
+# Enough context for decoders that treat the first token of a text differently.
+NUM_CONTEXT_TOKENS = 6
+# Deliveries in a row, before whatever else waits for the loop has its turn: about a millisecond of handlers.
+MAX_DELIVERIES_AT_ONCE = 8
+
+
+class Delivery:
+    """Holds tokens until their stream has its turn, has them decoded, and hands the text out in slices.
+
+    `on_text` is called for each piece of text, with the time; `on_fault` with the ids of the sequences whose
+    text could not be decoded.
+    """
+
+    def __init__(
+        self,
+        decoder: BatchDecoder,
+        max_per_second: int,
+        on_text: Callable[[Decoded, float], None],
+        on_fault: Callable[[set[int]], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._detokenizer = Detokenizer(decoder)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="detokenizer")
+        self._pacer = Pacer(max_per_second)
+        self._on_text = on_text
+        self._on_fault = on_fault
+        self._jobs: list[Job] = []
+        self._decoded: deque[Decoded] = deque()
+        self._flush_timer: asyncio.TimerHandle | None = None
+
+    def open(self, sequence: Sequence) -> None:
+        """Begin the text of a sequence."""
+        request, sampling = sequence.request, sequence.request.sampling
+        self._pacer.open(sequence.id)
+        self._jobs.append(
+            OpenStream(
+                sequence_id=sequence.id,
+                context_token_ids=request.prompt_token_ids[-NUM_CONTEXT_TOKENS:],
+                stop=sampling.stop,
+                include_stop=sampling.include_stop_str_in_output,
+                min_tokens=sampling.min_tokens,
+                skip_special_tokens=sampling.skip_special_tokens,
+            )
+        )
+
+    def collect(self, sequence: Sequence) -> None:
+        """Nobody reads this text before its end; it is needed earlier only to find a stop string."""
+        if not sequence.request.sampling.stop:
+            self._pacer.collect(sequence.id)
+
+    def add(self, sequence: Sequence, token_ids: tuple[int, ...], now: float) -> None:
+        """Let new tokens of an open sequence become text, with the next send() or when it has its turn."""
+        is_last = sequence.is_finished
+        token_ids = self._pacer.add(sequence.id, token_ids, now, is_last=is_last)
+        if is_last:
+            is_stop_token = sequence.finish_reason is FinishReason.STOP
+            show = sequence.stop_reason is not None and sequence.request.sampling.include_stop_str_in_output
+            hide_last = is_stop_token and not show
+            self._jobs.append(
+                AddTokens(sequence.id, token_ids, sequence.finish_reason, sequence.stop_reason, hide_last)
+            )
+        elif token_ids:
+            self._jobs.append(AddTokens(sequence.id, token_ids))
+        elif self._flush_timer is None:
+            self._flush_timer = self._loop.call_later(FLUSH_SECONDS, self._flush)
+
+    def close(self, sequence_id: int, *, has_ended: bool) -> None:
+        """Forget a sequence; unless its text `has_ended`, the rest of it, too."""
+        self._pacer.close(sequence_id)
+        if not has_ended:
+            self._jobs.append(CloseStream(sequence_id))
+
+    def send(self) -> None:
+        """Hand what one step brought to the detokenizer: one hop, however many streams."""
+        if self._jobs:
+            jobs, self._jobs = self._jobs, []
+            future = self._loop.run_in_executor(self._thread, self._detokenizer.process, jobs)
+            future.add_done_callback(lambda done: self._take(jobs, done))
+
+    def stop(self) -> None:
+        """End the thread after what it is doing."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+        self._thread.shutdown(wait=False)
+
+    def _flush(self) -> None:
+        """Send what no step has carried along in time."""
+        self._jobs += [AddTokens(*tokens) for tokens in self._pacer.due(time.perf_counter())]
+        self.send()
+        self._flush_timer = (
+            self._loop.call_later(FLUSH_SECONDS, self._flush) if self._pacer.is_holding else None
+        )
+
+    def _take(self, jobs: list[Job], done: asyncio.Future[list[Decoded]]) -> None:
+        if done.cancelled():
+            return
+        sequence_ids = {job.sequence_id for job in jobs}
+        error = done.exception()
+        if error is not None:
+            logger.error("detokenizing failed; the step's requests end with an error", exc_info=error)
+            self._on_fault(sequence_ids)
+            return
+        is_handing_out = bool(self._decoded)
+        results = done.result()
+        self._decoded += results
+        for sequence_id in sequence_ids.difference(decoded.sequence_id for decoded in results):
+            self._pacer.delivered(sequence_id)
+        if not is_handing_out:
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Hand out a slice of what is decoded: each piece wakes a handler, and the loop must breathe."""
+        now = time.perf_counter()
+        for _ in range(min(MAX_DELIVERIES_AT_ONCE, len(self._decoded))):
+            decoded = self._decoded.popleft()
+            self._pacer.delivered(decoded.sequence_id)
+            self._on_text(decoded, now)
+        if self._decoded:
+            self._loop.call_soon(self._hand_out)
