@@ -5,27 +5,19 @@ import asyncio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from server.answer import Answer, collect_all, finish_of, while_connected
-from server.body import read_json
-from server.context import ServerContext, context_of
+from server.answer import Answer, collect_all, finish_of
+from server.context import ServerContext
 from server.convert import make_requests
+from server.handler import answered
 from server.prompt import encode_chat
 from server.schema.chat import AssistantMessage, ChatChoice, ChatRequest, ChatResponse
-from server.schema.fields import CHAT, unknown_fields
+from server.schema.fields import CHAT
 from server.stream import ChatFrames, stream_answer
 
 
 async def chat_completions(http: HttpRequest) -> Response:
     """One answer, or n, to a conversation."""
-    context = context_of(http)
-    context.check_ready()
-    wire = await read_json(http, ChatRequest, CHAT)
-    context.note_unknown_fields(unknown_fields(wire.model_extra, CHAT))
-    answer = Answer("chatcmpl-", context.model_name(wire.model), context.engine.model)
-    http.state.answer = answer
-    return await while_connected(
-        http, context.config.request_timeout_seconds, lambda: reply(context, wire, answer)
-    )
+    return await answered(http, ChatRequest, CHAT, "chatcmpl-", reply)
 
 
 async def submit(

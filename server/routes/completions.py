@@ -5,13 +5,13 @@ import asyncio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from server.answer import Answer, collect_all, finish_of, while_connected
-from server.body import read_json
-from server.context import ServerContext, context_of
+from server.answer import Answer, collect_all, finish_of
+from server.context import ServerContext
 from server.convert import make_requests
+from server.handler import answered
 from server.prompt import encode_prompts
 from server.schema.completions import CompletionChoice, CompletionRequest, CompletionResponse
-from server.schema.fields import COMPLETION, unknown_fields
+from server.schema.fields import COMPLETION
 from server.stream import CompletionFrames, stream_answer
 
 DEFAULT_MAX_TOKENS = 16
@@ -19,15 +19,7 @@ DEFAULT_MAX_TOKENS = 16
 
 async def completions(http: HttpRequest) -> Response:
     """One continuation, or n, of each prompt."""
-    context = context_of(http)
-    context.check_ready()
-    wire = await read_json(http, CompletionRequest, COMPLETION)
-    context.note_unknown_fields(unknown_fields(wire.model_extra, COMPLETION))
-    answer = Answer("cmpl-", context.model_name(wire.model), context.engine.model)
-    http.state.answer = answer
-    return await while_connected(
-        http, context.config.request_timeout_seconds, lambda: reply(context, wire, answer)
-    )
+    return await answered(http, CompletionRequest, COMPLETION, "cmpl-", reply)
 
 
 async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer) -> Response:

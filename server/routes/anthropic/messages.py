@@ -8,6 +8,7 @@ from starlette.responses import Response
 from server.answer import Answer, collect_all, while_connected
 from server.body import read_json
 from server.context import ServerContext, context_of
+from server.handler import answered
 from server.prompt import encode_chat
 from server.routes.anthropic.convert import chat_request
 from server.routes.anthropic.events import MessageFrames, message
@@ -25,15 +26,7 @@ from server.stream import stream_answer
 
 async def messages(http: HttpRequest) -> Response:
     """One answer to a conversation."""
-    context = context_of(http)
-    context.check_ready()
-    wire = await read_json(http, MessagesRequest, MESSAGES)
-    context.note_unknown_fields(unknown_fields(wire.model_extra, MESSAGES))
-    answer = Answer("msg_", context.model_name(wire.model), context.engine.model)
-    http.state.answer = answer
-    return await while_connected(
-        http, context.config.request_timeout_seconds, lambda: reply(context, wire, answer)
-    )
+    return await answered(http, MessagesRequest, MESSAGES, "msg_", reply)
 
 
 async def reply(context: ServerContext, wire: MessagesRequest, answer: Answer) -> Response:

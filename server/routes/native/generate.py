@@ -9,10 +9,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from engine.outputs import TextDelta
-from server.answer import Answer, collect_all, while_connected
-from server.body import read_json
+from server.answer import Answer, collect_all
 from server.context import ServerContext, context_of
 from server.convert import check_text, make_requests
+from server.handler import answered
 from server.prompt import check_length, encode_prompts
 from server.routes.native import lightllm, tgi
 from server.routes.native.convert import Defaults, completion_request
@@ -38,42 +38,30 @@ DIALECTS = {
 
 async def generate(http: HttpRequest) -> Response:
     """One continuation of a text; streamed if `stream` is true."""
-    return await answer_in_dialect(http)
+    return await answered(http, GenerateRequest, GENERATE, "gen-", reply)
 
 
 async def generate_stream(http: HttpRequest) -> Response:
     """One continuation of a text, streamed."""
-    return await answer_in_dialect(http, always_stream=True)
+
+    async def stream(context: ServerContext, wire: GenerateRequest, answer: Answer) -> Response:
+        return await reply(context, wire.model_copy(update={"stream": True}), answer)
+
+    return await answered(http, GenerateRequest, GENERATE, "gen-", stream)
 
 
 async def generate_compat(http: HttpRequest) -> Response:
     """The same as /generate; TGI puts the answer in a list here."""
-    response = await answer_in_dialect(http)
+    response = await generate(http)
     if context_of(http).config.generate_api == "tgi" and response.media_type == "application/json":
         return Response(b"[" + bytes(response.body) + b"]", media_type="application/json")
     return response
 
 
-async def answer_in_dialect(http: HttpRequest, *, always_stream: bool = False) -> Response:
-    """Read, check, and answer unless the client leaves."""
-    context = context_of(http)
-    context.check_ready()
-    wire = await read_json(http, GenerateRequest, GENERATE)
-    context.note_unknown_fields(
-        unknown_fields(wire.model_extra, GENERATE) + unknown_fields(wire.parameters.model_extra, PARAMETERS)
-    )
-    if always_stream:
-        wire = wire.model_copy(update={"stream": True})
-    answer = Answer("gen-", context.model_name(wire.model), context.engine.model)
-    http.state.answer = answer
-    return await while_connected(
-        http, context.config.request_timeout_seconds, lambda: reply(context, wire, answer)
-    )
-
-
 async def reply(context: ServerContext, wire: GenerateRequest, answer: Answer) -> Response:
     """Submit as a completion, and stream or collect."""
     started = asyncio.get_running_loop().time()
+    context.note_unknown_fields(unknown_fields(wire.parameters.model_extra, PARAMETERS))
     dialect = DIALECTS[context.config.generate_api]
     dialect.check(wire)
     await submit(context, wire, answer, dialect.defaults)

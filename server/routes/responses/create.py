@@ -6,28 +6,19 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from engine.errors import InvalidRequest
-from server.answer import Answer, collect_all, while_connected
-from server.body import read_json
-from server.context import ServerContext, context_of
+from server.answer import Answer, collect_all
+from server.context import ServerContext
+from server.handler import answered
 from server.routes.chat import submit
 from server.routes.responses.convert import chat_request
 from server.routes.responses.events import ResponseFrames, begun, ended
-from server.schema.fields import unknown_fields
 from server.schema.responses import RESPONSES, ResponsesRequest
 from server.stream import stream_answer
 
 
 async def create_response(http: HttpRequest) -> Response:
     """One answer to a conversation, which the client sends whole."""
-    context = context_of(http)
-    context.check_ready()
-    wire = await read_json(http, ResponsesRequest, RESPONSES)
-    context.note_unknown_fields(unknown_fields(wire.model_extra, RESPONSES))
-    answer = Answer("resp_", context.model_name(wire.model), context.engine.model)
-    http.state.answer = answer
-    return await while_connected(
-        http, context.config.request_timeout_seconds, lambda: reply(context, wire, answer)
-    )
+    return await answered(http, ResponsesRequest, RESPONSES, "resp_", reply)
 
 
 async def reply(context: ServerContext, wire: ResponsesRequest, answer: Answer) -> Response:
