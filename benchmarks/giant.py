@@ -25,7 +25,7 @@ from benchmarks.in_process import Recorder, engine_around
 from engine import Engine
 from engine.bench.steps import SHAPE_NAMES, random_runner
 from engine.config import EngineConfig
-from engine.device.runner import choose_device, set_up_thread
+from engine.device.devices import choose_device, set_up_thread
 from engine.request import Request, SamplingParams
 from engine.startup import default_token_budget
 from engine.stream import RequestStream

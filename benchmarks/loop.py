@@ -22,7 +22,8 @@ import torch
 from benchmarks.common import parser, show
 from benchmarks.in_process import MAX_CHUNKS_PER_SECOND, Recorder, drive, engine_around, serving
 from engine.config import EngineConfig
-from engine.device.runner import ModelRunner, choose_device, set_up_thread
+from engine.device.devices import choose_device, set_up_thread
+from engine.device.runner import ModelRunner
 from models.decoder import ForwardBatch
 from models.shapes import SHAPES
 

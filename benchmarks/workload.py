@@ -21,7 +21,8 @@ from benchmarks.in_process import MAX_CHUNKS_PER_SECOND, Recorder, drive, engine
 from engine import Engine
 from engine.bench.steps import SHAPE_NAMES, random_runner
 from engine.config import EngineConfig
-from engine.device.runner import ModelRunner, choose_device, set_up_thread
+from engine.device.devices import choose_device, set_up_thread
+from engine.device.runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.stats import EngineStats
 from server.bench.workload import read_lengths

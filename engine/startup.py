@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.device.runner import ModelRunner, choose_device
+from engine.device.devices import choose_device
+from engine.device.runner import ModelRunner
 from engine.device.thread import DeviceThread
 from engine.engine import ModelInfo
 from engine.errors import FetchFailed, ModelError

@@ -21,7 +21,7 @@ from engine.bench.attention_cases import (
 )
 from engine.bench.probe import Ceilings, Probe
 from engine.config import EngineConfig
-from engine.device.runner import choose_device
+from engine.device.devices import choose_device
 from kernels.act_mul import gelu_mul, silu_mul
 from kernels.layer_norm import layer_norm
 from kernels.logprobs import top_logprobs

@@ -16,8 +16,9 @@ import torch
 
 from engine.bench.probe import Ceilings, Probe
 from engine.config import EngineConfig
+from engine.device.devices import choose_device, set_up_thread
 from engine.device.kv_cache import bytes_per_token
-from engine.device.runner import ModelRunner, choose_device, set_up_thread
+from engine.device.runner import ModelRunner
 from engine.device.thread import LaunchedStep
 from engine.outputs import NO_PAGE, DecodeRows, Row, SlotInit, StepOutput, StepPlan
 from engine.request import SamplingParams

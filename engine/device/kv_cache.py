@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig
+from engine.device.devices import does_not_fit
 from kernels.paged_attention import AttentionBatch
 from models.decoder import Decoder, ForwardBatch
 from models.spec import DecoderSpec
@@ -110,10 +111,8 @@ def _free_cuda_bytes(model: Decoder, page_size: int, token_budget: int) -> int:
     try:
         model(ForwardBatch(torch.zeros_like(positions), positions, attention), _layers(model, 1, page_size))
     except torch.OutOfMemoryError as error:
-        free, total = torch.cuda.mem_get_info(device)
         raise ValueError(
-            f"token_budget: a step of {num_tokens} tokens does not fit beside the weights: "
-            f"{free / 2**30:.2f} of {total / 2**30:.2f} GiB are free; lower token_budget"
+            f"token_budget: beside the weights a step of {num_tokens} tokens {does_not_fit(device)}; lower it"
         ) from error
     torch.cuda.synchronize(device)
     step_bytes = torch.cuda.max_memory_allocated(device) - before

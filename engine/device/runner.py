@@ -1,9 +1,7 @@
 """StepPlan -> batch -> logits -> StepOutput. Owns model, KV cache, slots, sampler and graphs."""
 
-import logging
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,68 +10,18 @@ import torch
 from engine.config import EngineConfig
 from engine.device.batch import build_batch
 from engine.device.clock import CudaClock
+from engine.device.devices import choose_device, does_not_fit, raise_if_lost, set_up_thread
 from engine.device.graphs import DecodeGraphs
 from engine.device.kv_cache import KVCache
-from engine.device.sampler import Logprobs, Sampled, Sampler
+from engine.device.sampler import Sampler
+from engine.device.samples import HostSamples, step_output
 from engine.device.slots import StateSlots
 from engine.device.staging import upload
-from engine.errors import DeviceLost, ModelError, StepFailed
-from engine.outputs import DecodeRows, StepOutput, StepPlan, TokenLogprobs
-from kernels.dispatch import HAS_TRITON
+from engine.errors import ModelError, StepFailed
+from engine.outputs import DecodeRows, StepOutput, StepPlan
 from models import loader
 from models.catalog import ModelFiles
 from models.decoder import Decoder
-
-logger = logging.getLogger("monoloop.engine")
-
-MIN_CAPABILITY = (8, 0)  # Ampere: the first that computes in bfloat16 and copies asynchronously
-
-
-def _output(plan: StepPlan, samples: "HostSamples", start_seconds: float, end_seconds: float) -> StepOutput:
-    """Samples, one for each decode row and for each chunk with `sample`, as the tokens of each row."""
-    is_sampled = [True] * len(plan.decode.slots) + [row.sample for row in plan.chunks]
-    values = iter(samples.tokens.tolist())
-    tokens = [(next(values),) if there else () for there in is_sampled]
-    logprobs = None
-    if samples.logprobs is not None:
-        told = iter(samples.told())
-        logprobs = [(next(told),) if there else () for there in is_sampled]
-    return StepOutput(plan.step_id, tokens, start_seconds, end_seconds, logprobs)
-
-
-@dataclass(frozen=True)
-class HostSamples:
-    """Samples on their way to the host; `num_logprobs`: how many most likely tokens each wants told."""
-
-    tokens: torch.Tensor
-    logprobs: Logprobs | None = None
-    num_logprobs: Sequence[int | None] = ()
-
-    @classmethod
-    def of(cls, samples: Sampled, num_rows: int, num_logprobs: Sequence[int | None]) -> "HostSamples":
-        """Copy the first `num_rows`, without waiting; log-probabilities only where one is wanted."""
-        tokens = _to_host(samples.tokens[:num_rows])
-        if not num_logprobs or samples.logprobs is None:
-            return cls(tokens)
-        logprobs = Logprobs(*(_to_host(tensor[:num_rows]) for tensor in samples.logprobs))
-        return cls(tokens, logprobs, num_logprobs)
-
-    def told(self) -> Iterator[TokenLogprobs | None]:
-        """The log-probabilities of each sample, None for those that want none."""
-        assert self.logprobs is not None
-        columns = (tensor.tolist() for tensor in self.logprobs)
-        for logprob, values, ids, count in zip(*columns, self.num_logprobs, strict=True):
-            if count is None:
-                yield None
-            else:
-                yield TokenLogprobs(logprob, tuple(zip(ids[:count], values[:count], strict=True)))
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in pinned memory, where the device will have written once its stream gets there."""
-    if tensor.device.type == "cpu":
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -106,7 +54,9 @@ class QueuedStep:
         except Exception as error:
             raise_if_lost(error)
             raise
-        return _output(self.plan, self.samples, self.clock.seconds(self.start), self.clock.seconds(self.end))
+        return step_output(
+            self.plan, self.samples, self.clock.seconds(self.start), self.clock.seconds(self.end)
+        )
 
 
 class ModelRunner:
@@ -151,7 +101,6 @@ class ModelRunner:
         config: EngineConfig,
         files: ModelFiles,
         token_budget: int,
-        on_bytes: Callable[[int, int], None] | None = None,
     ) -> "ModelRunner":
         """Load the weights, allocate the KV cache, capture the graphs.
 
@@ -163,11 +112,11 @@ class ModelRunner:
         set_up_thread(config, device)
         with torch.inference_mode():
             try:
-                model = loader.load(files, dtype, device, on_bytes)
+                model = loader.load(files, dtype, device)
             except loader.ModelError as error:
                 raise ModelError(str(error)) from error
             except torch.OutOfMemoryError as error:
-                raise ValueError(f"model: {files.name} in {dtype} {_does_not_fit(device)}") from error
+                raise ValueError(f"model: {files.name} in {dtype} {does_not_fit(device)}") from error
             return cls.around(model, config, token_budget, files.eos_token_ids)
 
     @classmethod
@@ -190,7 +139,7 @@ class ModelRunner:
                 except torch.OutOfMemoryError as error:
                     raise ValueError(
                         f"kv_tokens: beside a pool of {kv_cache.num_tokens:,} tokens, what CUDA graphs of up "
-                        f"to {config.max_num_seqs} rows need {_does_not_fit(model.device)}; lower kv_tokens "
+                        f"to {config.max_num_seqs} rows need {does_not_fit(model.device)}; lower kv_tokens "
                         "or max_num_seqs"
                     ) from error
             return runner
@@ -205,7 +154,7 @@ class ModelRunner:
             if self._clock is None:
                 start = time.perf_counter()
                 samples = self._run_eagerly(plan)
-                return ComputedStep(_output(plan, samples, start, time.perf_counter()))
+                return ComputedStep(step_output(plan, samples, start, time.perf_counter()))
             try:
                 try:
                     return self._queue(plan, self._clock)
@@ -214,7 +163,7 @@ class ModelRunner:
                     return self._queue(plan, self._clock)
             except torch.OutOfMemoryError as error:
                 raise StepFailed(
-                    f"A step of {plan.num_tokens} tokens {_does_not_fit(self._device)}."
+                    f"A step of {plan.num_tokens} tokens {does_not_fit(self._device)}."
                 ) from error
             except Exception as error:
                 raise_if_lost(error)
@@ -274,59 +223,6 @@ class ModelRunner:
         """For each slot how many most likely tokens it wants told; empty if none wants any."""
         state = self._slots
         return [state.num_logprobs(slot) for slot in slots] if state.wants_logprobs(slots) else []
-
-
-def raise_if_lost(error: Exception) -> None:
-    """Raise DeviceLost if the device does not answer any more: after some errors no call to CUDA succeeds."""
-    try:
-        torch.cuda.synchronize()
-    except Exception:
-        raise DeviceLost(f"The device has failed: {str(error).splitlines()[0]}") from error
-
-
-def _does_not_fit(device: torch.device) -> str:
-    free, total = torch.cuda.mem_get_info(device)
-    return f"does not fit into the memory of {device}: {free / 2**30:.2f} of {total / 2**30:.2f} GiB are free"
-
-
-def set_up_thread(config: EngineConfig, device: torch.device) -> None:
-    """Give the calling thread its CPU threads, or its own CUDA stream: both belong to a thread."""
-    torch.set_num_threads(config.threads or _num_cores())
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        torch.cuda.set_stream(torch.cuda.Stream(device))
-
-
-def choose_device(config: EngineConfig) -> torch.device:
-    """The device the settings ask for. Raises ValueError when it cannot be used."""
-    if config.device == "cpu":
-        return torch.device("cpu")
-    obstacle = _obstacle_to_cuda()
-    if obstacle is None:
-        return torch.device("cuda", 0)
-    if config.device == "cuda":
-        raise ValueError(f"device: cuda was asked for, but {obstacle}")
-    if torch.cuda.is_available():
-        logger.warning("the GPU is not used, the CPU is: %s", obstacle)
-    return torch.device("cpu")
-
-
-def _obstacle_to_cuda() -> str | None:
-    """Why steps cannot be computed on a CUDA device; None if they can."""
-    if not torch.cuda.is_available():
-        return "torch finds no usable CUDA device"
-    if not HAS_TRITON:
-        return "triton, which compiles the kernels, is not installed"
-    capability = torch.cuda.get_device_capability(0)
-    if capability < MIN_CAPABILITY:
-        needed, there = (".".join(map(str, version)) for version in (MIN_CAPABILITY, capability))
-        return f"{torch.cuda.get_device_name(0)} has compute capability {there}, and {needed} is needed"
-    return None
-
-
-def _num_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _max_model_len(config: EngineConfig, model_limit: int, pool_tokens: int) -> int:

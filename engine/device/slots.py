@@ -174,7 +174,7 @@ class StateSlots:
 
     def allow_ends(self, slots: Sequence[int], newest: Sequence[int]) -> None:
         """Let sequences end from now on that have `min_tokens`; `newest`: position of their last token."""
-        if self._min_tokens:
+        if not self._min_tokens.keys().isdisjoint(slots):
             for slot, position in zip(slots, newest, strict=True):
                 if slot in self._min_tokens and position >= self._min_tokens[slot][0]:
                     _, sampling = self._min_tokens.pop(slot)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.device.runner import ModelRunner, set_up_thread
+from engine.device.devices import set_up_thread
+from engine.device.runner import ModelRunner
 from engine.outputs import NO_PAGE, NO_TOKEN, DecodeRows, Row, SlotInit, StepOutput, StepPlan
 from engine.request import SamplingParams
 from models.loader import random_decoder

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.device.runner import set_up_thread
+from engine.device.devices import set_up_thread
 
 DEVICE = torch.device("cuda", 0)
 

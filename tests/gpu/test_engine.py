@@ -8,7 +8,8 @@ import torch
 
 from benchmarks.in_process import Recorder, engine_around
 from engine.config import EngineConfig
-from engine.device.runner import ModelRunner, set_up_thread
+from engine.device.devices import set_up_thread
+from engine.device.runner import ModelRunner
 from engine.request import Request, SamplingParams
 from models.loader import random_decoder
 from models.shapes import SHAPES

@@ -7,7 +7,7 @@ import pytest
 
 SCRIPT = """
 import torch
-from engine.device.runner import raise_if_lost
+from engine.device.devices import raise_if_lost
 from engine.errors import DeviceLost
 
 torch.zeros(1, device="cuda")

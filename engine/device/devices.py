@@ -1,0 +1,68 @@
+"""Which device computes, what a thread needs to use it, and what to say when it cannot."""
+
+import logging
+import os
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import DeviceLost
+from kernels.dispatch import HAS_TRITON
+
+logger = logging.getLogger("monoloop.engine")
+
+MIN_CAPABILITY = (8, 0)  # Ampere: the first that computes in bfloat16 and copies asynchronously
+
+
+def raise_if_lost(error: Exception) -> None:
+    """Raise DeviceLost if the device does not answer any more: after some errors no call to CUDA succeeds."""
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        raise DeviceLost(f"The device has failed: {str(error).splitlines()[0]}") from error
+
+
+def does_not_fit(device: torch.device) -> str:
+    """The end of a message about something too large, with the numbers."""
+    free, total = torch.cuda.mem_get_info(device)
+    return f"does not fit into the memory of {device}: {free / 2**30:.2f} of {total / 2**30:.2f} GiB are free"
+
+
+def set_up_thread(config: EngineConfig, device: torch.device) -> None:
+    """Give the calling thread its CPU threads, or its own CUDA stream: both belong to a thread."""
+    torch.set_num_threads(config.threads or _num_cores())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.set_stream(torch.cuda.Stream(device))
+
+
+def choose_device(config: EngineConfig) -> torch.device:
+    """The device the settings ask for. Raises ValueError when it cannot be used."""
+    if config.device == "cpu":
+        return torch.device("cpu")
+    obstacle = _obstacle_to_cuda()
+    if obstacle is None:
+        return torch.device("cuda", 0)
+    if config.device == "cuda":
+        raise ValueError(f"device: cuda was asked for, but {obstacle}")
+    if torch.cuda.is_available():
+        logger.warning("the GPU is not used, the CPU is: %s", obstacle)
+    return torch.device("cpu")
+
+
+def _obstacle_to_cuda() -> str | None:
+    """Why steps cannot be computed on a CUDA device; None if they can."""
+    if not torch.cuda.is_available():
+        return "torch finds no usable CUDA device"
+    if not HAS_TRITON:
+        return "triton, which compiles the kernels, is not installed"
+    capability = torch.cuda.get_device_capability(0)
+    if capability < MIN_CAPABILITY:
+        needed, there = (".".join(map(str, version)) for version in (MIN_CAPABILITY, capability))
+        return f"{torch.cuda.get_device_name(0)} has compute capability {there}, and {needed} is needed"
+    return None
+
+
+def _num_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
