@@ -58,8 +58,8 @@ class EngineConfig(BaseModel):
         0.5,
         ge=0,
         le=1,
-        description="how much of the KV pool is promised twice: 0 reserves max_tokens for every request and "
-        "never preempts, 1 starts whatever fits now",
+        description="how far answers are trusted to end before max_tokens when requests are let in: 0 reserves "
+        "max_tokens for each and never preempts, 1 starts whatever fits now",
     )
     prefix_cache: bool = Field(True, description="compute equal beginnings of prompts once")
     priority_seconds: float = Field(
