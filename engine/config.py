@@ -58,14 +58,14 @@ class EngineConfig(BaseModel):
         0.5,
         ge=0,
         le=1,
-        description="how far answers are trusted to end before max_tokens when requests are let in: 0 reserves "
-        "max_tokens for each and never preempts, 1 starts whatever fits now",
+        description="how far answers are trusted to end before max_tokens when requests are let in: 0 "
+        "reserves max_tokens for each and never preempts, 1 starts whatever fits now",
     )
     prefix_cache: bool = Field(True, description="compute equal beginnings of prompts once")
     priority_seconds: float = Field(
         0.0,
         ge=0,
-        description="how much later a request comes for each unit of its `priority`; 0: priority is ignored",
+        description="how much later a request comes for each unit of its `priority`; 0: nobody overtakes",
     )
     target_step_seconds: float | None = Field(
         None,
