@@ -15,6 +15,7 @@ _MAX_BLOCK = 4096  # logits at a time, and candidates at most
 def _top_logprobs_kernel(
     logits_ptr,
     chosen_ptr,
+    lanes_ptr,
     values_ptr,
     ids_ptr,
     chosen_logprob_ptr,
@@ -33,12 +34,13 @@ def _top_logprobs_kernel(
     chosen = tl.load(row_ptr + tl.load(chosen_ptr + row))
     tl.store(chosen_logprob_ptr + row, chosen - normalizer)
     if N > 0:
+        lanes_ptr += row * BLOCK
         values_ptr += row * BLOCK
         ids_ptr += row * BLOCK
         top_values_ptr += row * N
         top_ids_ptr += row * N
         bound = kth_key(order_key(maxima), N)
-        count = gather_candidates(row_ptr, vocab, bound, values_ptr, ids_ptr, BLOCK, BLOCK)
+        count = gather_candidates(row_ptr, vocab, maxima, bound, lanes_ptr, values_ptr, ids_ptr, BLOCK)
         if count <= BLOCK:
             place = tl.arange(0, BLOCK)
             x = tl.load(values_ptr + place, mask=place < count, other=float("-inf"))
@@ -83,12 +85,14 @@ def top_logprobs_triton(
     top_values = torch.empty(num_rows, n, dtype=torch.float32, device=device)
     top_ids = torch.empty(num_rows, n, dtype=torch.int64, device=device)
     block = min(_MAX_BLOCK, triton.next_power_of_2(vocab))
+    lanes, ids = torch.empty(2, num_rows, block, dtype=torch.int32, device=device)
     if num_rows:
         _top_logprobs_kernel[(num_rows,)](
             logits,
             chosen,
+            lanes,
             torch.empty(num_rows, block, dtype=torch.float32, device=device),
-            torch.empty(num_rows, block, dtype=torch.int32, device=device),
+            ids,
             chosen_logprob,
             top_values,
             top_ids,

@@ -4,7 +4,7 @@ Thresholds are found bit by bit over keys, unsigned integers in the order of the
 settle the k-th largest value exactly. Counting over a block of registers is cheap, over a whole row in
 memory is not. So one pass over the row notes the maximum of every lane, the elements `lane + i * BLOCK`;
 a threshold found among those maxima is a lower bound of the row's, and the few values above it, the
-candidates, are gathered in a second pass in the order of their ids.
+candidates, are gathered from the few lanes that hold any, in the order of their ids.
 
 One program's loads would wait for memory block after block: `num_stages` has the next blocks under way.
 """
@@ -74,23 +74,29 @@ def mass_key(keys, weights, target):
 
 
 @triton.jit
-def gather_candidates(
-    row_ptr, vocab, threshold, values_ptr, ids_ptr, CAPACITY: tl.constexpr, BLOCK: tl.constexpr
-):
+def gather_candidates(row_ptr, vocab, maxima, threshold, lanes_ptr, values_ptr, ids_ptr, BLOCK: tl.constexpr):
     """Store the logits whose key reaches threshold, and their ids, in the order of ids; return their number.
 
-    Those past CAPACITY are counted, not stored.
+    Those past BLOCK are counted, not stored. Only lanes whose maximum reaches the threshold are read again.
     """
-    count = tl.full((), 0, tl.int32)
-    for start in tl.range(0, vocab, BLOCK, num_stages=4):
-        ids, x = load_logits(row_ptr, start, vocab, BLOCK)
-        taken = ((order_key(x) >= threshold) & (ids < vocab)).to(tl.int32)
-        found = tl.sum(taken, 0)
-        if found > 0:
-            place = count + tl.cumsum(taken, 0) - 1
-            stored = (taken > 0) & (place < CAPACITY)
-            tl.store(values_ptr + place, x, mask=stored)
-            tl.store(ids_ptr + place, ids, mask=stored)
-        count += found
+    lane = tl.arange(0, BLOCK)
+    is_open = (order_key(maxima) >= threshold).to(tl.int32)
+    num_lanes = tl.sum(is_open, 0)
+    tl.store(lanes_ptr + tl.cumsum(is_open, 0) - 1, lane, mask=is_open > 0)
     tl.debug_barrier()  # other threads of this program will read what was stored
+    num_elements = num_lanes * tl.cdiv(vocab, BLOCK)
+    count = tl.full((), 0, tl.int32)
+    for start in range(0, num_elements, BLOCK):
+        element = start + lane
+        there = element < num_elements
+        ids = element // num_lanes * BLOCK + tl.load(lanes_ptr + element % num_lanes, mask=there, other=0)
+        there = there & (ids < vocab)
+        x = tl.load(row_ptr + ids, mask=there, other=float("-inf"))
+        taken = (there & (order_key(x) >= threshold)).to(tl.int32)
+        place = count + tl.cumsum(taken, 0) - 1
+        stored = (taken > 0) & (place < BLOCK)
+        tl.store(values_ptr + place, x, mask=stored)
+        tl.store(ids_ptr + place, ids, mask=stored)
+        count += tl.sum(taken, 0)
+    tl.debug_barrier()
     return count

@@ -33,6 +33,7 @@ def _sample_kernel(
     min_p_ptr,
     seed_ptr,
     position_ptr,
+    lanes_ptr,
     values_ptr,
     ids_ptr,
     tokens_ptr,
@@ -40,7 +41,7 @@ def _sample_kernel(
     vocab,
     BLOCK: tl.constexpr,
 ):
-    """One program per row: the row is read twice in most cases, once if greedy."""
+    """One program per row, which is read once in most cases, and some lanes of it twice."""
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * logits_stride
     slot = tl.load(slots_ptr + row)
@@ -56,7 +57,7 @@ def _sample_kernel(
         number = philox_uniform(tl.load(seed_ptr + slot), tl.load(position_ptr + row))
         token = _draw_from_candidates(
             row_ptr, vocab, factor, maxima, maximum, total, top_k, top_p, min_p, number,
-            values_ptr + row * BLOCK, ids_ptr + row * BLOCK, BLOCK,
+            lanes_ptr + row * BLOCK, values_ptr + row * BLOCK, ids_ptr + row * BLOCK, BLOCK,
         )  # fmt: skip
         if token < 0:
             token = _draw_from_row(row_ptr, vocab, factor, maximum, total, top_k, top_p, min_p, number, BLOCK)
@@ -76,6 +77,7 @@ def _draw_from_candidates(
     top_p,
     min_p,
     number,
+    lanes_ptr,
     values_ptr,
     ids_ptr,
     BLOCK: tl.constexpr,
@@ -96,7 +98,7 @@ def _draw_from_candidates(
     if bound > 0:
         # Masked tokens, at -inf, are no candidates, however large k is.
         bound = tl.maximum(bound, tl.full((), _ABOVE_MINUS_INFINITY, tl.uint32))
-        count = gather_candidates(row_ptr, vocab, bound, values_ptr, ids_ptr, BLOCK, BLOCK)
+        count = gather_candidates(row_ptr, vocab, maxima, bound, lanes_ptr, values_ptr, ids_ptr, BLOCK)
         if count <= BLOCK:
             place = tl.arange(0, BLOCK)
             there = place < count
@@ -156,31 +158,42 @@ def _kept_weights(x, factor, maximum, bound, min_p):
 
 @triton.jit
 def _mass_of_row(row_ptr, vocab, factor, maximum, bound, min_p, BLOCK: tl.constexpr):
-    mass = tl.full((), 0.0, tl.float32)
+    mass = tl.zeros([BLOCK], tl.float32)
     for start in tl.range(0, vocab, BLOCK, num_stages=4):
         _, x = load_logits(row_ptr, start, vocab, BLOCK)
-        mass += tl.sum(_kept_weights(x, factor, maximum, bound, min_p), 0)
-    return mass
+        mass += _kept_weights(x, factor, maximum, bound, min_p)
+    return tl.sum(mass, 0)
 
 
 @triton.jit
 def _threshold_of_row(
     row_ptr, vocab, factor, maximum, bound, target, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Return the largest key that target tokens reach, or tokens above bound that weigh target."""
+    """Return the largest key that target tokens reach, or tokens above bound that weigh target.
+
+    Two bits with each pass over the row.
+    """
     threshold = tl.full((), 0, tl.uint32)
-    step = tl.full((), 0x80000000, tl.uint32)
-    for _ in range(32):
-        trial = threshold | step
-        reached = tl.full((), 0.0, tl.float32)
+    step = tl.full((), 0x40000000, tl.uint32)
+    for _ in range(16):
+        reach_1 = tl.zeros([BLOCK], tl.float32)
+        reach_2 = tl.zeros([BLOCK], tl.float32)
+        reach_3 = tl.zeros([BLOCK], tl.float32)
         for start in tl.range(0, vocab, BLOCK, num_stages=4):
             ids, x = load_logits(row_ptr, start, vocab, BLOCK)
+            keys = order_key(x)
             if WEIGHTED:
-                reached += tl.sum(_kept_weights(x, factor, maximum, tl.maximum(trial, bound), 0.0), 0)
+                worth = _kept_weights(x, factor, maximum, bound, 0.0)
             else:
-                reached += tl.sum(((order_key(x) >= trial) & (ids < vocab)).to(tl.float32), 0)
-        threshold = tl.where(reached >= target, trial, threshold)
-        step = step >> 1
+                worth = (ids < vocab).to(tl.float32)
+            reach_1 += tl.where(keys >= threshold + step, worth, 0.0)
+            reach_2 += tl.where(keys >= threshold + 2 * step, worth, 0.0)
+            reach_3 += tl.where(keys >= threshold + 3 * step, worth, 0.0)
+        digit = (tl.sum(reach_1, 0) >= target).to(tl.uint32)
+        digit += (tl.sum(reach_2, 0) >= target).to(tl.uint32)
+        digit += (tl.sum(reach_3, 0) >= target).to(tl.uint32)
+        threshold += digit * step
+        step = step >> 2
     return tl.maximum(threshold, bound)
 
 
@@ -199,7 +212,7 @@ def sample_triton(
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     block = min(_MAX_BLOCK, triton.next_power_of_2(vocab))
     values = torch.empty(num_rows, block, dtype=torch.float32, device=logits.device)
-    ids = torch.empty(num_rows, block, dtype=torch.int32, device=logits.device)
+    lanes, ids = torch.empty(2, num_rows, block, dtype=torch.int32, device=logits.device)
     if num_rows:
         _sample_kernel[(num_rows,)](
             logits,
@@ -210,6 +223,7 @@ def sample_triton(
             min_p,
             seed,
             position,
+            lanes,
             values,
             ids,
             tokens,
