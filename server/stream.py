@@ -233,12 +233,18 @@ async def events(frames: Frames) -> AsyncGenerator[bytes, None]:
     """All events of an answer; an error becomes an event, since the status has been sent."""
     if opening := frames.opening():
         yield opening
+    num_open = len(frames.answer.streams)
+    last = b""
     try:
         async with aclosing(merge(frames.answer.streams)) as deltas:
             async for index, delta in deltas:
-                if event := frames.delta(index, delta):
+                num_open -= delta.finish_reason is not None
+                event = frames.delta(index, delta)
+                if not num_open:
+                    last = event  # it leaves in one write with the ending
+                elif event:
                     yield event
-        ending = frames.ending()
+        ending = last + frames.ending()
     except Exception as error:
         if not isinstance(error, EngineError):
             logger.exception("%s failed while it streamed", frames.answer.id)
