@@ -5,11 +5,13 @@ many that is depends on how long the outputs become, which `overcommit` says how
 
     0           every output takes its max_tokens, and nobody gives pages back before all have them:
                 nothing is ever preempted, and most of the pool stays empty
-    in between  the length within which outputs like this one end with probability 1 - overcommit³; the
-                predicted peak must fit
-    1           no output needs more than one page more: what fits now, starts
+    in between  the length within which outputs like this one end with probability 1 - overcommit; the
+                predicted peak must fit, and a reserve that is smaller, too, the larger overcommit is
+    1           nothing is foreseen: what fits now, starts
 
-Whoever is longer than was guessed gets a new guess. When too many are, the latest is preempted.
+Guesses are wrong in both directions. Much of that cancels out, and the reserve takes up the rest, which is
+far cheaper than guessing each output to be long (benchmarks.simulate). Whoever is longer than was guessed
+gets a new guess. When too many are, the latest is preempted.
 """
 
 from engine.errors import ContextLengthExceeded, InvalidRequest
@@ -18,6 +20,8 @@ from engine.schedule.forecast import Forecast, Outlook
 from engine.schedule.lengths import OutputLengths
 from engine.schedule.pages import PageArray, PagePool, Pages
 from engine.schedule.sequence import Sequence
+
+RESERVE_TOKENS = 32  # for each running sequence, times 1 - overcommit
 
 
 class Admission:
@@ -41,8 +45,8 @@ class Admission:
         self._max_tokens = min(max_model_len, pool.num_pages * pool.page_size)
         self._token_budget = token_budget
         self._overcommit = overcommit
-        # The cube puts the middle where concurrency costs few preemptions: see benchmarks.overcommit.
-        self._quantile = 1.0 - overcommit**3
+        self._quantile = 1.0 - overcommit
+        self._reserve_tokens = RESERVE_TOKENS * (1.0 - overcommit) if overcommit > 0 else 0.0
         self._run_ahead = run_ahead
         self._forecast = Forecast(pool, max_running)
         self._lengths = OutputLengths()
@@ -81,9 +85,10 @@ class Admission:
         num_revived = len(found) - pool.num_held(found)
         if num_new <= pool.num_free + pool.num_cached - num_revived:
             newcomer = self._outlook(sequence, step, sequence.num_tokens, num_found_tokens)
-            if not self._running or self._forecast.bound(newcomer, found) <= pool.num_pages:
+            limit = pool.num_pages - pool.pages_for(int(self._reserve_tokens * len(self._running)))
+            if not self._running or self._overcommit == 1 or self._forecast.bound(newcomer, found) <= limit:
                 return True
-            if self._overcommit > 0 and self._forecast.peak(step, newcomer, found) <= pool.num_pages:
+            if self._overcommit > 0 and self._forecast.peak(step, newcomer, found) <= limit:
                 return True
         self._refused = (sequence.id, self._num_changes)
         return False
@@ -120,15 +125,15 @@ class Admission:
 
     def predicted_peak(self, step: int) -> int:
         """Pages that will be held at most, if nothing else starts."""
+        if self._overcommit == 1:
+            return self._pool.num_used
         return self._forecast.peak(step) if self._overcommit > 0 else self._forecast.bound()
 
     def _outlook(self, sequence: Sequence, step: int, num_history: int, num_scheduled: int) -> Outlook:
         """What to expect of a sequence, of whose `num_history` tokens `num_scheduled` come before `step`."""
         sampling = sequence.request.sampling
         length = sampling.max_tokens
-        if self._overcommit == 1:
-            length = min(length, sequence.num_output_tokens + self._pool.page_size)
-        elif self._overcommit > 0 and not sampling.ignore_eos:
+        if 0 < self._overcommit < 1 and not sampling.ignore_eos:
             length = min(length, self._lengths.guess(sequence.num_output_tokens, self._quantile))
         # The last token of an output is not computed, unless by a step that ran ahead of it.
         num_final = sequence.num_prompt_tokens + length - 1

@@ -127,7 +127,7 @@ def test_guesses_follow_what_outputs_became():
     starts = 0
     while desk.start(make(starts, 10, 500)):
         starts += 1
-    assert starts == 20, "10 + 39 tokens each, whatever they asked for"
+    assert starts == 15, "10 + 39 tokens each, whatever they asked for, and a reserve of 16 for each but one"
     desk.advance(30)
     assert desk.start(make(98, 10, 500)), "those ten steps from their end leave room for its first ten tokens"
     assert not desk.start(make(99, 10, 500))
@@ -141,7 +141,19 @@ def test_starting_whatever_fits():
     starts = 0
     while desk.start(make(starts, 20, 500)):
         starts += 1
-    assert starts == 47, "each of the running has room for its next token"
+    assert starts == 50, "nothing is foreseen"
+
+
+def test_the_reserve_shrinks_as_overcommit_grows():
+    starts = {}
+    for overcommit in (0.25, 0.5, 0.75):
+        desk = Desk(overcommit)
+        for _ in range(1024):
+            desk.admission.ended(40, is_complete=True)
+        starts[overcommit] = 0
+        while desk.start(make(starts[overcommit], 10, 500)):
+            starts[overcommit] += 1
+    assert starts == {0.25: 14, 0.5: 15, 0.75: 17}, "49 tokens each, and 24, 16 or 8 kept free"
 
 
 def test_whoever_outlives_a_guess_gets_another():
