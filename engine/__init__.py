@@ -1,7 +1,9 @@
 """Floor 3: requests, sequences, steps, pages, sampling, tokenizers. These are its public names."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Read when torch's OpenMP runtime is loaded. By default its threads spin for milliseconds at the end of every
 # parallel region, and whoever else wants a core (the event loop, another program) stalls all of them: beside
@@ -11,6 +13,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from engine.engine import Engine, ModelInfo
 from engine.stream import RequestStream
 
+if TYPE_CHECKING:
+    from engine.record.replay import Replayed
+
 
 async def pull(name: str, cache_dir: Path | None = None) -> str:
     """Fetch a model without loading it; returns where its weights lie. Raises ModelError."""
@@ -19,4 +24,31 @@ async def pull(name: str, cache_dir: Path | None = None) -> str:
     return str((await locate(name, cache_dir)).weights)
 
 
-__all__ = ["Engine", "ModelInfo", "RequestStream", "pull"]
+def replay(
+    path: Path,
+    *,
+    model: str | None = None,
+    device: str | None = None,
+    cache_dir: Path | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> "Replayed":
+    """Run the steps of a record again and compare the tokens; blocks. `model`: where it lies on this machine.
+
+    Raises ValueError for a file that is no record, or one of another model, and ModelError.
+    """
+    from engine.record.replay import replay
+
+    return replay(path, model=model, device=device, cache_dir=cache_dir, on_progress=on_progress)
+
+
+def write_timeline(path: Path, target: Path) -> str | None:
+    """Convert a record to Chrome's trace format; returns why the record ends, if it was not closed.
+
+    Raises ValueError for a file that is no record, and for a target that cannot be written.
+    """
+    from engine.record.timeline import write_timeline
+
+    return write_timeline(path, target)
+
+
+__all__ = ["Engine", "ModelInfo", "RequestStream", "pull", "replay", "write_timeline"]

@@ -73,6 +73,11 @@ class EngineConfig(BaseModel):
         description="time a step should take at most, and so the time between two tokens of a stream; "
         "prompts get what decoding leaves of it; default: as long as token_budget takes",
     )
+    record: Path | None = Field(
+        None,
+        description="new file for a record of all arrivals, steps and tokens, for `monoloop replay` and "
+        "`monoloop timeline`; it holds the token ids of every prompt and answer",
+    )
     threads: int | None = Field(
         None,
         ge=1,

@@ -30,6 +30,7 @@ from engine.errors import (
 )
 from engine.meters import IdleMeter
 from engine.outputs import FinishReason, StepOutput, StepPlan
+from engine.record.writer import Recorder
 from engine.request import Request
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
@@ -83,12 +84,14 @@ class Engine:
         device: DeviceThread,
         token_budget: int,
         observer: EngineObserver | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.config = config
         self.model = model
         self.tokenizer = tokenizer
         self._device = device
         self._observer = observer or NullObserver()
+        self._recorder = recorder
         self._scheduler = Scheduler(
             num_pages=model.num_pages,
             page_size=model.page_size,
@@ -137,10 +140,18 @@ class Engine:
 
         `on_progress` gets one line per stage. Raises ModelError, or ValueError naming the setting.
         """
-        # It imports torch, which takes seconds: not here, and not on the loop.
-        startup = await asyncio.to_thread(importlib.import_module, "engine.startup")
-        parts = await startup.load(config, on_progress or (lambda line: None))
-        return cls(config, parts.model, parts.tokenizer, parts.device, parts.token_budget, observer)
+        recorder = None if config.record is None else Recorder.open(config.record)
+        try:
+            # It imports torch, which takes seconds: not here, and not on the loop.
+            startup = await asyncio.to_thread(importlib.import_module, "engine.startup")
+            parts = await startup.load(config, on_progress or (lambda line: None))
+            if recorder is not None:
+                recorder.begin(parts.model, config, parts.token_budget, parts.fingerprint())
+        except BaseException:
+            if recorder is not None:
+                recorder.discard()
+            raise
+        return cls(config, parts.model, parts.tokenizer, parts.device, parts.token_budget, observer, recorder)
 
     # Requests
 
@@ -169,6 +180,8 @@ class Engine:
             seeds=[secrets.randbits(63) if seed is None else seed for seed in seeds],
             now=now,
         )
+        if self._recorder is not None:
+            self._recorder.arrived(sequences, now)
         streams = [self._open(sequence, now) for sequence in sequences]
         self._idle_meter.work_arrived(now)
         self._is_empty.clear()
@@ -262,6 +275,8 @@ class Engine:
         await asyncio.wait([self._step_loop, self._lag_timer])
         await self._device.stop()
         self._delivery.stop()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
         self.tokenizer.close()
 
     def _end_all(self, error: EngineError) -> None:
@@ -278,6 +293,8 @@ class Engine:
             self._reap()
             plan = self._scheduler.plan(time.perf_counter())
             if plan is not None:
+                if self._recorder is not None:
+                    self._recorder.planned(plan, time.perf_counter())
                 self._in_flight.append((plan, self._device.launch(plan)))
             elif self._in_flight:
                 self._device.flush()
@@ -297,11 +314,15 @@ class Engine:
             raise  # ends the step loop, and with it the engine
         except Exception as fault:
             logger.exception("step %d failed; its %d requests end with an error", plan.step_id, plan.num_rows)
+            if self._recorder is not None:
+                self._recorder.failed(plan, time.perf_counter())
             error = fault if isinstance(fault, StepFailed) else StepFailed("Computing this request failed.")
             for sequence in self._scheduler.fail(plan):
                 self._end(sequence.id, FinishReason.ERROR, error)
             return
         now = time.perf_counter()
+        if self._recorder is not None:
+            self._recorder.landed(output)
         for sequence, token_ids in self._scheduler.commit(plan, output):
             if sequence.finish_reason is FinishReason.ERROR:
                 self._num_corrupted += 1
@@ -372,6 +393,8 @@ class Engine:
         live = self._live.pop(sequence_id, None)
         if live is None:
             return
+        if self._recorder is not None:
+            self._recorder.ended(sequence_id, reason, time.perf_counter())
         self._delivery.close(sequence_id, has_ended=live.mailbox.is_closed)
         if not live.mailbox.is_closed:
             live.mailbox.fail(error or EngineError("The request was aborted."))

@@ -14,6 +14,8 @@ from engine.engine import ModelInfo
 from engine.errors import FetchFailed, ModelError
 from engine.text.tokenizer import Tokenizer, TokenizerPool
 from models import catalog
+from models.fingerprint import fingerprint
+from models.model_files import ModelFiles
 
 # What keeps a step short enough that a prompt delays the streams beside it by no more than about a second
 # on a laptop, and fills the matrix units of a GPU.
@@ -29,6 +31,11 @@ class EngineParts:
     tokenizer: TokenizerPool
     device: DeviceThread
     token_budget: int
+    files: ModelFiles
+
+    def fingerprint(self) -> str:
+        """Tells the model's weights from others; reads pieces of them."""
+        return fingerprint(self.files)
 
 
 async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> EngineParts:
@@ -76,6 +83,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
         ),
         device=device,
         token_budget=token_budget,
+        files=files,
     )
 
 
@@ -84,10 +92,15 @@ def default_token_budget(config: EngineConfig) -> int:
     return CPU_TOKEN_BUDGET if choose_device(config).type == "cpu" else CUDA_TOKEN_BUDGET
 
 
-async def locate(name: str, cache_dir: Path | None) -> catalog.ModelFiles:
+async def locate(name: str, cache_dir: Path | None) -> ModelFiles:
     """The model's files on this machine, fetched first if need be. Raises ModelError."""
+    return await asyncio.to_thread(find, name, cache_dir)
+
+
+def find(name: str, cache_dir: Path | None) -> ModelFiles:
+    """The same, blocking."""
     try:
-        return await asyncio.to_thread(catalog.locate, name, cache_dir)
+        return catalog.locate(name, cache_dir)
     except catalog.FetchFailed as error:
         raise FetchFailed(str(error)) from error
     except catalog.ModelError as error:

@@ -69,7 +69,71 @@ def pull(arguments: list[str]) -> int:
     return 0
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"serve": serve, "chat": chat, "bench": bench, "pull": pull}
+def replay(arguments: list[str]) -> int:
+    """run the steps of a record again (serve --record FILE): 0 if all tokens are equal, 1 if not"""
+    parser = argparse.ArgumentParser(prog="monoloop replay", description="Run the steps of a record again.")
+    parser.add_argument("record", type=Path, help="file that `monoloop serve --record` has written")
+    parser.add_argument("--model", help="the recorded model, if it lies elsewhere on this machine")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: that of the record")
+    parser.add_argument("--cache-dir", type=Path, help="folder for fetched models")
+    given = parser.parse_args(arguments)
+    from engine import replay as run
+    from engine.errors import FetchFailed, ModelError
+
+    try:
+        found = run(
+            given.record,
+            model=given.model,
+            device=given.device,
+            cache_dir=given.cache_dir,
+            on_progress=say,
+        )
+    except FetchFailed as error:
+        return fail(str(error), 1)
+    except (ModelError, ValueError) as error:
+        return fail(str(error), USAGE)
+    if found.ending is not None:
+        say(f"the record is not whole: {found.ending}")
+    what = f"{found.num_steps:,} steps, {found.num_tokens:,} tokens of {found.num_sequences:,} requests"
+    if found.first is None:
+        sys.stdout.write(f"equal: {what}\n")
+        return 0
+    first = found.first
+    sys.stdout.write(
+        f"different: {found.num_different:,} of {found.num_sequences:,} requests, in {what}\n"
+        f"first in step {first.step_id}: output token {first.token_index} of request {first.request_id} is "
+        f"{list(first.computed)}, recorded was {list(first.recorded)}\n"
+    )
+    return 1
+
+
+def timeline(arguments: list[str]) -> int:
+    """draw a record (serve --record FILE) as a timeline that Perfetto opens"""
+    parser = argparse.ArgumentParser(
+        prog="monoloop timeline", description="Convert a record to Chrome's trace format (ui.perfetto.dev)."
+    )
+    parser.add_argument("record", type=Path, help="file that `monoloop serve --record` has written")
+    parser.add_argument("target", type=Path, help="file to write, such as timeline.json")
+    given = parser.parse_args(arguments)
+    from engine import write_timeline
+
+    try:
+        ending = write_timeline(given.record, given.target)
+    except ValueError as error:
+        return fail(str(error), USAGE)
+    if ending is not None:
+        say(f"the record is not whole: {ending}")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "serve": serve,
+    "chat": chat,
+    "bench": bench,
+    "pull": pull,
+    "replay": replay,
+    "timeline": timeline,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -94,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def overview() -> str:
     """The help of `monoloop` itself."""
-    lines = [f"  {name:<8}{function.__doc__}" for name, function in COMMANDS.items()]
+    lines = [f"  {name:<10}{function.__doc__}" for name, function in COMMANDS.items()]
     return "\n".join(
         [
             "usage: monoloop COMMAND [options]",
@@ -107,6 +171,11 @@ def overview() -> str:
             "",
         ]
     )
+
+
+def say(text: str) -> None:
+    """Something for the person at the terminal; results go to standard output."""
+    sys.stderr.write(f"monoloop: {text}\n")
 
 
 def fail(message: str, code: int) -> int:

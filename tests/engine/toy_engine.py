@@ -11,6 +11,7 @@ from engine import Engine, ModelInfo
 from engine.config import EngineConfig
 from engine.device.thread import DeviceThread
 from engine.outputs import StepPlan
+from engine.record.writer import Recorder
 from engine.text.tokenizer import TokenizerPool
 from tests.engine.toy import EOS, VOCAB_SIZE, ToyRunner
 
@@ -58,7 +59,10 @@ async def toy_engine(
     )
     tokenizer: Any = SimpleNamespace(backend=toy_tokenizer(), max_token_chars=1)
     pool = TokenizerPool(tokenizer, num_threads=1, max_model_len=model.max_model_len)
-    engine = Engine(settings, model, pool, device, token_budget, observer)
+    recorder = None if settings.record is None else Recorder.open(settings.record)
+    if recorder is not None:
+        recorder.begin(model, settings, token_budget, "toy")
+    engine = Engine(settings, model, pool, device, token_budget, observer, recorder)
     engine.toy_runner = runner
     try:
         yield engine

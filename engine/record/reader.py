@@ -1,0 +1,200 @@
+"""Reads a record back: the same plans, made of the lines and of what the lines before them said."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from engine.outputs import NO_PAGE, DecodeRows, FinishReason, Row, SlotInit, StepPlan
+from engine.record.writer import FORMAT, VERSION
+from engine.request import SamplingParams
+
+Tokens = tuple[int, ...]
+_SAMPLING = TypeAdapter(SamplingParams)
+
+
+class Header(BaseModel):
+    """The first line: who was recorded, and with which settings."""
+
+    model: str
+    fingerprint: str
+    dtype: str
+    device: str
+    vocab_size: int
+    max_model_len: int
+    num_pages: int
+    page_size: int
+    max_num_seqs: int
+    token_budget: int
+    run_ahead: int
+    threads: int | None
+
+
+class Arrived(NamedTuple):
+    """A request was queued, `at` seconds after the record began, as all moments are."""
+
+    at: float
+    sequence_id: int
+    request_id: str
+    prompt_token_ids: Tokens
+
+
+class Planned(NamedTuple):
+    """A step went to the device."""
+
+    at: float
+    plan: StepPlan
+
+
+class Landed(NamedTuple):
+    """It came back, with the tokens of each row."""
+
+    step_id: int
+    start: float
+    end: float
+    tokens: list[Tokens]
+
+
+class Failed(NamedTuple):
+    """It raised."""
+
+    at: float
+    step_id: int
+
+
+class Ended(NamedTuple):
+    """A request was over."""
+
+    at: float
+    sequence_id: int
+    reason: FinishReason
+
+
+Event = Arrived | Planned | Landed | Failed | Ended
+
+
+class _Known(NamedTuple):
+    """What the lines so far say of a sequence. Its `tokens` begin with the prompt."""
+
+    sampling: SamplingParams
+    seed: int
+    prompt_token_ids: Tokens
+    tokens: list[int]
+
+
+class Record:
+    """A record in a file. The constructor raises ValueError if it is none, and so does events().
+
+    After events() `ending` says why the record ends, unless it was closed: the process was killed, or the
+    disk was full.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.ending: str | None = None
+        self._path = path
+        self._known: dict[int, _Known] = {}
+        self._slots: dict[int, int] = {}
+        self._scheduled: dict[int, int] = {}
+        self._decode: list[int] = []
+        self._plans: dict[int, StepPlan] = {}
+        try:
+            with path.open("rb") as file:
+                line = orjson.loads(file.readline())
+            if line["format"] != FORMAT:
+                raise ValueError
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read ({error.strerror})") from None
+        except (ValueError, TypeError, KeyError):
+            raise ValueError(f"{path} is no record") from None
+        if line.get("version") != VERSION:
+            raise ValueError(f"{path} is of version {line.get('version')}; this program reads {VERSION}")
+        try:
+            self.header = Header.model_validate(line)
+        except ValidationError as error:
+            raise ValueError(f"{path} has a broken first line: {error.errors()[0]['msg']}") from None
+
+    def events(self) -> Iterator[Event]:
+        """All that happened, in order. Read them once."""
+        with self._path.open("rb") as file:
+            file.readline()
+            for number, text in enumerate(file, 2):
+                if not text.endswith(b"\n"):
+                    self.ending = f"it breaks off in line {number}"
+                    return
+                try:
+                    line = orjson.loads(text)
+                    if "closed" in line:
+                        return
+                    yield self._event(line)
+                except (ValueError, TypeError, LookupError) as error:
+                    raise ValueError(f"{self._path}, line {number}: makes no sense ({error!r})") from None
+        self.ending = "it was not closed"
+
+    def _event(self, line: dict[str, Any]) -> Event:
+        if "tokens" in line:
+            return self._landed(line)
+        if "plan" in line:
+            return self._planned(line)
+        at: float = line["at"]
+        if "arrive" in line:
+            return self._arrived(line, at)
+        if "failed" in line:
+            self._plans.pop(line["failed"], None)
+            return Failed(at, line["failed"])
+        self._known.pop(line["end"], None)
+        return Ended(at, line["end"], FinishReason(line["reason"]))
+
+    def _arrived(self, line: dict[str, Any], at: float) -> Arrived:
+        if "prompt_of" in line:
+            prompt = self._known[line["prompt_of"]].prompt_token_ids
+        else:
+            prompt = tuple(line["prompt"])
+        sampling = _SAMPLING.validate_python(line["sampling"])
+        self._known[line["arrive"]] = _Known(sampling, line["seed"], prompt, list(prompt))
+        return Arrived(at, line["arrive"], line["request_id"], prompt)
+
+    def _planned(self, line: dict[str, Any]) -> Planned:
+        ids = self._decode = line.get("decode", self._decode)
+        starts = [self._scheduled[sequence_id] for sequence_id in ids]
+        for sequence_id in ids:
+            self._scheduled[sequence_id] += 1
+        new_pages = [NO_PAGE] * len(ids)
+        for index, page in line.get("grow", ()):
+            new_pages[index] = page
+        decode = DecodeRows(list(ids), [self._slots[sequence_id] for sequence_id in ids], starts, new_pages)
+        chunks = tuple(self._row(*columns) for columns in line.get("chunks", ()))
+        copies = tuple((source, target) for source, target in line.get("copies", ()))
+        num_tokens = len(ids) + sum(row.num_tokens for row in chunks)
+        plan = self._plans[line["plan"]] = StepPlan(line["plan"], decode, chunks, num_tokens, copies)
+        return Planned(line["at"], plan)
+
+    def _row(
+        self,
+        sequence_id: int,
+        slot: int,
+        start: int,
+        count: int,
+        sample: bool,
+        pages: list[int],
+        is_new: bool,
+    ) -> Row:
+        known = self._known[sequence_id]
+        num_prompt = len(known.prompt_token_ids)
+        init = None
+        if is_new:
+            outputs = tuple(known.tokens[num_prompt:])
+            init = SlotInit(known.sampling, known.seed, known.prompt_token_ids, outputs)
+        self._slots[sequence_id] = slot
+        self._scheduled[sequence_id] = start + count
+        token_ids = tuple(known.tokens[start : start + count])
+        return Row(sequence_id, slot, start, token_ids, sample, tuple(pages), init)
+
+    def _landed(self, line: dict[str, Any]) -> Landed:
+        tokens = [(found,) if isinstance(found, int) else tuple(found) for found in line["sampled"]]
+        plan = self._plans.pop(line["tokens"])
+        for sequence_id, sampled in zip(plan.sequence_ids, tokens, strict=True):
+            if sequence_id in self._known:
+                self._known[sequence_id].tokens.extend(sampled)
+        return Landed(line["tokens"], line["from"], line["to"], tokens)

@@ -1,0 +1,121 @@
+"""Runs the plans of a record again, on the same model, and says where tokens differ first."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.device.runner import ModelRunner
+from engine.device.thread import LaunchedStep, Runner
+from engine.outputs import StepPlan
+from engine.record.reader import Arrived, Landed, Planned, Record, Tokens
+from engine.startup import find
+from models.fingerprint import fingerprint
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A token that came out otherwise: the `token_index`th output of a request, in step `step_id`."""
+
+    step_id: int
+    sequence_id: int
+    request_id: str
+    token_index: int
+    recorded: Tokens
+    computed: Tokens
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """How a replay went. `ending`: why the record ends, if it was not closed."""
+
+    num_steps: int
+    num_tokens: int
+    num_sequences: int
+    first: Difference | None
+    num_different: int
+    ending: str | None
+
+
+def replay(
+    path: Path,
+    *,
+    model: str | None = None,
+    device: str | None = None,
+    cache_dir: Path | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> Replayed:
+    """Load the recorded model, or `model` if it lies elsewhere here, and run the plans of a record on it.
+
+    Blocks. Raises ValueError for a file that is no record, or one of another model, and ModelError.
+    """
+    record = Record(path)
+    header = record.header
+    report = on_progress or (lambda line: None)
+    files = find(model or header.model, cache_dir)
+    if fingerprint(files) != header.fingerprint:
+        raise ValueError(f"{path} was recorded with another model than {files.name}: its weights differ")
+    config = EngineConfig.model_validate(
+        {
+            "model": header.model,
+            "dtype": header.dtype,
+            "device": device or header.device,
+            "page_size": header.page_size,
+            "kv_tokens": header.num_pages * header.page_size,
+            "max_model_len": header.max_model_len,
+            "max_num_seqs": header.max_num_seqs,
+            "token_budget": header.token_budget,
+            "threads": header.threads,
+        }
+    )
+    runner = ModelRunner.load(config, files, header.token_budget)
+    report(f"loaded {files.name}; {runner.dtype} on {runner.device}")
+    return compare(record, runner)
+
+
+def compare(record: Record, runner: Runner) -> Replayed:
+    """Run the plans of a record, as far ahead as they were, and hold the tokens against the recorded ones."""
+    in_flight: deque[tuple[StepPlan, LaunchedStep]] = deque()
+    request_ids: dict[int, str] = {}
+    num_prompt_tokens: dict[int, int] = {}
+    different: set[int] = set()
+    first: Difference | None = None
+    num_steps = num_tokens = 0
+    for event in record.events():
+        match event:
+            case Arrived(_, sequence_id, request_id, prompt):
+                request_ids[sequence_id] = request_id
+                num_prompt_tokens[sequence_id] = len(prompt)
+            case Planned(_, plan):
+                in_flight.append((plan, runner.launch(plan)))
+            case Landed(step_id, _, _, tokens):
+                # A step that failed then has no tokens to compare.
+                while in_flight and in_flight[0][0].step_id < step_id:
+                    in_flight.popleft()[1].wait()
+                plan, launched = in_flight.popleft()
+                num_steps += 1
+                computed = launched.wait().tokens
+                num_tokens += sum(map(len, tokens))
+                for index, (theirs, ours) in enumerate(zip(tokens, computed, strict=True)):
+                    if theirs != ours:
+                        sequence_id = plan.sequence_ids[index]
+                        different.add(sequence_id)
+                        if first is None:
+                            first = Difference(
+                                step_id,
+                                sequence_id,
+                                request_ids[sequence_id],
+                                end_of(plan, index) - num_prompt_tokens[sequence_id],
+                                theirs,
+                                ours,
+                            )
+    return Replayed(num_steps, num_tokens, len(request_ids), first, len(different), record.ending)
+
+
+def end_of(plan: StepPlan, index: int) -> int:
+    """Tokens of a sequence up to and including what row `index` of a plan computes."""
+    if index < len(plan.decode.starts):
+        return plan.decode.starts[index] + 1
+    row = plan.chunks[index - len(plan.decode.starts)]
+    return row.start + row.num_tokens

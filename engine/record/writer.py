@@ -1,0 +1,210 @@
+"""The record of a run: arrivals, plans and tokens, as lines of JSON, for `monoloop replay`.
+
+Where a line is made and written is a thread of its own: the loop only hands over values that nobody changes
+any more. docs/record.md describes the lines.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import orjson
+
+from engine.config import EngineConfig
+from engine.outputs import NO_PAGE, FinishReason, StepOutput, StepPlan
+from engine.request import Request
+from engine.schedule.sequence import Sequence
+
+if TYPE_CHECKING:
+    from engine.engine import ModelInfo
+
+logger = logging.getLogger("monoloop.engine")
+
+FORMAT = "monoloop-record"
+VERSION = 1
+# Numbers (tokens, rows) that may wait for the disk: some 100 MB of Python's ints, a minute of a busy server.
+MAX_PENDING = 4_000_000
+
+
+Line = dict[str, Any]
+
+
+class Recorder:
+    """Writes a record. Its methods are called on the loop and do not wait, but for open() and close().
+
+    A record that cannot go on, since the disk is full or slower than the engine, ends with a line in the log;
+    the engine goes on.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path = path
+        self._file = file
+        self._events: SimpleQueue[tuple[int, Callable[..., Line], tuple[Any, ...]] | None] = SimpleQueue()
+        self._num_put = 0  # numbers handed over, counted by the loop
+        self._num_written = 0  # and written, counted by the thread
+        self._has_stopped = False
+        self._start = 0.0
+        self._decode: list[int] = []
+        self._thread = threading.Thread(target=self._run, name="record", daemon=True)
+
+    @classmethod
+    def open(cls, path: Path) -> "Recorder":
+        """Make the file, for its owner's eyes only. Raises ValueError, naming the setting, if that fails."""
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            raise ValueError(f"record: {path} is there already, and is not overwritten") from None
+        except OSError as error:
+            raise ValueError(f"record: {path} cannot be written ({error.strerror})") from None
+        return cls(path, os.fdopen(descriptor, "wb"))
+
+    def discard(self) -> None:
+        """Nothing will be recorded: remove the file."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def begin(self, model: "ModelInfo", config: EngineConfig, token_budget: int, fingerprint: str) -> None:
+        """Write who is recorded, and start the thread."""
+        self._start = time.perf_counter()
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "started": time.time(),
+            "model": config.model,
+            "fingerprint": fingerprint,
+            "dtype": model.dtype,
+            "device": model.device.partition(":")[0],
+            "vocab_size": model.vocab_size,
+            "max_model_len": model.max_model_len,
+            "num_pages": model.num_pages,
+            "page_size": model.page_size,
+            "max_num_seqs": config.max_num_seqs,
+            "token_budget": token_budget,
+            "run_ahead": config.run_ahead,
+            "threads": config.threads,
+        }
+        self._write(header)
+        self._thread.start()
+
+    # What the loop tells
+
+    def arrived(self, sequences: Many[Sequence], now: float) -> None:
+        """Requests with one prompt were queued."""
+        first = sequences[0].id
+        for sequence in sequences:
+            size = sequence.num_prompt_tokens if sequence.id == first else 1
+            self._put(size, _arrival, sequence.id, first, sequence.seed, sequence.request, self._seconds(now))
+
+    def planned(self, plan: StepPlan, now: float) -> None:
+        """A step goes to the device."""
+        self._put(plan.num_tokens, self._plan, plan, self._seconds(now))
+
+    def landed(self, output: StepOutput) -> None:
+        """A step has come back."""
+        self._put(len(output.tokens), self._tokens, output)
+
+    def failed(self, plan: StepPlan, now: float) -> None:
+        """A step raised."""
+        self._put(1, dict, (("failed", plan.step_id), ("at", self._seconds(now))))
+
+    def ended(self, sequence_id: int, reason: FinishReason, now: float) -> None:
+        """A request is over."""
+        self._put(1, dict, (("end", sequence_id), ("at", self._seconds(now)), ("reason", reason)))
+
+    def close(self) -> None:
+        """Write what is left and end the thread. Waits for the disk."""
+        self._events.put(None)
+        self._thread.join()
+
+    def _put(self, size: int, make: Callable[..., Line], *values: Any) -> None:
+        """Let the thread make a line of `values`, which hold about `size` numbers."""
+        if self._has_stopped:
+            return
+        if self._num_put - self._num_written > MAX_PENDING:
+            self._has_stopped = True
+            logger.error("%s ends here: writing it takes longer than computing", self._path)
+            return
+        self._num_put += size
+        self._events.put((size, make, values))
+
+    # What the thread does
+
+    def _run(self) -> None:
+        try:
+            while (event := self._events.get()) is not None:
+                size, make, values = event
+                self._write(make(*values))
+                self._num_written += size
+                if self._events.empty():
+                    self._file.flush()
+            if not self._has_stopped:
+                self._write({"closed": self._seconds(time.perf_counter())})
+        except Exception:
+            self._has_stopped = True
+            logger.exception("%s ends here", self._path)
+        finally:
+            with suppress(OSError):
+                self._file.close()
+
+    def _plan(self, plan: StepPlan, at: float) -> Line:
+        decode = plan.decode
+        line: Line = {"plan": plan.step_id, "at": at}
+        if decode.sequence_ids != self._decode:
+            line["decode"] = self._decode = decode.sequence_ids
+        if any(page != NO_PAGE for page in decode.new_pages):
+            line["grow"] = [(i, page) for i, page in enumerate(decode.new_pages) if page != NO_PAGE]
+        if plan.chunks:
+            line["chunks"] = [
+                (
+                    row.sequence_id,
+                    row.slot,
+                    row.start,
+                    row.num_tokens,
+                    row.sample,
+                    row.new_pages,
+                    row.init is not None,
+                )
+                for row in plan.chunks
+            ]
+        if plan.page_copies:
+            line["copies"] = plan.page_copies
+        return line
+
+    def _tokens(self, output: StepOutput) -> Line:
+        return {
+            "tokens": output.step_id,
+            "from": self._seconds(output.start_seconds),
+            "to": self._seconds(output.end_seconds),
+            "sampled": [sampled[0] if len(sampled) == 1 else sampled for sampled in output.tokens],
+        }
+
+    def _seconds(self, moment: float) -> float:
+        """Since the record began, in microseconds' precision."""
+        return round(moment - self._start, 6)
+
+    def _write(self, line: Line) -> None:
+        self._file.write(orjson.dumps(line, default=_plain, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def _arrival(sequence_id: int, first: int, seed: int, request: Request, at: float) -> Line:
+    line: Line = {"arrive": sequence_id, "at": at, "request_id": request.request_id, "seed": seed}
+    line["sampling"] = request.sampling
+    if sequence_id == first:
+        line["prompt"] = request.prompt_token_ids
+    else:
+        line["prompt_of"] = first
+    return line
+
+
+def _plain(value: Any) -> Any:
+    """Sets, which JSON does not have."""
+    if isinstance(value, frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} has no form in a record")

@@ -1,0 +1,268 @@
+"""A record holds every plan as it was, and replaying it computes the same tokens; where not, it says so."""
+
+import asyncio
+import json
+import logging
+import stat
+import threading
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from engine import Engine
+from engine.config import EngineConfig
+from engine.errors import EngineError, ModelError, StepFailed
+from engine.outputs import DecodeRows, Row, SlotInit, StepPlan
+from engine.record import writer
+from engine.record.reader import Ended, Landed, Planned, Record
+from engine.record.replay import compare, replay
+from engine.record.writer import Recorder
+from engine.request import Request, SamplingParams
+from tests.engine.toy import VOCAB_SIZE, ToyRunner
+from tests.engine.toy_engine import toy_engine
+from tests.tiny_checkpoint import write_checkpoint
+
+COUNTING = tuple(range(10, 40))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def request(prompt, max_tokens=20, *, name="r", **sampling) -> Request:
+    return Request(name, tuple(prompt), SamplingParams(max_tokens=max_tokens, ignore_eos=True, **sampling))
+
+
+async def all_kinds_of_traffic(engine: Engine) -> None:
+    """Chunks, samples of one prompt, hits, aborts, and more than the pool holds."""
+    group = [request(COUNTING[:21], seed=seed) for seed in range(3)]
+    streams = [*engine.submit_group(group), engine.submit(request(COUNTING, temperature=0.0))]
+    aborted = engine.submit(request(COUNTING[5:], 60, name="aborted", logit_bias=((3, 1.5),)))
+    reader = asyncio.create_task(aborted.collect())
+    await asyncio.gather(*(stream.collect() for stream in streams))
+    aborted.abort()
+    with pytest.raises(EngineError):
+        await reader
+    later = [request((*COUNTING[:17], index), 30, presence_penalty=0.5) for index in range(6)]
+    await asyncio.gather(*(engine.submit(one).collect() for one in later))
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+async def test_the_real_model_computes_the_same_again(checkpoint, tmp_path, run_ahead):
+    path = tmp_path / "record"
+    config = EngineConfig(
+        model=str(checkpoint),
+        device="cpu",
+        dtype="float32",
+        page_size=16,
+        kv_tokens=128,
+        max_num_seqs=4,
+        token_budget=24,
+        run_ahead=run_ahead,
+        overcommit=1.0,
+        record=path,
+    )
+    engine = await Engine.start(config)
+    try:
+        await all_kinds_of_traffic(engine)
+        assert engine.stats().preemptions_total > 0, "the pool is too large to show anything"
+        assert engine.stats().cached_prompt_tokens_total > 0
+        num_steps = engine.stats().steps_total
+    finally:
+        await engine.stop()
+    plans = [event.plan for event in Record(path).events() if isinstance(event, Planned)]
+    assert any(plan.page_copies for plan in plans)
+    assert any(row.init and row.init.output_token_ids for plan in plans for row in plan.chunks), "resumed"
+    found = replay(path)
+    assert (found.first, found.num_different, found.ending) == (None, 0, None)
+    assert (found.num_steps, found.num_sequences) == (num_steps, 11)
+
+    other = write_checkpoint(tmp_path / "other", seed=1)
+    with pytest.raises(ValueError, match="recorded with another model"):
+        replay(path, model=str(other))
+    moved = tmp_path / "moved"
+    checkpoint.rename(moved)
+    try:
+        with pytest.raises(ModelError):
+            replay(path)
+        assert replay(path, model=str(moved)).first is None
+    finally:
+        moved.rename(checkpoint)
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+async def test_plans_are_read_as_they_were(tmp_path, run_ahead):
+    launched: list[StepPlan] = []
+
+    def before_step(plan: StepPlan) -> None:
+        launched.append(plan)
+        if plan.step_id == 9:
+            raise StepFailed("no more memory")
+
+    path = tmp_path / "record"
+    toy = {"num_pages": 24, "max_num_seqs": 4, "token_budget": 10, "overcommit": 1.0}
+    async with toy_engine(record=path, run_ahead=run_ahead, before_step=before_step, **toy) as engine:
+        first = [engine.submit(request(COUNTING[index:], 12)) for index in range(3)]
+        await asyncio.gather(*(stream.collect() for stream in first), return_exceptions=True)
+        await all_kinds_of_traffic(engine)
+        assert engine.stats().preemptions_total > 0
+    events = list(Record(path).events())
+    assert [event.plan for event in events if isinstance(event, Planned)] == launched
+    ends = [event.sequence_id for event in events if isinstance(event, Ended)]
+    assert sorted(ends) == list(range(14)), "every request ends once"
+    assert compare(Record(path), ToyRunner(24, 4)).first is None
+
+
+@pytest.fixture
+async def path(tmp_path) -> Path:
+    """A short record of the toy model."""
+    path = tmp_path / "record"
+    async with toy_engine(record=path) as engine:
+        names = ("one", "two")
+        streams = [engine.submit(request(COUNTING[:5], 8, name=name, seed=7)) for name in names]
+        await asyncio.gather(*(stream.collect() for stream in streams))
+    return path
+
+
+def change_line(path: Path, key: str, number: int, change) -> None:
+    """Change the `number`th line that has `key`."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    change([line for line in lines if key in line][number])
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_first_token_that_differs_is_named(path):
+    tokens = [event for event in Record(path).events() if isinstance(event, Landed)]
+    other = (tokens[3].tokens[1][0] + 1) % VOCAB_SIZE
+    change_line(path, "tokens", 3, lambda line: line["sampled"].__setitem__(1, other))
+    found = compare(Record(path), ToyRunner(64, 4))
+    assert found.num_different == 1
+    first = found.first
+    assert (first.step_id, first.request_id, first.token_index) == (tokens[3].step_id, "two", 3)
+    assert (first.recorded, first.computed) == ((other,), tokens[3].tokens[1])
+
+
+@pytest.mark.parametrize("num_bytes", [1, 10])
+def test_a_record_that_breaks_off_is_replayed_as_far_as_it_goes(path, num_bytes):
+    whole = compare(Record(path), ToyRunner(64, 4))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-6]) + lines[-6][:-num_bytes])
+    found = compare(Record(path), ToyRunner(64, 4))
+    assert found.first is None
+    assert 0 < found.num_steps < whole.num_steps
+    assert found.ending == f"it breaks off in line {len(lines) - 5}"
+
+
+def test_a_record_of_a_killed_process_was_not_closed(path):
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    assert compare(Record(path), ToyRunner(64, 4)).ending == "it was not closed"
+
+
+def test_what_is_no_record_is_told(path, tmp_path):
+    for text, message in (
+        (b"", "is no record"),
+        (b"\x00\xff\n", "is no record"),
+        (b"[1]\n", "is no record"),
+        (b'{"format": "something else"}\n', "is no record"),
+        (b'{"format": "monoloop-record", "version": 99}\n', "version 99; this program reads 1"),
+        (b'{"format": "monoloop-record", "version": 1}\n', "broken first line"),
+    ):
+        other = tmp_path / "other"
+        other.write_bytes(text)
+        with pytest.raises(ValueError, match=message):
+            Record(other)
+    with pytest.raises(ValueError, match="cannot be read"):
+        Record(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("plan", lambda line: line.update(chunks=[[99, 0, 0, 1, True, [], True]])),
+        ("plan", lambda line: line.pop("at")),
+        ("tokens", lambda line: line.update(tokens=12345)),
+        ("tokens", lambda line: line.update(sampled=[])),
+        ("arrive", lambda line: line.update(sampling={"max_tokens": "many"})),
+        ("arrive", lambda line: line.update(prompt_of=77) or line.pop("prompt")),
+        ("end", lambda line: line.update(reason="boredom")),
+    ],
+)
+def test_a_line_that_makes_no_sense_is_named(path, key, change):
+    change_line(path, key, 0, change)
+    with pytest.raises(ValueError, match=r"line \d+: makes no sense"):
+        compare(Record(path), ToyRunner(64, 4))
+
+
+def test_a_plan_has_nothing_that_a_record_leaves_out():
+    """Whoever adds a field adds it to the record, too, or replays would compute something else."""
+    assert StepPlan._fields == ("step_id", "decode", "chunks", "num_tokens", "page_copies")
+    assert DecodeRows._fields == ("sequence_ids", "slots", "starts", "new_pages")
+    assert Row._fields == ("sequence_id", "slot", "start", "token_ids", "sample", "new_pages", "init")
+    assert SlotInit._fields == ("sampling", "seed", "prompt_token_ids", "output_token_ids")
+
+
+# The writer
+
+
+async def test_prompts_are_private_and_nothing_is_overwritten(path):
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    size = path.stat().st_size
+    with pytest.raises(ValueError, match=r"^record: .* is there already"):
+        await Engine.start(EngineConfig(model="m", record=path))
+    assert path.stat().st_size == size
+    with pytest.raises(ValueError, match=r"^record: .* cannot be written"):
+        await Engine.start(EngineConfig(model="m", record=path / "below a file"))
+
+
+async def test_an_engine_that_does_not_start_leaves_no_record(tmp_path):
+    with pytest.raises(ModelError):
+        await Engine.start(EngineConfig(model="no such model", record=tmp_path / "record"))
+    assert not list(tmp_path.iterdir())
+
+
+class Disk:
+    """A file that waits before it writes, or fails."""
+
+    def __init__(self, file, error: OSError | None = None) -> None:
+        self.file = file
+        self.error = error
+        self.may_write = threading.Event()
+
+    def write(self, data: bytes) -> None:
+        if data.startswith(b'{"format"'):
+            return
+        self.may_write.wait()
+        if self.error is not None:
+            raise self.error
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None:
+        self.file.close()
+
+
+@pytest.mark.parametrize("error", [None, OSError(28, "No space left on device")])
+async def test_a_bad_disk_ends_the_record_and_nothing_else(tmp_path, monkeypatch, caplog, error):
+    """However slow it is, a bounded amount waits for it; the engine goes on."""
+    monkeypatch.setattr(writer, "MAX_PENDING", 200)
+    disks = deque()
+    opened = Recorder.open
+
+    def open_slowly(path: Path) -> Recorder:
+        recorder = opened(path)
+        recorder._file = Disk(recorder._file, error)
+        disks.append(recorder._file)
+        return recorder
+
+    monkeypatch.setattr(Recorder, "open", open_slowly)
+    with caplog.at_level(logging.ERROR, "monoloop.engine"):
+        async with toy_engine(record=tmp_path / "record") as engine:
+            streams = [engine.submit(request(COUNTING[:index], 50)) for index in range(1, 20)]
+            if error is not None:
+                disks[0].may_write.set()
+            await asyncio.gather(*(stream.collect() for stream in streams))
+            assert engine._recorder._events.qsize() < 200
+            disks[0].may_write.set()
+    assert len([record for record in caplog.records if "ends here" in record.message]) == 1
