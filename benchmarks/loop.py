@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -43,15 +44,42 @@ class NullModel:
         self._step_seconds = step_seconds
         self._cycles = int(step_seconds * cycles_per_second()) if device.type == "cuda" else 0
         self._logits = torch.randn(max_rows, VOCAB_SIZE, device=device)
+        self.layers = [SimpleNamespace(attention=self)] * self.spec.num_layers
 
     def __call__(self, batch: ForwardBatch, kv: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         """Take the time; returns hidden states [num_wanted, HIDDEN_SIZE]."""
+        self._wait()
+        tokens = batch.token_ids if batch.wanted is None else batch.wanted
+        return torch.zeros(tokens.shape[0], HIDDEN_SIZE, device=self.device)
+
+    def _wait(self) -> None:
         if self._cycles:
             torch.cuda._sleep(self._cycles)
         else:
             time.sleep(self._step_seconds)
-        tokens = batch.token_ids if batch.wanted is None else batch.wanted
-        return torch.zeros(tokens.shape[0], HIDDEN_SIZE, device=self.device)
+
+    # The same in a Decoder's pieces, of which the first takes the time.
+
+    def begin(
+        self, token_ids: torch.Tensor, *others: object
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Take the time; returns queries, residual and angles."""
+        self._wait()
+        size = token_ids.shape[0]
+        zeros = torch.zeros(size, 1, 1, device=self.device)
+        return zeros, torch.zeros(size, HIDDEN_SIZE, device=self.device), zeros
+
+    def between(self, index: int, mixed: torch.Tensor, *others: object) -> torch.Tensor:
+        """Queries of the next layer."""
+        return mixed.view(-1, 1, 1)
+
+    def mix(self, queries: torch.Tensor, *others: object, out: torch.Tensor) -> torch.Tensor:
+        """Attention to nothing."""
+        return out
+
+    def end(self, mixed: torch.Tensor, residual: torch.Tensor, wanted: torch.Tensor | None) -> torch.Tensor:
+        """Hidden states [num_wanted, HIDDEN_SIZE]."""
+        return residual if wanted is None else residual[wanted]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [num_rows, VOCAB_SIZE] fp32."""

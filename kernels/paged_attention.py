@@ -28,6 +28,7 @@ def paged_attention(
     window: int = 0,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return causal attention of every query over its row's keys, [num_tokens, num_heads, head_dim].
 
@@ -35,9 +36,11 @@ def paged_attention(
     page_size, num_kv_heads, head_dim] hold this step's keys already; num_heads is a multiple of num_kv_heads.
     Query i of a row stands at position context_len - query_len + i. Scores are `scale * q·k`; softcap c > 0
     bounds them to `c * tanh(score / c)`; alibi_slopes [num_heads] fp32 add `slope * (key position - query
-    position)` (Press et al., 2022); window w > 0 shows a query the last w keys, its own among them.
+    position)` (Press et al., 2022); window w > 0 shows a query the last w keys, its own among them. `out`,
+    if given, takes the result.
     """
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     decode = batch.num_decode_rows
     options = _Options(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
     if decode:

@@ -81,19 +81,56 @@ class Decoder(Part):
         kv holds (k_cache, v_cache) [num_pages, page_size, num_kv_heads, head_dim] per layer; this step's keys
         and values are written at `batch.attention.slot_mapping`. Positions must be below `spec.max_position`.
         """
-        angles = self.cos_sin[batch.positions]  # [num_tokens, 2, rotary_dim / 2], the same for all layers
-        residual = self.embedding(batch.token_ids)
-        hidden = self.layers[0].attention_norm(residual)
-        for layer, next_norm, (k_cache, v_cache) in zip(self.layers, self._next_norms, kv, strict=True):
-            # Behind the last layer's attention nobody looks at the other tokens again.
-            wanted = batch.wanted if layer is self.layers[-1] else None
-            hidden = layer.attention(hidden, angles, batch.attention, k_cache, v_cache, wanted)
-            if wanted is not None:
-                residual = residual[wanted]
-            hidden = layer.mlp_norm.add(hidden, residual)
-            hidden = layer.mlp(hidden)
-            hidden = next_norm.add(hidden, residual)
-        return hidden
+        attention = batch.attention
+        queries, residual, angles = self.begin(
+            batch.token_ids, batch.positions, attention.slot_mapping, kv[0]
+        )
+        mixed = self.layers[0].attention.mix(queries, attention, *kv[0])
+        for index, caches in enumerate(kv[1:]):
+            queries = self.between(index, mixed, residual, angles, attention.slot_mapping, caches)
+            mixed = self.layers[index + 1].attention.mix(queries, attention, *caches)
+        return self.end(mixed, residual, batch.wanted)
+
+    # The pieces between attentions: what each token goes through by itself, whichever row it belongs to.
+
+    def begin(
+        self, token_ids: Tensor, positions: Tensor, slot_mapping: Tensor, kv: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """All before the first layer's attention, whose caches are `kv`: (queries, residual, angles).
+
+        queries [num_tokens, num_heads, head_dim]; residual [num_tokens, hidden_size], which the later pieces
+        add to in place; angles [num_tokens, 2, rotary_dim / 2] fp32, the same for all layers.
+        """
+        angles = self.cos_sin[positions]
+        residual = self.embedding(token_ids)
+        layer = self.layers[0]
+        queries = layer.attention.project(layer.attention_norm(residual), angles, slot_mapping, *kv)
+        return queries, residual, angles
+
+    def between(
+        self,
+        index: int,
+        mixed: Tensor,
+        residual: Tensor,
+        angles: Tensor,
+        slot_mapping: Tensor,
+        kv: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """From what layer `index` attended to, to the queries of the next layer, whose caches are `kv`."""
+        hidden = self._behind(index, mixed, residual)
+        return self.layers[index + 1].attention.project(hidden, angles, slot_mapping, *kv)
+
+    def end(self, mixed: Tensor, residual: Tensor, wanted: Tensor | None) -> Tensor:
+        """All behind the last layer's attention, where nobody looks at tokens that are not wanted."""
+        if wanted is not None:
+            mixed, residual = mixed[wanted], residual[wanted]
+        return self._behind(len(self.layers) - 1, mixed, residual)
+
+    def _behind(self, index: int, mixed: Tensor, residual: Tensor) -> Tensor:
+        """The rest of a layer, with the norm that stands behind it."""
+        layer = self.layers[index]
+        hidden = layer.mlp_norm.add(layer.attention.output(mixed), residual)
+        return self._next_norms[index].add(layer.mlp(hidden), residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [num_rows, hidden_size] -> logits [num_rows, vocab_size] fp32."""

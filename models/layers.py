@@ -110,7 +110,7 @@ class Norm(_SingleTensor):
 
 
 class Attention(Part):
-    """Grouped-query self-attention over pages, with rotary positions."""
+    """Grouped-query self-attention over pages, with rotary positions: project(), mix(), then `output`."""
 
     def __init__(
         self, spec: AttentionSpec, hidden_size: int, dtype: torch.dtype, device: torch.device
@@ -124,27 +124,32 @@ class Attention(Part):
         self._scale = spec.scale
         self._window = spec.window
 
-    def __call__(
+    def project(
+        self, hidden: Tensor, angles: Tensor, slot_mapping: Tensor, k_cache: Tensor, v_cache: Tensor
+    ) -> Tensor:
+        """hidden [num_tokens, hidden_size] -> queries [num_tokens, num_heads, head_dim].
+
+        Writes keys and values at slot_mapping [num_tokens]. angles [num_tokens, 2, rotary_dim / 2] fp32: cos
+        and sin of each token's position.
+        """
+        heads = self.qkv(hidden).view(hidden.shape[0], -1, self._head_dim)
+        q, k, v = torch.split_with_sizes(heads, self._heads, dim=1)
+        rope_kv_write(q, k, v, angles, k_cache, v_cache, slot_mapping)
+        return q
+
+    def mix(
         self,
-        hidden: Tensor,
-        angles: Tensor,
+        queries: Tensor,
         attention: AttentionBatch,
         k_cache: Tensor,
         v_cache: Tensor,
-        wanted: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """hidden [num_tokens, hidden_size] -> [num_wanted, hidden_size]; writes the step's keys and values.
-
-        angles [num_tokens, 2, rotary_dim / 2] fp32: cos and sin of each token's position. wanted int64
-        [num_wanted] names the tokens whose result is asked for; None: all.
-        """
-        num_tokens = hidden.shape[0]
-        heads = self.qkv(hidden).view(num_tokens, -1, self._head_dim)
-        q, k, v = torch.split_with_sizes(heads, self._heads, dim=1)
-        rope_kv_write(q, k, v, angles, k_cache, v_cache, attention.slot_mapping)
-        mixed = paged_attention(q, k_cache, v_cache, attention, scale=self._scale, window=self._window)
-        mixed = mixed.view(num_tokens, -1)
-        return self.output(mixed if wanted is None else mixed[wanted])
+        """What the queries attend to, [num_tokens, num_heads * head_dim]; in `out`, if it is given."""
+        mixed = paged_attention(
+            queries, k_cache, v_cache, attention, scale=self._scale, window=self._window, out=out
+        )
+        return mixed.view(queries.shape[0], -1)
 
 
 class Mlp(Part):

@@ -9,7 +9,8 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -26,8 +27,15 @@ from models.decoder import Decoder, ForwardBatch
 SLOTS, POSITIONS, NEW_PAGES = range(3)
 NUM_PINNED_BUFFERS = 4
 
-A = TypeVar("A")
 T = TypeVar("T")
+
+
+def capture(pool: Any, compute: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+    """What a call launches, as a graph with its memory in `pool`; and what the call returned."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+        result = compute()
+    return graph, result
 
 
 def ladder(max_num_seqs: int) -> list[int]:
@@ -85,16 +93,10 @@ class DecodeGraphs:
             self._sample_plain(logits)
             self._sample_full(logits)
             torch.cuda.synchronize()
-            forward, logits = self._capture(self._logits, size)
-            plain, plain_samples = self._capture(self._sample_plain, logits)
-            full, full_samples = self._capture(self._sample_full, logits)
+            forward, logits = capture(self._pool, partial(self._logits, size))
+            plain, plain_samples = capture(self._pool, partial(self._sample_plain, logits))
+            full, full_samples = capture(self._pool, partial(self._sample_full, logits))
             self._graphs[size] = DecodeGraph(forward, plain, full, plain_samples, full_samples)
-
-    def _capture(self, compute: Callable[[A], T], argument: A) -> tuple[torch.cuda.CUDAGraph, T]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=torch.cuda.current_stream()):
-            result = compute(argument)
-        return graph, result
 
     def _sample_plain(self, logits: torch.Tensor) -> Sampled:
         size = logits.shape[0]

@@ -13,6 +13,7 @@ from engine.device.clock import CudaClock
 from engine.device.devices import choose_device, does_not_fit, raise_if_lost, set_up_thread
 from engine.device.graphs import DecodeGraphs
 from engine.device.kv_cache import KVCache
+from engine.device.piecewise import PiecewiseGraphs
 from engine.device.sampler import Sampler
 from engine.device.samples import HostSamples, step_output
 from engine.device.slots import StateSlots
@@ -21,7 +22,7 @@ from engine.errors import ModelError, StepFailed
 from engine.outputs import DecodeRows, StepOutput, StepPlan
 from models import loader
 from models.catalog import ModelFiles
-from models.decoder import Decoder
+from models.decoder import Decoder, ForwardBatch
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class ModelRunner:
         kv_cache: KVCache,
         *,
         num_slots: int,
+        token_budget: int,
         max_model_len: int,
         eos_token_ids: tuple[int, ...],
     ) -> None:
@@ -85,9 +87,16 @@ class ModelRunner:
         self._sampler = Sampler(self._slots)
         self._clock: CudaClock | None = None
         self._graphs: DecodeGraphs | None = None
+        self._piecewise: PiecewiseGraphs | None = None
         if self._device.type == "cuda":
             self._clock = CudaClock()
             self._graphs = DecodeGraphs(model, kv_cache.layers, self._slots, self._sampler, num_slots)
+            self._piecewise = PiecewiseGraphs(
+                model,
+                kv_cache.layers,
+                token_budget=token_budget,
+                dummy_slot=kv_cache.num_pages * kv_cache.page_size,
+            )
         self._last_step: QueuedStep | None = None
         self.vocab_size = model.spec.vocab_size
         self.num_pages = kv_cache.num_pages
@@ -130,18 +139,20 @@ class ModelRunner:
                 model,
                 kv_cache,
                 num_slots=config.max_num_seqs,
+                token_budget=token_budget,
                 max_model_len=_max_model_len(config, model.spec.max_position, kv_cache.num_tokens),
                 eos_token_ids=eos_token_ids,
             )
-            if runner._graphs is not None:
-                try:
-                    runner._graphs.capture()
-                except torch.OutOfMemoryError as error:
-                    raise ValueError(
-                        f"kv_tokens: beside a pool of {kv_cache.num_tokens:,} tokens, what CUDA graphs of up "
-                        f"to {config.max_num_seqs} rows need {does_not_fit(model.device)}; lower kv_tokens "
-                        "or max_num_seqs"
-                    ) from error
+            try:
+                for graphs in (runner._graphs, runner._piecewise):
+                    if graphs is not None:
+                        graphs.capture()
+            except torch.OutOfMemoryError as error:
+                raise ValueError(
+                    f"kv_tokens: beside a pool of {kv_cache.num_tokens:,} tokens, what CUDA graphs of up to "
+                    f"{config.max_num_seqs} rows and {token_budget} tokens need "
+                    f"{does_not_fit(model.device)}; lower kv_tokens, max_num_seqs or token_budget"
+                ) from error
             return runner
 
     def launch(self, plan: StepPlan) -> ComputedStep | QueuedStep:
@@ -193,7 +204,7 @@ class ModelRunner:
         if plan.page_copies:
             self._copy_pages(plan.page_copies)
         batch = build_batch(plan, self._slots, self._kv_cache.page_size, self._device)
-        hidden = self._model(batch.forward, self._kv_cache.layers)
+        hidden = self._forward(batch.forward)
         if not batch.slots_host:
             return HostSamples(batch.slots)
         logits = self._model.logits(hidden)
@@ -207,6 +218,13 @@ class ModelRunner:
         else:
             samples = self._sampler.plain(logits, batch.slots, batch.positions)
         return HostSamples.of(samples, len(batch.slots_host), num_logprobs)
+
+    def _forward(self, batch: ForwardBatch) -> torch.Tensor:
+        if self._piecewise is not None:
+            size = self._piecewise.size_for(batch.token_ids.shape[0])
+            if size is not None:
+                return self._piecewise.forward(batch, size)
+        return self._model(batch, self._kv_cache.layers)
 
     def _replay(self, rows: DecodeRows, graphs: DecodeGraphs) -> HostSamples:
         graph = graphs.stage(rows)

@@ -52,18 +52,28 @@ class Driver:
 
     def start(self, slot: int, prompt: Sequence[int], sampling: SamplingParams, seed: int = 0) -> int:
         """Compute a prompt; returns its first token."""
+        return self.start_beside((), slot, prompt, sampling, seed)[0]
+
+    def start_beside(
+        self, decoding: Sequence[int], slot: int, prompt: Sequence[int], sampling: SamplingParams, seed: int
+    ) -> list[int]:
+        """Compute a prompt, and one token more for each of the slots `decoding`, in one step."""
         pages = range(slot * self._pages_each, (slot + 1) * self._pages_each)
         init = SlotInit(sampling, seed=seed, prompt_token_ids=tuple(prompt), output_token_ids=())
-        self._lengths[slot] = len(prompt)
         row = Row(slot, slot, 0, tuple(prompt), True, tuple(pages), init)
-        return self._run(DecodeRows.empty(), (row,))[0]
+        tokens = self._run(self._decode_rows(decoding), (row,))
+        self._lengths[slot] = len(prompt)
+        return tokens
 
     def decode(self, slots: Sequence[int]) -> list[int]:
         """One token more for each of the slots, in one step."""
+        return self._run(self._decode_rows(slots), ())
+
+    def _decode_rows(self, slots: Sequence[int]) -> DecodeRows:
         starts = [self._lengths[slot] for slot in slots]
         for slot in slots:
             self._lengths[slot] += 1
-        return self._run(DecodeRows(list(slots), list(slots), starts, [NO_PAGE] * len(slots)), ())
+        return DecodeRows(list(slots), list(slots), starts, [NO_PAGE] * len(slots))
 
     def logits(self, num_rows: int) -> torch.Tensor:
         """Those of the last step [num_rows, vocab_size] fp32, as the model gave them."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine.device.graphs import DecodeGraphs
+from engine.device.piecewise import PiecewiseGraphs
 from engine.request import SamplingParams
 from kernels.sampling import sample
 from models.loader import random_decoder
@@ -24,6 +25,7 @@ SHAPE = "llama-1b"
 NUM_SLOTS = 64
 NUM_STEPS = 12
 LONGEST_PROMPT = 700
+MAX_LEN = LONGEST_PROMPT + NUM_STEPS + 2
 # Logits of 16 bf16 layers that round differently are this far apart at most: each is 1.5e-2 from float32.
 ROUNDING = 3e-2
 
@@ -37,7 +39,7 @@ def driver(device):
     """A runner of random weights with all its graphs."""
     with torch.inference_mode():
         decoder = random_decoder(SHAPES[SHAPE], torch.bfloat16, device)
-    return Driver(decoder, NUM_SLOTS, LONGEST_PROMPT + NUM_STEPS + 2)
+    return Driver(decoder, NUM_SLOTS, MAX_LEN)
 
 
 def prompt(index: int) -> list[int]:
@@ -86,6 +88,36 @@ def test_padded_graphs_differ_from_the_eager_path_by_rounding(driver, batch, mon
     _, eager_logits = run(driver, texts, FORCED)
     error = relative_error(logits, eager_logits)
     print(f"{batch} rows in a graph of more, against {batch} rows: relative error {error:.1e}")
+    assert error < ROUNDING
+
+
+def start_and_extend(driver: Driver, length: int, num_decoding: int) -> tuple[list[int], torch.Tensor]:
+    """A prompt of `length` tokens in a step with decode rows; returns the step's tokens and logits."""
+    generator = torch.Generator().manual_seed(length)
+    text = torch.randint(0, SHAPES[SHAPE].vocab_size, (length,), generator=generator).tolist()
+    for slot in range(num_decoding):
+        driver.start(slot, prompt(slot), DRAWN, seed=slot)
+    tokens = driver.start_beside(range(num_decoding), num_decoding, text, DRAWN, seed=7)
+    return tokens, driver.logits(num_decoding + 1)
+
+
+# Together 64, 640 and, the budget, 714 tokens.
+@pytest.mark.parametrize(("length", "num_decoding"), [(64, 0), (57, 7), (600, 40), (MAX_LEN, 0)])
+def test_pieces_equal_the_eager_path(driver, length, num_decoding, monkeypatch):
+    tokens, logits = start_and_extend(driver, length, num_decoding)
+    monkeypatch.setattr(PiecewiseGraphs, "size_for", lambda self, num_tokens: None)
+    eager_tokens, eager_logits = start_and_extend(driver, length, num_decoding)
+    assert torch.equal(logits, eager_logits), f"relative error {relative_error(logits, eager_logits):.1e}"
+    assert tokens == eager_tokens
+
+
+@pytest.mark.parametrize(("length", "num_decoding"), [(65, 0), (500, 3), (9, 1)])
+def test_padded_pieces_differ_from_the_eager_path_by_rounding(driver, length, num_decoding, monkeypatch):
+    _, logits = start_and_extend(driver, length, num_decoding)
+    monkeypatch.setattr(PiecewiseGraphs, "size_for", lambda self, num_tokens: None)
+    _, eager_logits = start_and_extend(driver, length, num_decoding)
+    error = relative_error(logits, eager_logits)
+    print(f"{length} + {num_decoding} tokens in graphs of more: relative error {error:.1e}")
     assert error < ROUNDING
 
 

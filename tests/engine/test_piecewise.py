@@ -1,0 +1,103 @@
+"""Steps in pieces: the same hidden states and the same pages, whatever a step is padded to.
+
+There are no CUDA graphs here: a capture is kept as the call it would have recorded, and a replay calls it.
+tests/gpu/test_steps.py has the real ones.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from engine.device import piecewise
+from engine.device.piecewise import GRANULARITY, PiecewiseGraphs, padded_size, piecewise_sizes
+from kernels.paged_attention import AttentionBatch
+from models.decoder import ForwardBatch
+from models.loader import random_decoder
+from models.shapes import SHAPES
+
+PAGE_SIZE = 16
+NUM_PAGES = 32
+
+
+@pytest.fixture
+def model():
+    with torch.inference_mode():
+        yield random_decoder(SHAPES["tiny"], torch.float32, torch.device("cpu"))
+
+
+@pytest.fixture
+def no_capture(monkeypatch):
+    monkeypatch.setattr(piecewise, "capture", lambda pool, call: (SimpleNamespace(replay=call), None))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+def caches(model) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    heads = model.spec.layers[0].attention
+    shape = (NUM_PAGES + 1, PAGE_SIZE, heads.num_kv_heads, heads.head_dim)
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(shape, generator=generator), torch.randn(shape, generator=generator))
+        for _ in model.spec.layers
+    ]
+
+
+def batch(rows: list[tuple[int, int]]) -> ForwardBatch:
+    """Rows of (tokens computed before, tokens of this step), those with one token first."""
+    pages = torch.arange(NUM_PAGES).view(len(rows), -1)
+    positions = [torch.arange(start, start + length) for start, length in rows]
+    slots = [
+        table[place // PAGE_SIZE] * PAGE_SIZE + place % PAGE_SIZE
+        for table, place in zip(pages, positions, strict=True)
+    ]
+    lengths = [length for _, length in rows]
+    ends = torch.tensor(lengths).cumsum(0)
+    attention = AttentionBatch(
+        page_table=pages.to(torch.int32),
+        query_start=torch.cat((torch.zeros(1), ends)).to(torch.int32),
+        context_lens=torch.tensor([start + length for start, length in rows], dtype=torch.int32),
+        slot_mapping=torch.cat(slots),
+        num_decode_rows=lengths.count(1),
+    )
+    token_ids = torch.randint(0, 100, (sum(lengths),), generator=torch.Generator().manual_seed(2))
+    return ForwardBatch(token_ids, torch.cat(positions), attention, wanted=ends - 1)
+
+
+@pytest.mark.parametrize(
+    "rows", [[(0, 64)], [(0, 5)], [(9, 1), (0, 70)], [(9, 1), (17, 1), (0, 30), (16, 90)], [(0, 128)]]
+)
+def test_pieces_compute_what_the_model_computes(model, no_capture, rows):
+    step = batch(rows)
+    whole, pieces = caches(model), caches(model)
+    graphs = PiecewiseGraphs(model, pieces, token_budget=128, dummy_slot=NUM_PAGES * PAGE_SIZE)
+    graphs.capture()
+    graphs.forward(batch([(0, 128)]), 128)  # leaves its tokens behind
+    for (keys, values), (old_keys, old_values) in zip(pieces, whole, strict=True):
+        keys.copy_(old_keys)
+        values.copy_(old_values)
+    size = graphs.size_for(step.token_ids.shape[0])
+    torch.testing.assert_close(graphs.forward(step, size), model(step, whole))
+    for own, other in zip(pieces, whole, strict=True):
+        for kind in (0, 1):  # but for the page that nobody owns
+            torch.testing.assert_close(own[kind][:NUM_PAGES], other[kind][:NUM_PAGES])
+
+
+def test_a_step_is_padded_by_little_or_not_captured():
+    sizes = piecewise_sizes(8192)
+    assert sizes[0] == GRANULARITY and sizes[-1] == 8192 and sizes == sorted(set(sizes))
+    for num_tokens in range(1, 8193):
+        size = padded_size(sizes, num_tokens)
+        if size is None:
+            assert num_tokens > 1024
+        else:
+            assert 0 <= size - num_tokens < GRANULARITY
+    assert padded_size(sizes, 1024) == 1024
+    assert padded_size(sizes, 8193) is None
+
+
+@pytest.mark.parametrize("budget", [1, 40, 64, 100, 1024, 1500])
+def test_the_largest_size_is_the_budget(budget):
+    sizes = piecewise_sizes(budget)
+    assert sizes[-1] == budget and padded_size(sizes, budget) == budget
+    assert padded_size(sizes, budget + 1) is None
