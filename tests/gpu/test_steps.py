@@ -91,12 +91,21 @@ def test_padded_graphs_differ_from_the_eager_path_by_rounding(driver, batch, mon
     assert error < ROUNDING
 
 
-def start_and_extend(driver: Driver, length: int, num_decoding: int) -> tuple[list[int], torch.Tensor]:
+def without_pieces(patch) -> None:
+    """From here on steps with prompts are launched kernel by kernel."""
+    patch.setattr(PiecewiseGraphs, "size_for", lambda self, num_tokens: None)
+
+
+def start_beside_others(
+    driver: Driver, length: int, num_decoding: int, monkeypatch
+) -> tuple[list[int], torch.Tensor]:
     """A prompt of `length` tokens in a step with decode rows; returns the step's tokens and logits."""
+    with monkeypatch.context() as patch:
+        without_pieces(patch)  # the same pages and tokens to go on from, whichever way the step itself takes
+        for slot in range(num_decoding):
+            driver.start(slot, prompt(slot), DRAWN, seed=slot)
     generator = torch.Generator().manual_seed(length)
     text = torch.randint(0, SHAPES[SHAPE].vocab_size, (length,), generator=generator).tolist()
-    for slot in range(num_decoding):
-        driver.start(slot, prompt(slot), DRAWN, seed=slot)
     tokens = driver.start_beside(range(num_decoding), num_decoding, text, DRAWN, seed=7)
     return tokens, driver.logits(num_decoding + 1)
 
@@ -104,18 +113,18 @@ def start_and_extend(driver: Driver, length: int, num_decoding: int) -> tuple[li
 # Together 64, 640 and, the budget, 714 tokens.
 @pytest.mark.parametrize(("length", "num_decoding"), [(64, 0), (57, 7), (600, 40), (MAX_LEN, 0)])
 def test_pieces_equal_the_eager_path(driver, length, num_decoding, monkeypatch):
-    tokens, logits = start_and_extend(driver, length, num_decoding)
-    monkeypatch.setattr(PiecewiseGraphs, "size_for", lambda self, num_tokens: None)
-    eager_tokens, eager_logits = start_and_extend(driver, length, num_decoding)
+    tokens, logits = start_beside_others(driver, length, num_decoding, monkeypatch)
+    without_pieces(monkeypatch)
+    eager_tokens, eager_logits = start_beside_others(driver, length, num_decoding, monkeypatch)
     assert torch.equal(logits, eager_logits), f"relative error {relative_error(logits, eager_logits):.1e}"
     assert tokens == eager_tokens
 
 
 @pytest.mark.parametrize(("length", "num_decoding"), [(65, 0), (500, 3), (9, 1)])
 def test_padded_pieces_differ_from_the_eager_path_by_rounding(driver, length, num_decoding, monkeypatch):
-    _, logits = start_and_extend(driver, length, num_decoding)
-    monkeypatch.setattr(PiecewiseGraphs, "size_for", lambda self, num_tokens: None)
-    _, eager_logits = start_and_extend(driver, length, num_decoding)
+    _, logits = start_beside_others(driver, length, num_decoding, monkeypatch)
+    without_pieces(monkeypatch)
+    _, eager_logits = start_beside_others(driver, length, num_decoding, monkeypatch)
     error = relative_error(logits, eager_logits)
     print(f"{length} + {num_decoding} tokens in graphs of more: relative error {error:.1e}")
     assert error < ROUNDING
