@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from engine.outputs import FinishReason
+from engine.outputs import FinishReason, TokenLogprobs
 from engine.schedule.sequence import Sequence
 from engine.text.detokenizer import (
     AddTokens,
@@ -19,6 +19,7 @@ from engine.text.detokenizer import (
     OpenStream,
 )
 from engine.text.pacer import FLUSH_SECONDS, Pacer
+from engine.text.pieces import TokenPieces
 
 logger = logging.getLogger("monoloop.engine")
 
@@ -38,17 +39,19 @@ class Delivery:
     def __init__(
         self,
         decoder: BatchDecoder,
+        pieces: TokenPieces,
         max_per_second: int,
         on_text: Callable[[Decoded, float], None],
         on_fault: Callable[[set[int]], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._detokenizer = Detokenizer(decoder)
+        self._detokenizer = Detokenizer(decoder, pieces)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="detokenizer")
         self._pacer = Pacer(max_per_second)
         self._on_text = on_text
         self._on_fault = on_fault
         self._jobs: list[Job] = []
+        self._logprobs: dict[int, list[TokenLogprobs]] = {}  # of tokens that the pacer holds
         self._decoded: deque[Decoded] = deque()
         self._flush_timer: asyncio.TimerHandle | None = None
 
@@ -64,6 +67,7 @@ class Delivery:
                 include_stop=sampling.include_stop_str_in_output,
                 min_tokens=sampling.min_tokens,
                 skip_special_tokens=sampling.skip_special_tokens,
+                tell_tokens=request.tell_tokens or sampling.logprobs is not None,
             )
         )
 
@@ -72,25 +76,45 @@ class Delivery:
         if not sequence.request.sampling.stop:
             self._pacer.collect(sequence.id)
 
-    def add(self, sequence: Sequence, token_ids: tuple[int, ...], now: float) -> None:
+    def add(
+        self,
+        sequence: Sequence,
+        token_ids: tuple[int, ...],
+        now: float,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+    ) -> None:
         """Let new tokens of an open sequence become text, with the next send() or when it has its turn."""
         is_last = sequence.is_finished
+        if logprobs:
+            self._logprobs.setdefault(sequence.id, []).extend(logprobs[: len(token_ids)])
         token_ids = self._pacer.add(sequence.id, token_ids, now, is_last=is_last)
         if is_last:
             is_stop_token = sequence.finish_reason is FinishReason.STOP
             show = sequence.stop_reason is not None and sequence.request.sampling.include_stop_str_in_output
             hide_last = is_stop_token and not show
             self._jobs.append(
-                AddTokens(sequence.id, token_ids, sequence.finish_reason, sequence.stop_reason, hide_last)
+                AddTokens(
+                    sequence.id,
+                    token_ids,
+                    sequence.finish_reason,
+                    sequence.stop_reason,
+                    hide_last,
+                    self._take_logprobs(sequence.id),
+                )
             )
         elif token_ids:
-            self._jobs.append(AddTokens(sequence.id, token_ids))
+            self._jobs.append(AddTokens(sequence.id, token_ids, logprobs=self._take_logprobs(sequence.id)))
         elif self._flush_timer is None:
             self._flush_timer = self._loop.call_later(FLUSH_SECONDS, self._flush)
+
+    def _take_logprobs(self, sequence_id: int) -> tuple[TokenLogprobs, ...]:
+        """Those of the tokens that the pacer has let go: it holds all of a stream's, or none."""
+        return tuple(self._logprobs.pop(sequence_id, ())) if self._logprobs else ()
 
     def close(self, sequence_id: int, *, has_ended: bool) -> None:
         """Forget a sequence; unless its text `has_ended`, the rest of it, too."""
         self._pacer.close(sequence_id)
+        self._logprobs.pop(sequence_id, None)
         if not has_ended:
             self._jobs.append(CloseStream(sequence_id))
 
@@ -109,7 +133,10 @@ class Delivery:
 
     def _flush(self) -> None:
         """Send what no step has carried along in time."""
-        self._jobs += [AddTokens(*tokens) for tokens in self._pacer.due(time.perf_counter())]
+        self._jobs += [
+            AddTokens(sequence_id, token_ids, logprobs=self._take_logprobs(sequence_id))
+            for sequence_id, token_ids in self._pacer.due(time.perf_counter())
+        ]
         self.send()
         self._flush_timer = (
             self._loop.call_later(FLUSH_SECONDS, self._flush) if self._pacer.is_holding else None

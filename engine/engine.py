@@ -29,7 +29,7 @@ from engine.errors import (
     StepFailed,
 )
 from engine.meters import IdleMeter
-from engine.outputs import FinishReason, StepOutput, StepPlan
+from engine.outputs import FinishReason, StepOutput, StepPlan, logprobs_by_sequence
 from engine.record.writer import Recorder
 from engine.request import Request
 from engine.schedule.scheduler import Scheduler
@@ -109,7 +109,11 @@ class Engine:
         )
         self._loop = asyncio.get_running_loop()
         self._delivery = Delivery(
-            tokenizer.decoder, config.max_chunks_per_second, self._deliver, self._on_undecodable
+            tokenizer.decoder,
+            tokenizer.pieces,
+            config.max_chunks_per_second,
+            self._deliver,
+            self._on_undecodable,
         )
         self._live: dict[int, _Live] = {}
         self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
@@ -323,13 +327,14 @@ class Engine:
         now = time.perf_counter()
         if self._recorder is not None:
             self._recorder.landed(output)
+        logprobs = logprobs_by_sequence(plan, output)
         for sequence, token_ids in self._scheduler.commit(plan, output):
             if sequence.finish_reason is FinishReason.ERROR:
                 self._num_corrupted += 1
                 error = StepFailed("The model computed no finite probabilities for this request.")
                 self._end(sequence.id, FinishReason.ERROR, error)
             elif sequence.id in self._live:
-                self._delivery.add(sequence, token_ids, now)
+                self._delivery.add(sequence, token_ids, now, logprobs.get(sequence.id, ()))
         self._observe_step(plan, output)
 
     def _observe_step(self, plan: StepPlan, output: StepOutput) -> None:

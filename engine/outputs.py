@@ -121,10 +121,54 @@ class StepOutput(NamedTuple):
     logprobs: Sequence[tuple[TokenLogprobs | None, ...]] | None = None
 
 
+class TokenPiece(NamedTuple):
+    """A token of the vocabulary and the bytes it stands for, which may be a part of a character."""
+
+    token_id: int
+    data: bytes
+    is_special: bool
+
+
+class OutputToken(NamedTuple):
+    """A sampled token, told to those who ask for every one.
+
+    `offset`: characters of the output before the one its first byte belongs to. `logprob` and `top` as in
+    TokenLogprobs; None and empty where nobody asked. Not shown is what left no text: the token that ended the
+    output, those of a stop string, special ones.
+    """
+
+    piece: TokenPiece
+    offset: int
+    logprob: float | None
+    top: tuple[tuple[TokenPiece, float], ...]
+    is_shown: bool
+
+
 class TextDelta(NamedTuple):
-    """What became visible of one request since its last delta. Deltas join by concatenation."""
+    """What became visible of one request since its last delta. Deltas join by concatenation.
+
+    `tokens`, for requests that `tell_tokens`, are those whose last character is in `text`, and at the end all
+    that are left: joined, there are as many as `num_tokens` counts.
+    """
 
     text: str
     num_tokens: int
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    tokens: tuple[OutputToken, ...] = ()
+
+    @property
+    def shows_tokens(self) -> bool:
+        """Whether any of its tokens is shown."""
+        return any(token.is_shown for token in self.tokens)
+
+
+def logprobs_by_sequence(plan: StepPlan, output: StepOutput) -> dict[int, tuple[TokenLogprobs, ...]]:
+    """The log-probabilities of a step's tokens, of the sequences that asked for them."""
+    if output.logprobs is None:
+        return {}
+    return {
+        sequence_id: tuple(told for told in row if told is not None)
+        for sequence_id, row in zip(plan.sequence_ids, output.logprobs, strict=True)
+        if row and row[0] is not None
+    }

@@ -52,7 +52,7 @@ class Request:
     With `use_prefix_cache` what was computed for equal beginnings is used again, and left for others;
     `cache_salt` restricts that to requests of the same salt. A lower `priority` is served earlier. A request
     ends with an error when it has not started after `queue_timeout_seconds`, or not ended after
-    `timeout_seconds`.
+    `timeout_seconds`. With `tell_tokens`, and always with log-probabilities, its deltas name their tokens.
     """
 
     request_id: str
@@ -63,6 +63,7 @@ class Request:
     priority: int = 0
     queue_timeout_seconds: float | None = None
     timeout_seconds: float | None = None
+    tell_tokens: bool = False
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest for a value that would read or write something else than what it names."""

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 
 from engine.errors import EngineError
-from engine.outputs import TextDelta
+from engine.outputs import OutputToken, TextDelta
 from engine.text.mailbox import Mailbox
 
 
@@ -54,11 +54,14 @@ class RequestStream:
     async def collect(self) -> TextDelta:
         """Wait for the end and return everything as one delta; aborts if the waiting is cancelled."""
         self._on_collect()
-        texts, num_tokens = [], 0
+        texts: list[str] = []
+        tokens: list[OutputToken] = []
+        num_tokens = 0
         try:
             async for delta in self:
                 texts.append(delta.text)
+                tokens += delta.tokens
                 num_tokens += delta.num_tokens
         finally:
             self.abort()
-        return TextDelta("".join(texts), num_tokens, delta.finish_reason, delta.stop_reason)
+        return TextDelta("".join(texts), num_tokens, delta.finish_reason, delta.stop_reason, tuple(tokens))

@@ -33,6 +33,7 @@ class Answer:
         self.created = int(time.time())
         self.model = model
         self.fingerprint = fingerprint(info)
+        self.requests: Sequence[Request] = ()
         self.streams: Sequence[RequestStream] = ()
         self.n = 1
 
@@ -54,6 +55,10 @@ class Answer:
             prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
         )
 
+    def prompt_ids(self, index: int) -> list[int]:
+        """Token ids of the prompt of an answer's choice."""
+        return list(self.requests[index].prompt_token_ids)
+
     def submit(self, engine: "Engine", requests: Sequence[Request], n: int) -> None:
         """Submit the requests: all of them, or none. Every `n` of them share a prompt."""
         streams: list[RequestStream] = []
@@ -63,7 +68,7 @@ class Answer:
         except BaseException:
             abort_all(streams)
             raise
-        self.streams, self.n = streams, n
+        self.requests, self.streams, self.n = requests, streams, n
 
 
 def fingerprint(info: "ModelInfo") -> str:

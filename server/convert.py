@@ -11,6 +11,7 @@ from engine.config import EngineConfig
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.request import Request, SamplingParams
 from server.errors import UnsupportedField
+from server.logprobs import TokenDetails
 from server.schema.chat import ChatRequest
 from server.schema.completions import CompletionRequest
 from server.schema.sampling import INT64
@@ -94,9 +95,19 @@ def make_requests(
                     use_prefix_cache=wire.cache_prompt is not False,
                     cache_salt=wire.cache_salt,
                     priority=wire.priority or 0,
+                    tell_tokens=bool(wire.return_token_ids),
                 )
             )
     return requests
+
+
+def token_details(wire: ChatRequest | CompletionRequest) -> TokenDetails:
+    """What the answer says about its tokens."""
+    return TokenDetails(
+        has_logprobs=wire.num_logprobs is not None,
+        has_ids=bool(wire.return_token_ids),
+        ids_as_text=bool(wire.return_tokens_as_token_ids),
+    )
 
 
 def sampling_params(wire: ChatRequest | CompletionRequest, limits: Limits, max_tokens: int) -> SamplingParams:
@@ -125,6 +136,7 @@ def sampling_params(wire: ChatRequest | CompletionRequest, limits: Limits, max_t
         frequency_penalty=wire.frequency_penalty or 0.0,
         repetition_penalty=choose("repetition_penalty", 1.0),
         logit_bias=bias,
+        logprobs=wire.num_logprobs,
         stop=wire.stop or (),
         stop_token_ids=frozenset(wire.stop_token_ids or ()),
         ignore_eos=bool(wire.ignore_eos),

@@ -20,6 +20,7 @@ from engine.errors import EngineError
 from engine.outputs import TextDelta
 from server.answer import Answer, abort_all, finish_of
 from server.errors import DeadlinePassed, envelope
+from server.logprobs import NO_DETAILS, TokenDetails
 from server.schema.chat import ChatChunk, ChatChunkChoice, ChatDelta
 from server.schema.completions import CompletionChunk, CompletionChunkChoice
 from server.schema.sampling import StreamOptions
@@ -96,17 +97,20 @@ class ChunkFrames(Frames):
     chunk: type[ChatChunk] | type[CompletionChunk]
     kind: str
 
-    def __init__(self, answer: Answer, options: StreamOptions | None) -> None:
+    def __init__(
+        self, answer: Answer, options: StreamOptions | None, details: TokenDetails = NO_DETAILS
+    ) -> None:
         super().__init__(answer)
+        self.details = details
         self.with_usage = bool(options and options.include_usage)
         self.is_continuous = bool(options and self.with_usage and options.continuous_usage_stats)
-        self._parts = [self._cut(index) for index in range(len(answer.streams))]
+        self._parts = [] if details else [self._cut(index) for index in range(len(answer.streams))]
 
     @abstractmethod
     def choice(self, index: int, delta: TextDelta) -> ChunkChoice:
         """The part of a chunk that belongs to choice `index`."""
 
-    def event(self, choices: list[ChunkChoice], *, with_counts: bool) -> bytes:
+    def event(self, choices: list[ChunkChoice], *, with_counts: bool, **more: Any) -> bytes:
         """A chunk of the schema as one event. `usage` stands in it, as counts or null, only if asked for."""
         fields: dict[str, Any] = {
             "id": self.answer.id,
@@ -115,6 +119,7 @@ class ChunkFrames(Frames):
             "model": self.answer.model,
             "system_fingerprint": self.answer.fingerprint,
             "choices": choices,
+            **more,
         }
         if self.with_usage:
             fields["usage"] = self.answer.usage() if with_counts else None
@@ -129,10 +134,10 @@ class ChunkFrames(Frames):
 
     def delta(self, index: int, delta: TextDelta) -> bytes:
         """The event for new text; text that is still held back makes none."""
-        if delta.finish_reason is not None:
-            return self.event([self.choice(index, delta)], with_counts=self.is_continuous)
-        if not delta.text:
+        if delta.finish_reason is None and not delta.text:
             return b""
+        if delta.finish_reason is not None or self.details:
+            return self.event([self.choice(index, delta)], with_counts=self.is_continuous)
         before, after = self._parts[index]
         if self.is_continuous:
             counts = self.answer.usage().model_dump_json().encode()
@@ -157,15 +162,23 @@ class ChatFrames(ChunkFrames):
     def choice(self, index: int, delta: TextDelta) -> ChatChunkChoice:
         """New text; without any, the last chunk has an empty delta."""
         content = ChatDelta(content=delta.text) if delta.text else ChatDelta()
-        return ChatChunkChoice(index=index, delta=content, logprobs=None, **ending_fields(delta))
+        return ChatChunkChoice(
+            index=index,
+            delta=content,
+            logprobs=self.details.chat(delta.tokens) if delta.shows_tokens else None,
+            **ending_fields(delta),
+            **self.details.ids(delta.tokens),
+        )
 
     def opening(self) -> bytes:
         """The role of each choice, once, in order: clients expect index 0 first."""
         role = ChatDelta(role="assistant", content="")
+        ids = {"prompt_token_ids": self.answer.prompt_ids(0)} if self.details.has_ids else {}
         return b"".join(
             self.event(
                 [ChatChunkChoice(index=index, delta=role, logprobs=None, **ending_fields(TextDelta("", 0)))],
                 with_counts=self.is_continuous,
+                **ids,
             )
             for index in range(len(self.answer.streams))
         )
@@ -177,9 +190,25 @@ class CompletionFrames(ChunkFrames):
     chunk = CompletionChunk
     kind = "text_completion"
 
+    def __init__(
+        self, answer: Answer, options: StreamOptions | None, details: TokenDetails = NO_DETAILS
+    ) -> None:
+        self._begun: set[int] = set()
+        super().__init__(answer, options, details)
+
     def choice(self, index: int, delta: TextDelta) -> CompletionChunkChoice:
         """New text."""
-        return CompletionChunkChoice(index=index, text=delta.text, logprobs=None, **ending_fields(delta))
+        ids = self.details.ids(delta.tokens)
+        if ids and index not in self._begun:
+            self._begun.add(index)
+            ids["prompt_token_ids"] = self.answer.prompt_ids(index)
+        return CompletionChunkChoice(
+            index=index,
+            text=delta.text,
+            logprobs=self.details.completion(delta.tokens) if delta.shows_tokens else None,
+            **ending_fields(delta),
+            **ids,
+        )
 
     def opening(self) -> bytes:
         """Text completions have no roles."""

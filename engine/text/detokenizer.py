@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from engine.outputs import FinishReason, TextDelta
+from engine.outputs import FinishReason, TextDelta, TokenLogprobs
+from engine.text.pieces import TokenPieces
+from engine.text.token_log import TokenLog
 
 REPLACEMENT = "\ufffd"
 # A window longer than this is cut back to its last clean boundary: decoding stays cheap.
@@ -32,7 +34,10 @@ class BatchDecoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """Begin the text of a sequence. `context_token_ids` are the last tokens of its prompt."""
+    """Begin the text of a sequence. `context_token_ids` are the last tokens of its prompt.
+
+    With `tell_tokens` its deltas name their tokens, and with what log-probabilities come beside them.
+    """
 
     sequence_id: int
     context_token_ids: tuple[int, ...]
@@ -40,6 +45,7 @@ class OpenStream:
     include_stop: bool
     min_tokens: int
     skip_special_tokens: bool
+    tell_tokens: bool = False
 
 
 class AddTokens(NamedTuple):
@@ -53,6 +59,7 @@ class AddTokens(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     hide_last: bool = False
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class CloseStream(NamedTuple):
@@ -99,13 +106,15 @@ class _Stream:
     new_token_ids: deque[int] = field(default_factory=deque)
     num_singly: int = 0
     round_size: int = 0
+    log: TokenLog | None = None
 
 
 class Detokenizer:
     """Owns the text of all sequences. Not thread-safe: one thread calls it, one step at a time."""
 
-    def __init__(self, decoder: BatchDecoder) -> None:
+    def __init__(self, decoder: BatchDecoder, pieces: TokenPieces) -> None:
         self._decoder = decoder
+        self._pieces = pieces
         self._streams: dict[int, _Stream] = {}
 
     @property
@@ -121,6 +130,8 @@ class Detokenizer:
                 stream = self._streams.get(job.sequence_id)
                 if stream is not None:  # else it has met its stop string in an earlier step
                     stream.new_token_ids.extend(job.token_ids[:-1] if job.hide_last else job.token_ids)
+                    if stream.log is not None:
+                        stream.log.expect(job.token_ids, job.logprobs)
                     additions.append((job, stream))
             elif isinstance(job, OpenStream):
                 self._open(job)
@@ -142,14 +153,17 @@ class Detokenizer:
             text=text,
             num_settled=num_settled,
             last_settled=text[max(0, num_settled - 1) : num_settled],
+            log=TokenLog(self._pieces, skip_special_tokens=job.skip_special_tokens)
+            if job.tell_tokens
+            else None,
         )
 
     def _decode_new(self, streams: list[_Stream]) -> None:
         """Decode the new tokens of all streams together.
 
-        Where stop strings are looked for, one token per round, so that one names the token it ended at. A
-        round of several that ends inside a character is taken back and done singly: whoever looks only there
-        might never see the borders between characters.
+        Where stop strings are looked for, or tokens told, one token per round, so that each has its place in
+        the text. A round of several that ends inside a character is taken back and done singly: whoever
+        looks only there might never see the borders between characters.
         """
         while streams := [stream for stream in streams if stream.new_token_ids]:
             for stream in streams:
@@ -166,7 +180,7 @@ class Detokenizer:
 
     def _take_tokens(self, stream: _Stream) -> None:
         """Move the tokens of a round into the window."""
-        is_single = stream.stop or stream.num_singly
+        is_single = stream.stop or stream.num_singly or stream.log is not None
         stream.round_size = 1 if is_single else min(MAX_ROUND_TOKENS, len(stream.new_token_ids))
         stream.num_singly = max(0, stream.num_singly - 1)
         for _ in range(stream.round_size):
@@ -201,6 +215,8 @@ class Detokenizer:
         # Decoders with byte fallback show a whole run of bytes as marks while its last character is
         # unfinished, so the text can be shorter than what was settled: then it waits.
         end = len(text) - unfinished
+        if stream.log is not None:
+            stream.log.decoded(max(0, end - stream.num_settled), is_whole=not unfinished)
         if end > stream.num_settled:
             stream.held += text[stream.num_settled : end]
             stream.num_settled = end
@@ -255,12 +271,17 @@ class Detokenizer:
             text, stream.held = stream.held[:end], stream.held[end:]
             if not text:
                 return None
+            tokens = stream.log.leave(len(text)) if stream.log is not None else ()
         else:
             text = stream.held
             if stream.matched_stop is None:
                 text += _unfinished_tail(stream)
             del self._streams[job.sequence_id]
-        delta = TextDelta(text, stream.num_unreported_tokens, finish_reason, stop_reason)
+            tokens = ()
+            if stream.log is not None:
+                is_cut = stream.matched_stop is not None
+                tokens = stream.log.end(len(text), is_cut=is_cut, hides_last=job.hide_last and not is_cut)
+        delta = TextDelta(text, stream.num_unreported_tokens, finish_reason, stop_reason, tokens)
         stream.num_unreported_tokens = 0
         return Decoded(job.sequence_id, delta, stream.num_output_tokens)
 

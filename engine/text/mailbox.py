@@ -2,7 +2,7 @@
 
 import asyncio
 
-from engine.outputs import TextDelta
+from engine.outputs import OutputToken, TextDelta
 
 
 class Mailbox:
@@ -15,6 +15,7 @@ class Mailbox:
         self._loop = asyncio.get_running_loop()
         self._texts: list[str] = []
         self._num_tokens = 0
+        self._tokens: list[OutputToken] = []
         self._last: TextDelta | None = None
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -28,6 +29,8 @@ class Mailbox:
         """Add a delta. One with a finish reason is the last."""
         self._texts.append(delta.text)
         self._num_tokens += delta.num_tokens
+        if delta.tokens:
+            self._tokens += delta.tokens
         if delta.finish_reason is not None:
             self._last = delta
         self._wake()
@@ -52,8 +55,10 @@ class Mailbox:
             self._num_tokens,
             self._last.finish_reason if self._last else None,
             self._last.stop_reason if self._last else None,
+            tuple(self._tokens),
         )
         self._texts.clear()
+        self._tokens.clear()
         self._num_tokens = 0
         return delta
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from engine.errors import InvalidRequest, ModelError
 from engine.text.detokenizer import BatchDecoder
+from engine.text.pieces import TokenPieces
 
 T = TypeVar("T")
 
@@ -136,13 +137,17 @@ def _first_line(error: Exception) -> str:
 
 
 class TokenizerPool:
-    """The tokenizer behind a few threads: the loop awaits, other streams go on."""
+    """The tokenizer behind a few threads: the loop awaits, other streams go on.
+
+    `pieces` knows the bytes of each token.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, num_threads: int, max_model_len: int) -> None:
         self._tokenizer = tokenizer
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
         # No text longer than this can fit: every token of it would have to be the longest there is.
         self.max_prompt_chars = max_model_len * tokenizer.max_token_chars
+        self.pieces = TokenPieces(tokenizer.backend)
 
     @property
     def chat_template(self) -> str | None:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from server.answer import Answer, collect_all, finish_of
 from server.context import ServerContext
-from server.convert import make_requests
+from server.convert import make_requests, token_details
 from server.handler import answered
 from server.prompt import encode_chat
 from server.schema.chat import AssistantMessage, ChatChoice, ChatRequest, ChatResponse
@@ -41,8 +41,9 @@ async def reply(context: ServerContext, wire: ChatRequest, answer: Answer) -> Re
     """Submit, and stream or collect."""
     started = asyncio.get_running_loop().time()
     await submit(context, wire, answer)
+    details = token_details(wire)
     if wire.stream:
-        return stream_answer(context.config, ChatFrames(answer, wire.stream_options), started)
+        return stream_answer(context.config, ChatFrames(answer, wire.stream_options, details), started)
     deltas = await collect_all(answer.streams)
     response = ChatResponse(
         id=answer.id,
@@ -54,11 +55,14 @@ async def reply(context: ServerContext, wire: ChatRequest, answer: Answer) -> Re
             ChatChoice(
                 index=index,
                 message=AssistantMessage(role="assistant", content=delta.text),
+                logprobs=details.chat(delta.tokens),
                 finish_reason=finish_of(delta),
                 stop_reason=delta.stop_reason,
+                **details.ids(delta.tokens),
             )
             for index, delta in enumerate(deltas)
         ],
         usage=answer.usage(),
+        prompt_token_ids=answer.prompt_ids(0) if details.has_ids else None,
     )
     return Response(response.model_dump_json(), media_type="application/json")

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from server.answer import Answer, collect_all, finish_of
 from server.context import ServerContext
-from server.convert import make_requests
+from server.convert import make_requests, token_details
 from server.handler import answered
 from server.prompt import encode_prompts
 from server.schema.completions import CompletionChoice, CompletionRequest, CompletionResponse
@@ -36,8 +36,9 @@ async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer)
     )
     answer.submit(context.engine, requests, n=wire.n or 1)
     context.metrics.request_params(answer.n)
+    details = token_details(wire)
     if wire.stream:
-        return stream_answer(context.config, CompletionFrames(answer, wire.stream_options), started)
+        return stream_answer(context.config, CompletionFrames(answer, wire.stream_options, details), started)
     deltas = await collect_all(answer.streams)
     response = CompletionResponse(
         id=answer.id,
@@ -47,7 +48,13 @@ async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer)
         system_fingerprint=answer.fingerprint,
         choices=[
             CompletionChoice(
-                index=index, text=delta.text, finish_reason=finish_of(delta), stop_reason=delta.stop_reason
+                index=index,
+                text=delta.text,
+                logprobs=details.completion(delta.tokens),
+                finish_reason=finish_of(delta),
+                stop_reason=delta.stop_reason,
+                prompt_token_ids=answer.prompt_ids(index) if details.has_ids else None,
+                **details.ids(delta.tokens),
             )
             for index, delta in enumerate(deltas)
         ],

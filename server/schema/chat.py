@@ -12,7 +12,8 @@ from pydantic import (
     model_validator,
 )
 
-from server.schema.sampling import Finish, SamplingRequest, Usage, WireRequest
+from server.schema.logprobs import ChatLogprobs, is_none
+from server.schema.sampling import MAX_TOP_LOGPROBS, Finish, SamplingRequest, Usage, WireRequest
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
@@ -147,6 +148,27 @@ class ChatRequest(SamplingRequest):
         None, description="given to the chat template; none also sets enable_thinking to false"
     )
     reasoning: ReasoningOptions | None = None
+    logprobs: bool | None = Field(None, description="tell the log-probability of each token; default false")
+    top_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="with logprobs, also of so many most likely tokens in each place; default 0",
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="spell the tokens of log-probabilities as token_id:7; default false"
+    )
+    return_token_ids: bool | None = Field(
+        None, description="tell the ids of the prompt's and all sampled tokens; default false"
+    )
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def check_top_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        """Nobody would see them otherwise."""
+        if value and not info.data.get("logprobs"):
+            raise ValueError("it needs logprobs to be true")
+        return value
 
     @field_validator("continue_final_message")
     @classmethod
@@ -162,6 +184,11 @@ class ChatRequest(SamplingRequest):
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens, "max_completion_tokens"
         return self.max_tokens, "max_tokens"
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many most likely tokens are told in each place; None without log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class WireResponse(BaseModel):
@@ -183,10 +210,13 @@ class ChatChoice(WireResponse):
 
     index: int
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Finish
     stop_reason: str | int | None = Field(
         None, description="the stop string or token id that ended the answer"
+    )
+    token_ids: list[int] | None = Field(
+        None, exclude_if=is_none, description="with return_token_ids: of all sampled tokens, shown or not"
     )
 
 
@@ -200,6 +230,9 @@ class ChatResponse(WireResponse):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | None = Field(
+        None, exclude_if=is_none, description="only with return_token_ids"
+    )
 
 
 class ChatDelta(WireResponse):
@@ -214,9 +247,10 @@ class ChatChunkChoice(WireResponse):
 
     index: int
     delta: ChatDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Finish | None = None
     stop_reason: str | int | None = Field(None, description="only in the chunk that ends the answer")
+    token_ids: list[int] | None = Field(None, description="only with return_token_ids")
 
 
 class ChatChunk(WireResponse):
@@ -229,3 +263,6 @@ class ChatChunk(WireResponse):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = Field(None, description="null until the last chunk; only with include_usage")
+    prompt_token_ids: list[int] | None = Field(
+        None, description="in the role chunk, only with return_token_ids"
+    )

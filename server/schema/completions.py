@@ -6,7 +6,8 @@ from pydantic import Field, WithJsonSchema
 from pydantic.functional_validators import PlainValidator
 
 from server.schema.chat import WireResponse
-from server.schema.sampling import Finish, SamplingRequest, Usage
+from server.schema.logprobs import CompletionLogprobs, is_none
+from server.schema.sampling import MAX_TOP_LOGPROBS, Finish, SamplingRequest, Usage
 
 MAX_PROMPTS = 1024
 
@@ -66,11 +67,28 @@ class CompletionRequest(SamplingRequest):
         None,
         description="let the tokenizer add its special tokens (such as BOS) to text prompts; default true",
     )
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="tell the log-probability of each token, and of so many most likely ones in its place",
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="spell the tokens of log-probabilities as token_id:7; default false"
+    )
+    return_token_ids: bool | None = Field(
+        None, description="tell the ids of the prompt's and all sampled tokens; default false"
+    )
 
     @property
     def limit(self) -> tuple[int | None, str]:
         """The output tokens asked for, and the field that asks."""
         return self.max_tokens, "max_tokens"
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many most likely tokens are told in each place; None without log-probabilities."""
+        return self.logprobs
 
 
 class CompletionChoice(WireResponse):
@@ -78,10 +96,16 @@ class CompletionChoice(WireResponse):
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: Finish
     stop_reason: str | int | None = Field(
         None, description="the stop string or token id that ended the answer"
+    )
+    token_ids: list[int] | None = Field(
+        None, exclude_if=is_none, description="with return_token_ids: of all sampled tokens, shown or not"
+    )
+    prompt_token_ids: list[int] | None = Field(
+        None, exclude_if=is_none, description="only with return_token_ids"
     )
 
 
@@ -102,9 +126,13 @@ class CompletionChunkChoice(WireResponse):
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: Finish | None = None
     stop_reason: str | int | None = Field(None, description="only in the chunk that ends the answer")
+    token_ids: list[int] | None = Field(None, description="only with return_token_ids")
+    prompt_token_ids: list[int] | None = Field(
+        None, description="in the first chunk of each choice, only with return_token_ids"
+    )
 
 
 class CompletionChunk(WireResponse):

@@ -39,7 +39,6 @@ USE_MAX_TOKENS = Refused((), "use max_tokens")
 # Of a sampler with a switch and further settings, the latter may have the value that is their usual default.
 BOTH: dict[str, Refused] = {
     # log-probabilities and token ids in the answer
-    "top_logprobs": Refused((0,), LOGPROBS),
     "prompt_logprobs": Refused((), LOGPROBS),
     "logprob_token_ids": Refused(([],), LOGPROBS),
     "token_ids_logprob": Refused(([],), LOGPROBS),
@@ -48,8 +47,6 @@ BOTH: dict[str, Refused] = {
     "top_n_tokens": Refused((0,), LOGPROBS),
     "details": Refused((False,), LOGPROBS),
     "decoder_input_details": Refused((False,), LOGPROBS),
-    "return_tokens_as_token_ids": OFF,
-    "return_token_ids": OFF,
     "return_hidden_states": OFF,
     # structured output
     "response_format": Refused(({"type": "text"},), "only the type text is available yet"),
@@ -180,7 +177,6 @@ BOTH: dict[str, Refused] = {
 }
 
 CHAT: dict[str, Refused] = BOTH | {
-    "logprobs": Refused((False,), LOGPROBS),
     "prompt": Refused((), "chat takes messages; /v1/completions takes a prompt"),
     "suffix": Refused(("",), "chat takes messages"),
     "chat_template": Refused((), "templates come with the model; chat_template_kwargs sets their variables"),
@@ -188,7 +184,7 @@ CHAT: dict[str, Refused] = BOTH | {
 }
 
 COMPLETION: dict[str, Refused] = BOTH | {
-    "logprobs": Refused((False,), LOGPROBS),
+    "top_logprobs": Refused((0,), "logprobs says how many"),
     "suffix": Refused(("",), "filling in the middle is not available yet"),
     "max_completion_tokens": USE_MAX_TOKENS,
     "messages": Refused((), "/v1/completions takes a prompt; chat takes messages"),

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
 MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_IDS = 1024

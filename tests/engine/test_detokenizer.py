@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine.outputs import FinishReason
 from engine.text.detokenizer import AddTokens, CloseStream, Detokenizer, OpenStream
+from engine.text.pieces import TokenPieces
 
 TEXTS = [
     "plain words and numbers 12345",
@@ -70,7 +71,7 @@ def stream(
     finish: FinishReason = FinishReason.LENGTH,
 ):
     """Send tokens through a detokenizer, `pieces[i]` at a time; returns the list of Decoded."""
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer, TokenPieces(tokenizer))
     detokenizer.process([OpenStream(1, context, stop, include_stop, min_tokens, skip_special)])
     results, rest, sizes = [], list(token_ids), list(pieces or [])
     while rest:
@@ -140,7 +141,7 @@ def test_garbage_is_shown_before_the_end():
 
 def test_a_window_stays_short():
     tokenizer = byte_level()
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer, TokenPieces(tokenizer))
     detokenizer.process([OpenStream(1, (), (), False, 0, True)])
     for token_id in tokenizer.encode("words and 👋🏽 words " * 40).ids:
         detokenizer.process([AddTokens(1, (token_id,))])
@@ -208,7 +209,7 @@ def test_min_tokens_lets_an_early_stop_string_pass():
 
 def test_the_end_token_counts_but_is_not_shown():
     tokenizer = byte_level()
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer, TokenPieces(tokenizer))
     eos = tokenizer.token_to_id(EOS)
     ids = tuple(tokenizer.encode("hi").ids)
     detokenizer.process([OpenStream(1, (), (), False, 0, False)])
@@ -219,7 +220,7 @@ def test_the_end_token_counts_but_is_not_shown():
 
 def test_streams_share_a_step_and_do_not_mix():
     tokenizer = byte_level()
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer, TokenPieces(tokenizer))
     texts = ["alpha 👋", "beta é", "gamma <|end|> x"]
     flags = [True, True, False]
     detokenizer.process(
@@ -237,7 +238,7 @@ def test_streams_share_a_step_and_do_not_mix():
 
 
 def test_a_closed_stream_is_forgotten_and_late_tokens_are_ignored():
-    detokenizer = Detokenizer(byte_level())
+    detokenizer = Detokenizer(byte_level(), TokenPieces(byte_level()))
     detokenizer.process([OpenStream(1, (), (), False, 0, True)])
     assert detokenizer.process([CloseStream(1), AddTokens(1, (5,))]) == []
     assert detokenizer.num_streams == 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.outputs import NO_PAGE, StepOutput, StepPlan
+from engine.outputs import NO_PAGE, StepOutput, StepPlan, TokenLogprobs
 
 VOCAB_SIZE = 97
 EOS = 96
@@ -21,6 +21,12 @@ def next_token(token_ids: list[int], seed: int = 0) -> int:
     """The toy model: CRC-32 of the whole prefix; eos about once in a hundred tokens."""
     data = np.asarray([seed, *token_ids], np.int64).tobytes()
     return zlib.crc32(data) % VOCAB_SIZE
+
+
+def toy_logprobs(token: int, num_top: int) -> TokenLogprobs:
+    """What the toy model says about a token it chose: the next ones are ever less likely."""
+    top = [((token + i) % VOCAB_SIZE, -(token % 8) / 8 - i) for i in range(num_top)]
+    return TokenLogprobs(-(token % 8) / 8, tuple(top))
 
 
 def reference(prompt: list[int], max_tokens: int, *, ignore_eos: bool = False, seed: int = 0) -> list[int]:
@@ -55,6 +61,7 @@ class ToyRunner:
         self.tables: dict[int, list[int]] = {}
         self.newest: dict[int, int] = {}
         self.seeds: dict[int, int] = {}
+        self.num_logprobs: dict[int, int | None] = {}
         self.before_step = before_step
         self.num_launched = 0
 
@@ -80,13 +87,21 @@ class ToyRunner:
             if row.init is not None:
                 self.tables[row.slot] = []
                 self.seeds[row.slot] = row.init.seed
+                self.num_logprobs[row.slot] = row.init.sampling.logprobs
             self.tables[row.slot] += row.new_pages
             self._write(row.slot, row.start, row.token_ids)
         tokens = [(self._sample(*row),) for row in zip(decode.slots, decode.starts, strict=True)]
         for row in plan.chunks:
             last = row.start + row.num_tokens - 1
             tokens.append((self._sample(row.slot, last),) if row.sample else ())
-        return ToyStep(StepOutput(plan.step_id, tokens, start_seconds, time.perf_counter()))
+        logprobs = None
+        wanted = [self.num_logprobs[slot] for slot in slots]
+        if any(num_top is not None for num_top in wanted):
+            logprobs = [
+                tuple(None if num_top is None else toy_logprobs(token, num_top) for token in row)
+                for row, num_top in zip(tokens, wanted, strict=True)
+            ]
+        return ToyStep(StepOutput(plan.step_id, tokens, start_seconds, time.perf_counter(), logprobs))
 
     def spoil(self, plan: StepPlan) -> None:
         """Make it as if this newest step had failed: garbage in all places it wrote to."""

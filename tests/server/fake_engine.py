@@ -5,6 +5,7 @@ The prompt's characters are its token ids, so that submit() can read the prompt 
 """
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 from engine import ModelInfo
 from engine.config import EngineConfig
 from engine.errors import Draining, EngineDead, EngineError, InvalidRequest, QueueFull, StepFailed
-from engine.outputs import FinishReason, TextDelta
+from engine.outputs import FinishReason, OutputToken, TextDelta, TokenPiece
 from engine.request import Request
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
 
@@ -53,6 +54,17 @@ class FakeTokenizer:
 
     async def token_strs(self, ids: list[int]) -> list[str]:
         return list(map(chr, ids))
+
+
+def fake_token(request: Request, number: int, said: str, offset: int, *, is_shown: bool) -> OutputToken:
+    """The token of what is said; its log-probability is its number, and `-inf` where it says "never"."""
+    piece = TokenPiece(ord(said[0]), said.encode(), False)
+    num_top = request.sampling.logprobs
+    if num_top is None:
+        return OutputToken(piece, offset, None, (), is_shown)
+    logprob = -math.inf if "never" in said else -number / 8
+    others = [(TokenPiece(i, bytes([0xF0, 0x9F, i]), False), -1.0 - i) for i in range(1, num_top)]
+    return OutputToken(piece, offset, logprob, ((piece, logprob), *others)[:num_top], is_shown)
 
 
 class FakeStream:
@@ -98,20 +110,23 @@ class FakeStream:
             if self.error is not None:
                 self.news.set()
             num_tokens = sum(delta.num_tokens for delta in taken)
-            return TextDelta(text, num_tokens, last.finish_reason, last.stop_reason)
+            tokens = tuple(token for delta in taken for token in delta.tokens)
+            return TextDelta(text, num_tokens, last.finish_reason, last.stop_reason, tokens)
         self._is_over = True
         assert self.error is not None
         raise self.error
 
     async def collect(self) -> TextDelta:
         text, num_tokens = "", 0
+        tokens: tuple[OutputToken, ...] = ()
         try:
             async for delta in self:
                 text += delta.text
+                tokens += delta.tokens
                 num_tokens += delta.num_tokens
         finally:
             self.abort()
-        return TextDelta(text, num_tokens, delta.finish_reason, delta.stop_reason)
+        return TextDelta(text, num_tokens, delta.finish_reason, delta.stop_reason, tokens)
 
 
 class FakeEngine:
@@ -179,6 +194,7 @@ class FakeEngine:
         )
         limit = stream.request.sampling.max_tokens
         fail, die, delay = order("fail", -1), order("die", -1), order("delay", 0)
+        request, offset = stream.request, 0
         if "hang" in orders:
             await asyncio.Event().wait()
         for number, piece in enumerate(pieces[:limit]):
@@ -194,13 +210,18 @@ class FakeEngine:
             self._num_tokens += 1
             if self.is_silent:
                 piece = ""
+            whole = piece or " "
             stop = next((text for text in stream.request.sampling.stop if text in piece), None)
             if stop is not None:
                 shown = stop if stream.request.sampling.include_stop_str_in_output else ""
                 piece, finish, is_last = piece.partition(stop)[0] + shown, FinishReason.STOP, True
             if is_last:
                 del self.live[stream.request_id]
-            stream.put(TextDelta(piece, 1, finish, stop))
+            tokens: tuple[OutputToken, ...] = ()
+            if request.tell_tokens or request.sampling.logprobs is not None:
+                tokens = (fake_token(request, number, whole, offset, is_shown=bool(piece)),)
+                offset += len(piece)
+            stream.put(TextDelta(piece, 1, finish, stop, tokens))
             if is_last:
                 break
         self.observer.request_finished(

@@ -197,8 +197,6 @@ async def test_neutral_values_no_ops_and_unknown_fields_are_accepted(client: htt
         ("ebnf", "a"),
         ("json_schema", "{}"),
         ("grammar", "root ::= 'a'"),
-        ("logprobs", True),
-        ("top_logprobs", 2),
         ("prompt_logprobs", 1),
         ("echo", True),
         ("best_of", 3),

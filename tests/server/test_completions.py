@@ -99,8 +99,7 @@ async def test_bad_prompts_are_refused(
     [
         ("suffix", "x"),
         ("echo", True),
-        ("logprobs", 1),
-        ("logprobs", 0),
+        ("top_logprobs", 1),
         ("messages", []),
         ("tools", [{}]),
         ("tool_choice", "required"),

@@ -53,6 +53,19 @@ def test_sdk_chat(sdk: openai.OpenAI, live: LiveServer) -> None:
     assert answer._request_id
 
 
+def test_sdk_log_probabilities(sdk: openai.OpenAI) -> None:
+    fields: Any = {"model": "fake-model", "messages": user("say:né"), "logprobs": True, "top_logprobs": 2}
+    told = sdk.chat.completions.create(**fields).choices[0].logprobs
+    assert told is not None and told.content is not None
+    assert b"".join(bytes(entry.bytes or ()) for entry in told.content) == "né".encode()
+    assert [len(entry.top_logprobs) for entry in told.content] == [2, 2]
+    with sdk.chat.completions.stream(**fields) as stream:
+        final = stream.get_final_completion().choices[0].logprobs
+    assert final is not None and final.content == told.content
+    text = sdk.completions.create(model="fake-model", prompt="say:né", logprobs=1).choices[0].logprobs
+    assert text is not None and (text.tokens, text.text_offset) == (["n", "é"], [0, 1])
+
+
 def test_sdk_stream(sdk: openai.OpenAI) -> None:
     chunks = list(
         sdk.chat.completions.create(

@@ -1,0 +1,72 @@
+"""Tokens on their way out beside the text they became, for the streams that tell their tokens one by one."""
+
+from collections import deque
+from typing import NamedTuple
+
+from engine.outputs import OutputToken, TokenLogprobs
+from engine.text.pieces import TokenPieces
+
+
+class _Waiting(NamedTuple):
+    """A token, and how many characters must have left before it does."""
+
+    token: OutputToken
+    end: int
+
+
+class TokenLog:
+    """The tokens of one stream that have not left yet.
+
+    A token leaves with the text that holds its last byte: text that is held back (it may begin a stop string,
+    a character is not whole) holds its tokens back, too. Characters are counted from the stream's first.
+    """
+
+    def __init__(self, pieces: TokenPieces, *, skip_special_tokens: bool) -> None:
+        self._pieces = pieces
+        self._skip_special_tokens = skip_special_tokens
+        self._coming: deque[tuple[int, TokenLogprobs | None]] = deque()
+        self._waiting: deque[_Waiting] = deque()
+        self._num_chars = 0
+        self._num_left = 0
+
+    def expect(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> None:
+        """Tokens that will be decoded next, in order; with or without their log-probabilities."""
+        self._coming.extend(zip(token_ids, logprobs or (None,) * len(token_ids), strict=True))
+
+    def decoded(self, num_chars: int, *, is_whole: bool) -> None:
+        """The next token has been decoded: `num_chars` more are final, and all of its own if `is_whole`."""
+        token_id, logprobs = self._coming.popleft()
+        is_hidden = self._skip_special_tokens and self._pieces.is_special(token_id)
+        token = self._tell(token_id, logprobs, is_shown=not is_hidden)
+        self._num_chars += num_chars
+        self._waiting.append(_Waiting(token, self._num_chars if is_whole else self._num_chars + 1))
+
+    def leave(self, num_chars: int) -> tuple[OutputToken, ...]:
+        """The tokens that leave together with the next `num_chars` characters."""
+        self._num_left += num_chars
+        left = []
+        while self._waiting and self._waiting[0].end <= self._num_left:
+            left.append(self._waiting.popleft().token)
+        return tuple(left)
+
+    def end(self, num_chars: int, *, is_cut: bool, hides_last: bool) -> tuple[OutputToken, ...]:
+        """All tokens that are left, with the last `num_chars` characters.
+
+        Where the text `is_cut` at a stop string, tokens behind the cut are not shown; and neither is the
+        last one if it only ended the stream.
+        """
+        self._num_left += num_chars
+        tokens = []
+        for token, end in self._waiting:
+            is_behind = is_cut and self._num_left < min(end, token.offset + 1)
+            tokens.append(token._replace(is_shown=False) if is_behind else token)
+        if hides_last and self._coming:
+            tokens.append(self._tell(*self._coming.popleft(), is_shown=False))
+        return tuple(tokens)
+
+    def _tell(self, token_id: int, logprobs: TokenLogprobs | None, *, is_shown: bool) -> OutputToken:
+        piece = self._pieces.piece
+        if logprobs is None:
+            return OutputToken(piece(token_id), self._num_chars, None, (), is_shown)
+        top = tuple((piece(other), value) for other, value in logprobs.top)
+        return OutputToken(piece(token_id), self._num_chars, logprobs.logprob, top, is_shown)

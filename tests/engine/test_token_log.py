@@ -1,0 +1,196 @@
+"""Tokens told one by one stand beside the text they became, however it is cut and held back."""
+
+import functools
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from engine.outputs import FinishReason, OutputToken, TokenLogprobs
+from engine.request import Request, SamplingParams
+from engine.text.detokenizer import AddTokens, Detokenizer, OpenStream
+from engine.text.pieces import TokenPieces
+from tests.engine.test_detokenizer import EOS, TEXTS, TOKENIZERS, byte_fallback, byte_level
+from tests.engine.toy import EOS as TOY_EOS
+from tests.engine.toy import reference, toy_logprobs
+from tests.engine.toy_engine import CHARS, toy_engine
+
+pieces_of = functools.cache(lambda name: TokenPieces(TOKENIZERS[name]()))
+
+
+def told(token_id: int) -> TokenLogprobs:
+    """Log-probabilities that name their token."""
+    return TokenLogprobs(-float(token_id), ((token_id, -float(token_id)), (1, -9.0)))
+
+
+def deltas_of(
+    name: str,
+    token_ids: list[int],
+    *,
+    cuts: list[int] = [],  # noqa: B006 (never changed)
+    context: tuple[int, ...] = (),
+    stop: tuple[str, ...] = (),
+    include_stop: bool = False,
+    skip_special: bool = True,
+    hide_last: bool = False,
+):
+    """The deltas of a stream that tells its tokens, which come `cuts[i]` at a time."""
+    detokenizer = Detokenizer(TOKENIZERS[name](), pieces_of(name))
+    detokenizer.process([OpenStream(1, context, stop, include_stop, 0, skip_special, tell_tokens=True)])
+    results, rest, sizes = [], list(token_ids), list(cuts)
+    while rest:
+        size = sizes.pop(0) if sizes else 1
+        chunk, rest = tuple(rest[:size]), rest[size:]
+        finish = None if rest else FinishReason.STOP if hide_last else FinishReason.LENGTH
+        logprobs = tuple(map(told, chunk))
+        job = AddTokens(1, chunk, finish, None, hide_last and not rest, logprobs)
+        results += detokenizer.process([job])
+    return [result.delta for result in results]
+
+
+def tokens_of(deltas) -> list[OutputToken]:
+    return [token for delta in deltas for token in delta.tokens]
+
+
+def shown_bytes(deltas) -> bytes:
+    return b"".join(token.piece.data for token in tokens_of(deltas) if token.is_shown)
+
+
+@pytest.mark.parametrize("skip_special", [True, False])
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_joined_bytes_are_the_text(text, name, skip_special):
+    tokenizer = TOKENIZERS[name]()
+    context = tuple(tokenizer.encode("and").ids)
+    token_ids = tokenizer.encode(text, add_special_tokens=False).ids
+    for cuts in ([], [3] * 99, [99]):
+        deltas = deltas_of(name, token_ids, cuts=cuts, context=context, skip_special=skip_special)
+        assert shown_bytes(deltas) == "".join(delta.text for delta in deltas).encode()
+        assert [token.piece.token_id for token in tokens_of(deltas)] == token_ids
+        for token in tokens_of(deltas):
+            assert (token.logprob, token.top[0][0]) == (-token.piece.token_id, token.piece)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.text("aé👋🏽한z", max_size=30),
+    st.lists(st.integers(1, 9), max_size=20),
+    st.sampled_from([(), ("zz",), ("a👋", "é")]),
+    st.booleans(),
+    st.sampled_from(["byte_level", "byte_fallback"]),
+)
+@example("aé", [], ("é",), False, "byte_level")
+def test_every_prefix_of_the_deltas_is_aligned(text, cuts, stop, include_stop, name):
+    """A token never leaves before its text, and no later than with the character that holds its last byte."""
+    token_ids = TOKENIZERS[name]().encode("x" + text, add_special_tokens=False).ids
+    context, token_ids = tuple(token_ids[:1]), token_ids[1:]
+    if not token_ids:
+        return
+    deltas = deltas_of(name, token_ids, cuts=cuts, context=context, stop=stop, include_stop=include_stop)
+    seen, data = "", b""
+    for delta in deltas:
+        seen += delta.text
+        data += shown_bytes([delta])
+        if delta.finish_reason is None:
+            assert seen.encode().startswith(data), (seen, data)
+            assert len(seen.encode()) - len(data) < 4, "only a token that ends in half a character is behind"
+    if deltas[-1].stop_reason is None:
+        assert data == seen.encode()
+    else:
+        assert data.startswith(seen.encode()), "a token that is cut is told as a whole"
+        last = [token for token in tokens_of(deltas) if token.is_shown][-1:]
+        assert not last or last[0].offset <= len(seen)
+    assert sum(delta.num_tokens for delta in deltas) == len(tokens_of(deltas))
+    for token in tokens_of(deltas):
+        if token.is_shown:
+            begin = b"".join(other.piece.data for other in tokens_of(deltas) if other.is_shown)
+            assert token.offset <= len(begin.decode(errors="replace"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, 262), min_size=1, max_size=60), st.lists(st.integers(1, 9), max_size=9))
+def test_no_token_is_lost_whatever_the_bytes(token_ids, cuts):
+    deltas = deltas_of("byte_level", token_ids, cuts=cuts)
+    assert [token.piece.token_id for token in tokens_of(deltas)] == token_ids
+    singly = deltas_of("byte_level", token_ids)
+    assert tokens_of(deltas) == tokens_of(singly), "how tokens arrive does not show"
+
+
+def test_offsets_count_characters():
+    token_ids = byte_level().encode("né👋🏽!").ids
+    tokens = tokens_of(deltas_of("byte_level", token_ids))
+    text = "né👋🏽!"
+    position, expected = 0, []
+    for token in tokens:
+        expected.append(len(text.encode()[:position].decode(errors="ignore")))
+        position += len(token.piece.data)
+    assert [token.offset for token in tokens] == expected
+
+
+def test_tokens_of_a_stop_string_are_told_but_not_shown():
+    token_ids = byte_level().encode("ab STOP cd").ids
+    deltas = deltas_of("byte_level", token_ids, stop=("STOP",))
+    assert "".join(delta.text for delta in deltas) == "ab "
+    assert shown_bytes(deltas) == b"ab "
+    hidden = [token for token in tokens_of(deltas) if not token.is_shown]
+    assert b"".join(token.piece.data for token in hidden) == b"STOP"
+    deltas = deltas_of("byte_level", token_ids, stop=("STOP",), include_stop=True)
+    assert shown_bytes(deltas) == b"ab STOP"
+
+
+@pytest.mark.parametrize("cuts", [[], [99]])
+def test_the_token_that_ends_and_special_ones_are_not_shown(cuts):
+    tokenizer = byte_level()
+    eos = tokenizer.token_to_id(EOS)
+    token_ids = [*tokenizer.encode("a").ids, eos, *tokenizer.encode("b").ids, eos]
+    deltas = deltas_of("byte_level", token_ids, cuts=cuts, hide_last=True)
+    assert [token.is_shown for token in tokens_of(deltas)] == [True, False, True, False]
+    assert sum(delta.num_tokens for delta in deltas) == 4
+    deltas = deltas_of("byte_level", token_ids, cuts=cuts, hide_last=True, skip_special=False)
+    assert shown_bytes(deltas) == f"a{EOS}b".encode()
+
+
+def test_pieces_of_each_kind_of_decoder():
+    level, fallback = TokenPieces(byte_level()), TokenPieces(byte_fallback())
+    assert level.piece(byte_level().token_to_id("Ġa")).data == b" a"
+    assert level.piece(byte_level().token_to_id("ðŁ")).data == b"\xf0\x9f"
+    assert level.piece(99_999).data == b"", "an id without a token"
+    assert fallback.piece(0xE2).data == b"\xe2"
+    assert fallback.piece(byte_fallback().token_to_id("▁and")).data == b" and"
+    for tokenizer, pieces in ((byte_level(), level), (byte_fallback(), fallback)):
+        piece = pieces.piece(tokenizer.token_to_id(EOS))
+        assert (piece.data, piece.is_special) == (EOS.encode(), True)
+    metaspace = Tokenizer(models.WordLevel({"▁a": 0}, unk_token="▁a"))
+    metaspace.decoder = decoders.Metaspace()
+    metaspace.add_tokens([AddedToken("▁kept", special=False)])
+    pieces = TokenPieces(metaspace)
+    assert (pieces.piece(0).data, pieces.piece(1).data) == (b" a", "▁kept".encode())
+
+
+@pytest.mark.parametrize("num_pages", [64, 12])
+async def test_log_probabilities_go_through_the_engine(num_pages):
+    """Each of several streams gets those of its own tokens, preempted or not, collected or not."""
+    prompts = [[i, i + 1, i + 2] for i in range(5)]
+    sampling = SamplingParams(max_tokens=24, logprobs=2, seed=0)
+    async with toy_engine(num_pages=num_pages, overcommit=1.0) as engine:
+        requests = [Request(str(i), tuple(p), sampling) for i, p in enumerate(prompts)]
+        quiet = engine.submit(Request("quiet", (7, 7), SamplingParams(max_tokens=9)))
+        ids = engine.submit(Request("ids", (8, 7), SamplingParams(max_tokens=9, seed=0), tell_tokens=True))
+        streams = [engine.submit(request) for request in requests]
+        read = [[delta async for delta in stream] for stream in streams[:2]]
+        read += [[await stream.collect()] for stream in streams[2:]]
+        assert (await quiet.collect()).tokens == ()
+        tokens = (await ids.collect()).tokens
+        assert [(t.logprob, t.top) for t in tokens] == [(None, ())] * len(tokens)
+        assert [t.piece.token_id for t in tokens] == reference([8, 7], 9)
+    for prompt, deltas in zip(prompts, read, strict=True):
+        expected = reference(prompt, 24)
+        tokens = tokens_of(deltas)
+        assert [token.piece.token_id for token in tokens] == expected
+        for token in tokens:
+            assert token.piece.data == CHARS[token.piece.token_id].encode()
+            logprob, top = toy_logprobs(token.piece.token_id, 2)
+            assert token.logprob == logprob
+            assert [(piece.token_id, value) for piece, value in token.top] == list(top)
+            assert token.is_shown == (token.piece.token_id != TOY_EOS)
