@@ -1,11 +1,13 @@
 """The scheduler driven by the toy model, by hand. test_scheduler_machine.py drives it at random."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
 from engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
 from engine.outputs import FinishReason, StepOutput, StepPlan
+from engine.schedule.sequence import Sequence
 from tests.engine.driver import SEED, Driver, output_of
 from tests.engine.toy import reference
 
@@ -91,6 +93,50 @@ def test_abort_works_in_every_place(run_ahead):
     assert decoding.finish_reason is chunked.finish_reason is waiting[0].finish_reason is FinishReason.ABORT
     assert Counter(s.id for s in driver.finished).most_common(1)[0][1] == 1, "each ends once"
     assert output_of(waiting[1]) == reference(waiting_prompt, 30, seed=SEED)
+
+
+# Where a sequence of a 20-token prompt and 9 output tokens can be.
+PLACES: dict[str, Callable[[Sequence], bool]] = {
+    "waiting": lambda sequence: not sequence.has_started,
+    "between chunks": lambda sequence: 0 < sequence.num_scheduled_tokens < 20,
+    "decoding": lambda sequence: sequence.num_output_tokens == 4 and sequence.slot >= 0,
+    "preempted": lambda sequence: sequence.has_started and sequence.slot < 0,
+    "in its last step": lambda sequence: sequence.num_scheduled_tokens == 28 and not sequence.is_finished,
+    "ended": lambda sequence: sequence.is_finished,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_abort_twice_in_every_place(run_ahead, place):
+    driver = Driver.of(num_pages=16, token_budget=8, run_ahead=run_ahead, overcommit=1.0)
+    other = driver.add([5, 6, 7], max_tokens=40, ignore_eos=True)
+    sequence = driver.add(list(range(20)), max_tokens=9, ignore_eos=True)
+    while not PLACES[place](sequence):
+        if len(driver.in_flight) > run_ahead or not driver.launch():
+            driver.commit()
+        if place == "preempted" and sequence.num_output_tokens == 3:
+            driver.scheduler._preempt(sequence)
+    num_output = sequence.num_output_tokens
+    for _ in range(2):
+        driver.scheduler.mark(sequence.id, FinishReason.ABORT)
+    driver.step()
+    driver.scheduler.mark(sequence.id, FinishReason.ABORT)
+    driver.run()
+    has_ended = place == "ended"
+    assert sequence.finish_reason is (FinishReason.LENGTH if has_ended else FinishReason.ABORT)
+    assert sequence.num_output_tokens == num_output, "nothing comes after an abort"
+    assert driver.finished.count(sequence) == 1
+    assert output_of(other) == reference([5, 6, 7], 40, ignore_eos=True, seed=SEED)
+
+
+def test_samples_that_are_preempted_say_what_they_say_alone(run_ahead):
+    driver = Driver.of(num_pages=12, run_ahead=run_ahead, overcommit=1.0)
+    samples = driver.add_group([1, 2, 3, 4, 5], 4, max_tokens=30, ignore_eos=True)
+    driver.run()
+    assert driver.scheduler.num_preemptions >= 2
+    for sample in samples:
+        assert output_of(sample) == reference([1, 2, 3, 4, 5], 30, ignore_eos=True, seed=sample.seed)
+        assert driver.finished.count(sample) == 1
 
 
 def test_abort_of_a_preempted_sequence_with_a_row_in_flight():

@@ -56,10 +56,14 @@ async def test_before_the_model_is_there() -> None:
         assert response.json()["error"]["code"] == "server_is_overloaded"
 
 
-async def test_load_and_version(client: httpx.AsyncClient) -> None:
+async def test_load_and_version(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     load = (await client.get("/load")).json()
     assert load["server_load"] == 0
     assert load["pages_free"] == 1000
+    engine.submit(Request("a", (1,) * 100, SamplingParams(max_tokens=1500)))
+    load = (await client.get("/load")).json()
+    assert (load["server_load"], load["running"], load["waiting"]) == (1, 1, 0)
+    assert (load["kv_cache_usage"], load["predicted_kv_cache_usage"]) == (0.001, 0.1)
     assert (await client.get("/version")).json()["version"]
 
 
