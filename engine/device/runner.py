@@ -97,6 +97,7 @@ class ModelRunner:
                 token_budget=token_budget,
                 dummy_slot=kv_cache.num_pages * kv_cache.page_size,
             )
+        self.is_asynchronous = self._clock is not None
         self._last_step: QueuedStep | None = None
         self.vocab_size = model.spec.vocab_size
         self.num_pages = kv_cache.num_pages

@@ -53,6 +53,8 @@ class ToyStep:
 class ToyRunner:
     """Keeps token ids where a model keeps keys and values, behind the same slots and page tables."""
 
+    is_asynchronous = False
+
     def __init__(
         self, num_pages: int, page_size: int, before_step: Callable[[StepPlan], None] | None = None
     ) -> None:

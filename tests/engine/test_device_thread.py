@@ -1,0 +1,95 @@
+"""The device thread: order, faults, and when the loop stands aside for a launch."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from engine.device.thread import DeviceThread
+from engine.outputs import DecodeRows, StepOutput, StepPlan
+
+
+class Step:
+    is_done = True
+
+    def __init__(self, step_id: int) -> None:
+        self.step_id = step_id
+
+    def wait(self) -> StepOutput:
+        return StepOutput(self.step_id, [], 0.0, 0.0)
+
+
+class RecordingRunner:
+    """Notes the steps it has launched."""
+
+    def __init__(self, *, is_asynchronous: bool, before: Callable[[], None] = lambda: None) -> None:
+        self.is_asynchronous = is_asynchronous
+        self.before = before
+        self.launched: list[int] = []
+
+    def launch(self, plan: StepPlan, *others: object) -> Step:
+        self.before()
+        self.launched.append(plan.step_id)
+        return Step(plan.step_id)
+
+
+def plan(step_id: int) -> StepPlan:
+    return StepPlan(step_id, DecodeRows.empty(), (), 0)
+
+
+@asynccontextmanager
+async def thread_around(runner: RecordingRunner) -> AsyncIterator[DeviceThread]:
+    thread = DeviceThread(run_ahead=1)
+    await thread.start(lambda: runner)
+    try:
+        yield thread
+    finally:
+        await thread.stop()
+
+
+async def test_the_loop_goes_on_when_a_queued_step_is_launched() -> None:
+    runner = RecordingRunner(is_asynchronous=True)
+    async with thread_around(runner) as thread:
+        for step_id in range(50):
+            future = thread.launch(plan(step_id))
+            assert (await future).step_id == step_id
+    assert runner.launched == list(range(50))
+
+
+async def test_a_launch_that_takes_long_does_not_hold_the_loop_up() -> None:
+    release = threading.Event()
+    runner = RecordingRunner(is_asynchronous=True, before=lambda: release.wait(10) or None)
+    async with thread_around(runner) as thread:
+        future = thread.launch(plan(0))
+        assert not runner.launched, "launch() came back before the step was launched"
+        release.set()
+        assert (await future).step_id == 0
+
+
+async def test_nobody_waits_for_a_runner_that_computes() -> None:
+    """On a CPU a launch is the whole step; the loop goes on at once, whatever the thread does."""
+    loop_went_on = threading.Event()
+    runner = RecordingRunner(is_asynchronous=False, before=lambda: loop_went_on.wait(10) or None)
+    async with thread_around(runner) as thread:
+        future = thread.launch(plan(0))
+        loop_went_on.set()
+        assert (await asyncio.wait_for(future, 10)).step_id == 0
+
+
+@pytest.mark.parametrize("is_asynchronous", [True, False])
+async def test_a_launch_that_raises_fails_its_step_alone(is_asynchronous: bool) -> None:
+    faults = iter([False, True, False])
+
+    def fail_sometimes() -> None:
+        if next(faults):
+            raise RuntimeError("no")
+
+    runner = RecordingRunner(is_asynchronous=is_asynchronous, before=fail_sometimes)
+    async with thread_around(runner) as thread:
+        futures = [thread.launch(plan(step_id)) for step_id in range(3)]
+        thread.flush()
+        results = await asyncio.gather(*futures, return_exceptions=True)
+    assert [getattr(result, "step_id", None) for result in results] == [0, None, 2]
+    assert isinstance(results[1], RuntimeError)
