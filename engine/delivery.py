@@ -68,12 +68,15 @@ class Delivery:
                 min_tokens=sampling.min_tokens,
                 skip_special_tokens=sampling.skip_special_tokens,
                 tell_tokens=request.tell_tokens or sampling.logprobs is not None,
+                marks=sampling.marks,
+                reasoning=sampling.reasoning,
             )
         )
 
     def collect(self, sequence: Sequence) -> None:
-        """Nobody reads this text before its end; it is needed earlier only to find a stop string."""
-        if not sequence.request.sampling.stop:
+        """Nobody reads this text before its end; it is needed earlier only to find a text in it."""
+        sampling = sequence.request.sampling
+        if not sampling.stop and sampling.reasoning is None:
             self._pacer.collect(sequence.id)
 
     def add(

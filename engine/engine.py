@@ -375,6 +375,7 @@ class Engine:
         self._num_generation_tokens += decoded.num_output_tokens - live.stream.num_output_tokens
         live.stream.num_output_tokens = decoded.num_output_tokens
         live.stream.num_cached_tokens = live.sequence.num_cached_tokens
+        live.stream.num_reasoning_tokens = decoded.num_reasoning_tokens
         if live.first_token is None:
             live.first_token = now
             self._observer.first_token(now - live.arrival)

@@ -9,6 +9,18 @@ MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningSpan:
+    """The texts around reasoning that comes before the answer; `is_open`: the prompt has opened it already.
+
+    A token that SamplingParams.marks names stands in them with its mark.
+    """
+
+    open: str
+    close: str
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen and when to stop. All values are final: defaults are already applied.
 
@@ -18,6 +30,8 @@ class SamplingParams:
     repetition (1 = off) counts prompt and output, as in transformers. `logit_bias` has at most MAX_LOGIT_BIAS
     entries; `allowed_token_ids`, if any, are the only ones that can be chosen. `logprobs` asks for the
     log-probability of each chosen token and of that many most likely ones (0 to MAX_LOGPROBS).
+    `marks` are tokens (id, text) that are shown, with MARK before their text, so that they can be told from
+    other tokens that spell it. Inside `reasoning` stop strings have no effect, and its tokens are counted.
     """
 
     max_tokens: int
@@ -38,6 +52,8 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    marks: tuple[tuple[int, str], ...] = ()
+    reasoning: ReasoningSpan | None = None
 
     @property
     def has_penalties(self) -> bool:

@@ -27,6 +27,7 @@ class RequestStream:
         self.num_prompt_tokens = num_prompt_tokens
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
+        self.num_reasoning_tokens = 0
         self._mailbox = mailbox
         self._abort = abort
         self._on_collect = on_collect

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from engine.outputs import FinishReason, TextDelta, TokenLogprobs
+from engine.outputs import MARK, FinishReason, TextDelta, TokenLogprobs
+from engine.request import ReasoningSpan
 from engine.text.pieces import TokenPieces
 from engine.text.token_log import TokenLog
+from engine.text.watch import Watch
 
 REPLACEMENT = "\ufffd"
 # A window longer than this is cut back to its last clean boundary: decoding stays cheap.
@@ -46,6 +48,8 @@ class OpenStream:
     min_tokens: int
     skip_special_tokens: bool
     tell_tokens: bool = False
+    marks: tuple[tuple[int, str], ...] = ()
+    reasoning: ReasoningSpan | None = None
 
 
 class AddTokens(NamedTuple):
@@ -72,11 +76,16 @@ Job = OpenStream | AddTokens | CloseStream
 
 
 class Decoded(NamedTuple):
-    """What became visible of one sequence. `num_output_tokens` counts its tokens up to here, shown or not."""
+    """What became visible of one sequence.
+
+    `num_output_tokens` counts its tokens up to here, shown or not, `num_reasoning_tokens` those of them up to
+    the end of the reasoning.
+    """
 
     sequence_id: int
     delta: TextDelta
     num_output_tokens: int
+    num_reasoning_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -84,9 +93,9 @@ class _Stream:
     """Text state of one sequence.
 
     The text of `window` is `text`; its first `num_settled` characters have moved on to `held`, which keeps
-    what may begin a stop string. `boundary` is the newest place in the window, before its last tokens,
-    where the text was whole: the window may be cut there. The next round decodes `num_singly` tokens one by
-    one, and took `round_size` of them.
+    what may begin a stop string; they are looked for from `search_from` on. `boundary` is the newest place in
+    the window, before its last tokens, where the text was whole: the window may be cut there. The next round
+    decodes `num_singly` tokens one by one, and took `round_size` of them.
     """
 
     stop: tuple[str, ...]
@@ -107,6 +116,9 @@ class _Stream:
     num_singly: int = 0
     round_size: int = 0
     log: TokenLog | None = None
+    watch: Watch | None = None
+    search_from: int = 0
+    num_reasoning_tokens: int = 0
 
 
 class Detokenizer:
@@ -156,14 +168,15 @@ class Detokenizer:
             log=TokenLog(self._pieces, skip_special_tokens=job.skip_special_tokens)
             if job.tell_tokens
             else None,
+            watch=Watch(dict(job.marks), job.reasoning) if job.marks or job.reasoning else None,
         )
 
     def _decode_new(self, streams: list[_Stream]) -> None:
         """Decode the new tokens of all streams together.
 
-        Where stop strings are looked for, or tokens told, one token per round, so that each has its place in
-        the text. A round of several that ends inside a character is taken back and done singly: whoever
-        looks only there might never see the borders between characters.
+        Where stop strings or the end of reasoning are looked for, or tokens told, one token per round, so
+        that each has its place in the text. A round of several that ends inside a character is taken back and
+        done singly: whoever looks only there might never see the borders between characters.
         """
         while streams := [stream for stream in streams if stream.new_token_ids]:
             for stream in streams:
@@ -173,15 +186,19 @@ class Detokenizer:
                 if stream.round_size > 1 and stream.text.endswith(REPLACEMENT):
                     self._take_back(stream)
                     continue
-                self._settle(stream)
-                if stream.stop and stream.num_output_tokens > stream.min_tokens:
+                if stream.round_size:
+                    self._settle(stream)
+                is_answer = stream.watch is None or stream.watch.is_answer
+                if stream.stop and is_answer and stream.num_output_tokens > stream.min_tokens:
                     self._search_stop(stream)
             self._cut_windows([s for s in streams if len(s.window) > MAX_WINDOW_TOKENS and not s.num_singly])
 
     def _take_tokens(self, stream: _Stream) -> None:
-        """Move the tokens of a round into the window."""
+        """Move the tokens of a round into the window: none where only marked ones were left."""
         is_single = stream.stop or stream.num_singly or stream.log is not None
         stream.round_size = 1 if is_single else min(MAX_ROUND_TOKENS, len(stream.new_token_ids))
+        if stream.watch is not None:
+            stream.round_size = self._num_watched(stream, stream.watch, stream.round_size)
         stream.num_singly = max(0, stream.num_singly - 1)
         for _ in range(stream.round_size):
             stream.window.append(stream.new_token_ids.popleft())
@@ -195,6 +212,29 @@ class Detokenizer:
         stream.num_output_tokens -= stream.round_size
         stream.num_unreported_tokens -= stream.round_size
         stream.num_singly = stream.round_size
+
+    def _num_watched(self, stream: _Stream, watch: Watch, num_tokens: int) -> int:
+        """Put marked tokens that come next into the text; returns how many others can be decoded at once."""
+        while stream.new_token_ids and (token_id := stream.new_token_ids[0]) in watch.marks:
+            stream.new_token_ids.popleft()
+            stream.num_output_tokens += 1
+            stream.num_unreported_tokens += 1
+            tail, text = _unfinished_tail(stream).replace(MARK, ""), MARK + watch.marks[token_id]
+            if stream.log is not None:
+                stream.log.settled(len(tail))
+                stream.log.decoded(len(text), is_whole=True)
+            _look(stream, watch, tail + text)
+            # What follows is decoded behind this token alone.
+            window = [token_id]
+            text = self._decoder.decode_batch([window], skip_special_tokens=stream.skip_special_tokens)[0]
+            stream.window, stream.text, stream.num_settled = window, text, len(text)
+            stream.last_settled = text[-1:]
+            stream.boundary, stream.next_boundary = 0, 1
+        num_tokens = min(num_tokens if watch.is_answer else 1, len(stream.new_token_ids))
+        for number in range(num_tokens):
+            if stream.new_token_ids[number] in watch.marks:
+                return number
+        return num_tokens
 
     def _decode_windows(self, streams: list[_Stream]) -> None:
         for skip in (True, False):
@@ -215,10 +255,16 @@ class Detokenizer:
         # Decoders with byte fallback show a whole run of bytes as marks while its last character is
         # unfinished, so the text can be shorter than what was settled: then it waits.
         end = len(text) - unfinished
+        new = text[stream.num_settled : end]
+        if stream.watch is not None:
+            new = new.replace(MARK, "")
         if stream.log is not None:
-            stream.log.decoded(max(0, end - stream.num_settled), is_whole=not unfinished)
+            stream.log.decoded(len(new), is_whole=not unfinished)
         if end > stream.num_settled:
-            stream.held += text[stream.num_settled : end]
+            if stream.watch is None:
+                stream.held += new
+            else:
+                _look(stream, stream.watch, new)
             stream.num_settled = end
             stream.last_settled = text[end - 1]
 
@@ -249,7 +295,7 @@ class Detokenizer:
         """
         found: tuple[int, str] | None = None
         for stop in stream.stop:
-            index = stream.held.find(stop)
+            index = stream.held.find(stop, stream.search_from)
             if index >= 0 and (found is None or index < found[0]):
                 found = (index, stop)
         if found is not None:
@@ -266,9 +312,12 @@ class Detokenizer:
         elif job.hide_last:
             stream.num_output_tokens += 1
             stream.num_unreported_tokens += 1
+        if stream.watch is not None and stream.watch.is_reasoning:
+            stream.num_reasoning_tokens = stream.num_output_tokens
         if finish_reason is None:
-            end = len(stream.held) - _num_stop_prefix(stream.held, stream.stop)
+            end = len(stream.held) - _num_held(stream)
             text, stream.held = stream.held[:end], stream.held[end:]
+            stream.search_from = max(0, stream.search_from - end)
             if not text:
                 return None
             tokens = stream.log.leave(len(text)) if stream.log is not None else ()
@@ -283,7 +332,26 @@ class Detokenizer:
                 tokens = stream.log.end(len(text), is_cut=is_cut, hides_last=job.hide_last and not is_cut)
         delta = TextDelta(text, stream.num_unreported_tokens, finish_reason, stop_reason, tokens)
         stream.num_unreported_tokens = 0
-        return Decoded(job.sequence_id, delta, stream.num_output_tokens)
+        return Decoded(job.sequence_id, delta, stream.num_output_tokens, stream.num_reasoning_tokens)
+
+
+def _look(stream: _Stream, watch: Watch, text: str) -> None:
+    """Settle new text of a stream that is watched."""
+    stream.held += text
+    if watch.is_answer:
+        return
+    num_answer_chars = watch.see(text)
+    if num_answer_chars is not None:
+        stream.search_from = len(stream.held) - num_answer_chars
+        if num_answer_chars < len(stream.held):
+            stream.num_reasoning_tokens = stream.num_output_tokens
+
+
+def _num_held(stream: _Stream) -> int:
+    """Characters that wait: they may begin a stop string, or reasoning."""
+    if stream.watch is not None and not stream.watch.is_answer:
+        return len(stream.held) if stream.watch.is_undecided else 0
+    return _num_stop_prefix(stream.held[stream.search_from :], stream.stop) if stream.stop else 0
 
 
 def _num_unfinished(text: str) -> int:

@@ -41,6 +41,10 @@ class TokenLog:
         self._num_chars += num_chars
         self._waiting.append(_Waiting(token, self._num_chars if is_whole else self._num_chars + 1))
 
+    def settled(self, num_chars: int) -> None:
+        """Bytes of earlier tokens that never became a character stand in the text as `num_chars`."""
+        self._num_chars += num_chars
+
     def leave(self, num_chars: int) -> tuple[OutputToken, ...]:
         """The tokens that leave together with the next `num_chars` characters."""
         self._num_left += num_chars

@@ -1,8 +1,9 @@
 """Chat templates and encoding, in threads: never on the loop, since a megabyte of text takes a second."""
 
 import asyncio
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from engine.text.detokenizer import BatchDecoder
 from engine.text.pieces import TokenPieces
 
 T = TypeVar("T")
+logger = logging.getLogger("monoloop.engine")
 
 # Private-use characters that no tokenizer gives a meaning. The first two stand around control tokens in user
 # text while the template runs (so that a template may still look for `</think>`); the last breaks them up.
@@ -54,6 +56,10 @@ class Tokenizer:
         self.pad_token: str | None = self._hf.pad_token
         self.unk_token: str | None = self._hf.unk_token
         self.chat_template: str | None = self._hf.chat_template
+        self.added_tokens: dict[str, int] = {
+            token.content: token_id for token_id, token in self._hf.added_tokens_decoder.items()
+        }
+        self.response_template: dict[str, Any] | None = self._read_response_template()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; control tokens written in it are encoded as such."""
@@ -101,6 +107,22 @@ class Tokenizer:
         pieces = self._split(text) if found else [text]
         encodings = self.backend.encode_batch(pieces, add_special_tokens=False)
         return [token_id for encoding in encodings for token_id in encoding.ids]
+
+    def _read_response_template(self) -> dict[str, Any] | None:
+        """The tokenizer's response template, if it has one that transformers can read."""
+        template: dict[str, Any] | None = getattr(self._hf, "response_template", None)
+        if template is not None:
+            try:
+                self._hf.get_response_parser(prefix="")
+            except Exception as error:  # it is a program of patterns, and may be wrong in any way
+                logger.warning("the tokenizer's response template is of no use: %s", _first_line(error))
+                return None
+        return template
+
+    def response_parser(self, prompt: list[int], tools: list[dict[str, Any]] | None) -> Callable[[], Any]:
+        """Makes transformers' parsers (feed, finalize, initial_events) of answers to `prompt`."""
+        prefix = self.decode(prompt, skip_special_tokens=False)
+        return lambda: self._hf.get_response_parser(prefix=prefix, tools=tools)
 
     def _mark(self, value: Any, found: set[str]) -> Any:
         """Put marks around every control token in the strings of `value`, and add the token to `found`."""
@@ -153,6 +175,22 @@ class TokenizerPool:
     def chat_template(self) -> str | None:
         """The model's own template, to see which roles it knows; None if it has none."""
         return self._tokenizer.chat_template
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Ids of the tokens added to the vocabulary, special or not: what control tokens are."""
+        return self._tokenizer.added_tokens
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """How the tokenizer says that answers are to be parsed; None if it does not."""
+        return self._tokenizer.response_template
+
+    async def response_parser(
+        self, prompt: list[int], tools: list[dict[str, Any]] | None
+    ) -> Callable[[], Any]:
+        """Makes parsers of answers to `prompt`, by the response template."""
+        return await self._run(lambda: self._tokenizer.response_parser(prompt, tools))
 
     @property
     def special_tokens(self) -> dict[str, str | None]:

@@ -1,0 +1,139 @@
+"""Control tokens are marked, and stop strings have no effect in reasoning, whatever the tokens' arrival."""
+
+import functools
+import random
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from engine.outputs import MARK, FinishReason
+from engine.request import ReasoningSpan
+from engine.text.detokenizer import AddTokens, Decoded, Detokenizer, OpenStream
+from engine.text.pieces import TokenPieces
+from engine.text.watch import Watch
+
+THINK = ReasoningSpan("<think>", "</think>")
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    """One token per byte, and control tokens: <call> is special, <think> is not."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    built = Tokenizer(models.BPE({token: index for index, token in enumerate(alphabet)}, []))
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.decoder = decoders.ByteLevel()
+    built.add_special_tokens([AddedToken("<call>", special=True), AddedToken("<end>", special=True)])
+    built.add_tokens([AddedToken("<think>"), AddedToken("</think>")])
+    return built
+
+
+def marks(*texts: str) -> tuple[tuple[int, str], ...]:
+    return tuple((tokenizer().token_to_id(text), text) for text in texts)
+
+
+def encode(text: str) -> list[int]:
+    ids: list[int] = tokenizer().encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def stream(
+    token_ids: list[int],
+    *,
+    seed: int = 0,
+    stop: tuple[str, ...] = (),
+    marked: tuple[tuple[int, str], ...] = (),
+    span: ReasoningSpan | None = None,
+    tell_tokens: bool = False,
+) -> list[Decoded]:
+    """Send tokens through a detokenizer, one to four at a time."""
+    draw = random.Random(seed)
+    detokenizer = Detokenizer(tokenizer(), TokenPieces(tokenizer()))
+    detokenizer.process([OpenStream(1, (65,), stop, False, 0, True, tell_tokens, marked, span)])
+    results, rest = [], list(token_ids)
+    while rest:
+        size = draw.randint(1, 4)
+        chunk, rest = rest[:size], rest[size:]
+        results += detokenizer.process([AddTokens(1, tuple(chunk), None if rest else FinishReason.LENGTH)])
+    return results
+
+
+def joined(results: list[Decoded]) -> str:
+    return "".join(result.delta.text for result in results)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_control_token_has_a_mark_and_text_that_spells_it_has_none(seed: int) -> None:
+    spelled = [token_id for char in "<call>" for token_id in encode(char)]
+    token_ids = [*encode("é<call>👋"), *spelled, *encode("<call><end> x"), *encode(MARK)]
+    results = stream(token_ids, seed=seed, marked=marks("<call>"))
+    assert joined(results) == f"é{MARK}<call>👋<call>{MARK}<call> x"
+    assert sum(result.delta.num_tokens for result in results) == len(token_ids)
+    assert results[-1].num_output_tokens == len(token_ids)
+
+
+def test_an_unfinished_character_before_a_control_token_is_shown_as_such() -> None:
+    token_ids = [*encode("👋")[:2], *encode("<call>a")]
+    assert joined(stream(token_ids, marked=marks("<call>"))) == f"\ufffd{MARK}<call>a"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_told_tokens_leave_with_the_text_they_became_marked_or_not(seed: int) -> None:
+    token_ids = [*encode("é👋")[:-2], *encode("<call>a<think>b")]
+    results = stream(token_ids, seed=seed, marked=marks("<call>", "<think>"), tell_tokens=True)
+    told = [token for result in results for token in result.delta.tokens]
+    assert [token.piece.token_id for token in told] == token_ids
+    text = joined(results)
+    assert text == f"é\ufffd{MARK}<call>a{MARK}<think>b"
+    places = {token.piece.data: token.offset for token in told}
+    assert places[b"a"] == text.index(f"a{MARK}") and places[b"b"] == len(text) - 1
+    assert places[b"<think>"] == text.index(f"{MARK}<think>")
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("text", "is_open", "shown", "num_reasoning_tokens"),
+    [
+        ("<think>a. b</think> c. d", False, "<think>a. b</think> c", 6),
+        ("\n<think>a.</think>.", False, "\n<think>a.</think>", 5),
+        ("a. b</think>c. d", True, "a. b</think>c", 5),
+        ("a. b", True, "a. b", 4),
+        ("a. <think>b</think>", False, "a", 0),
+        (".<think>", False, "", 0),
+        ("<thi. nk", False, "<thi", 0),
+        (" . ", False, " ", 0),
+    ],
+)
+@pytest.mark.parametrize("has_marks", [False, True])
+def test_stop_strings_have_no_effect_in_reasoning(
+    text: str, is_open: bool, shown: str, num_reasoning_tokens: int, has_marks: bool, seed: int
+) -> None:
+    mark = MARK if has_marks else ""
+    results = stream(
+        encode(text),
+        seed=seed,
+        stop=(".",),
+        marked=marks("<think>", "</think>") if has_marks else (),
+        span=ReasoningSpan(f"{mark}<think>", f"{mark}</think>", is_open),
+    )
+    expected = shown.replace("<think>", f"{mark}<think>").replace("</think>", f"{mark}</think>")
+    assert joined(results) == expected
+    assert results[-1].num_reasoning_tokens == num_reasoning_tokens
+    stopped = "." in text[len(shown) :]
+    assert results[-1].delta.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+
+
+def test_reasoning_flows_and_only_what_may_begin_it_waits() -> None:
+    results = stream(encode("<think>abc</think>d"), stop=("bx",), span=THINK)
+    assert results[0].delta.text.startswith("<think>")
+    assert "b" in [char for result in results for char in result.delta.text]
+
+
+def test_a_watch_tells_where_the_answer_begins() -> None:
+    watch = Watch({}, THINK)
+    assert [watch.see(text) for text in (" <th", "ink>a</th", "ink")] == [None, None, None]
+    assert watch.is_reasoning
+    assert watch.see(">bc") == 2
+    assert watch.is_answer
+    plain = Watch({}, THINK)
+    assert plain.see("<th") is None and plain.is_undecided
+    assert plain.see("e") == 4 and plain.is_answer
