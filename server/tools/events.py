@@ -1,0 +1,107 @@
+"""What parsers say about an answer, piece by piece, and the whole that the pieces make."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
+
+
+class Content(NamedTuple):
+    """Text for the reader."""
+
+    text: str
+
+
+class Reasoning(NamedTuple):
+    """Text the model thinks before it answers."""
+
+    text: str
+
+
+class CallBegun(NamedTuple):
+    """A tool call: they count from 0 without gaps. Its arguments follow."""
+
+    number: int
+    id: str
+    name: str
+
+
+class Arguments(NamedTuple):
+    """More of a call's arguments. Joined, they are one JSON object, unless the answer was cut inside."""
+
+    number: int
+    text: str
+
+
+class CallEnded(NamedTuple):
+    """A call is complete."""
+
+    number: int
+
+
+Event = Content | Reasoning | CallBegun | Arguments | CallEnded
+
+
+@dataclass(slots=True)
+class Call:
+    """A tool call of an answer; `arguments` is JSON in a string."""
+
+    id: str
+    name: str
+    arguments: str = ""
+    is_complete: bool = False
+
+
+@dataclass(slots=True)
+class Message:
+    """An answer as far as its events tell it."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> "Message":
+        """The whole that `events` make."""
+        contents: list[str] = []
+        reasonings: list[str] = []
+        fragments: list[list[str]] = []
+        message = cls()
+        for event in events:
+            match event:
+                case Content(text):
+                    contents.append(text)
+                case Reasoning(text):
+                    reasonings.append(text)
+                case CallBegun(_, call_id, name):
+                    message.calls.append(Call(call_id, name))
+                    fragments.append([])
+                case Arguments(number, text):
+                    fragments[number].append(text)
+                case CallEnded(number):
+                    message.calls[number].is_complete = True
+        message.content = "".join(contents)
+        message.reasoning = "".join(reasonings)
+        for call, parts in zip(message.calls, fragments, strict=True):
+            call.arguments = "".join(parts)
+        return message
+
+
+def join(events: Iterable[Event]) -> list[Event]:
+    """The same events, with text that continues the text before it joined to it."""
+    joined: list[Event] = []
+    for (kind, number), group in groupby(
+        events, key=lambda event: (type(event), getattr(event, "number", 0))
+    ):
+        run = list(group)
+        if kind is Content:
+            joined.append(Content("".join(event.text for event in run if isinstance(event, Content))))
+        elif kind is Reasoning:
+            joined.append(Reasoning("".join(event.text for event in run if isinstance(event, Reasoning))))
+        elif kind is Arguments:
+            joined.append(
+                Arguments(number, "".join(event.text for event in run if isinstance(event, Arguments)))
+            )
+        else:
+            joined += run
+    return joined

@@ -1,0 +1,258 @@
+"""A value as models write it -> the same value as JSON, while it is being written.
+
+Strict JSON passes unchanged, byte for byte. Whatever else comes, the result is valid JSON all the same: what
+has been sent cannot be taken back, and a client must be able to read it.
+"""
+
+import json
+import re
+from collections.abc import Callable
+
+from engine.outputs import MARK
+
+# What may stand in a string without being looked at one by one.
+RUN = re.compile(rf"[^\"'\\\x00-\x1f{MARK}]+")
+BLANKS = re.compile(r"[ \t\r\n]*")
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
+ESCAPES = frozenset('"\\/bfnrt')
+HEX = frozenset("0123456789abcdefABCDEF")
+OPENER = {"}": "{", "]": "[", ")": "["}
+CLOSER = {"{": "}", "[": "]"}
+# As deep as the arguments of a call may be when they come back in a conversation.
+MAX_DEPTH = 64
+
+
+class LiteralWriter:
+    """Reads one value, JSON or a Python literal, and writes it as JSON.
+
+    Beside JSON it knows single quotes, tuples, True, False, None, `\\xhh`, and what goes wrong most often:
+    control characters and bad escapes in strings are escaped, words without quotes become strings, missing
+    commas are added and trailing ones dropped, missing values are null, open brackets are closed.
+
+    The value ends where it is complete, or before one of `ends`, a closing bracket it has not opened, or the
+    65th open one. A mark (a control token) ends it even inside a string. Linear in the text.
+    """
+
+    def __init__(self, ends: str = "") -> None:
+        self.is_done = False
+        self._ends = frozenset(ends + MARK)
+        self._key_end = re.compile(rf"[\s:=,{{}}\[\]()\"'{re.escape(ends + MARK)}]")
+        self._bare_end = re.compile(rf"[\r\n,}}\])\"{re.escape(ends + MARK)}]")
+        self._out: list[str] = []
+        self._stack: list[str] = []
+        self._state: Callable[[str, int], int] = self._value
+        self._gap = ""  # blanks and a comma that wait for the next item
+        self._has_items = False
+        self._is_key = False
+        self._quote = ""
+        self._parts: list[str] = []  # of an escape or of a word, until it is complete
+
+    def feed(self, text: str, at: int = 0) -> tuple[str, int]:
+        """Read `text` from `at` on; returns the JSON it adds, and where reading goes on."""
+        while at < len(text) and not self.is_done:
+            at = self._state(text, at)
+        return self._take(), at
+
+    def close(self) -> str:
+        """There is no more text: returns the JSON that completes the value."""
+        if not self.is_done:
+            self._end()
+        return self._take()
+
+    def _take(self) -> str:
+        out = "".join(self._out)
+        self._out.clear()
+        return out
+
+    def _value(self, text: str, at: int) -> int:
+        """A value is due: the whole of it, or the one after a colon."""
+        end = BLANKS.match(text, at).end()  # type: ignore[union-attr]
+        if end > at:
+            if self._stack:
+                self._out.append(text[at:end])
+            return end
+        char = text[at]
+        if char in self._ends or char in ",}])":
+            self._out.append("null")
+            self._ended()
+            return at
+        if char in ":=":
+            return at + 1
+        return self._begin(char, at)
+
+    def _begin(self, char: str, at: int) -> int:
+        if char in "\"'":
+            self._out.append('"')
+            self._quote = char
+            self._state = self._string
+            return at + 1
+        if char in "{[(":
+            if len(self._stack) == MAX_DEPTH:
+                self._end()
+                return at
+            opener = "{" if char == "{" else "["
+            self._out.append(opener)
+            self._stack.append(opener)
+            self._has_items = False
+            self._state = self._item
+            return at + 1
+        self._state = self._word
+        return at
+
+    def _item(self, text: str, at: int) -> int:
+        """In brackets: an item, a comma or the closing bracket is due."""
+        end = BLANKS.match(text, at).end()  # type: ignore[union-attr]
+        if end > at:
+            self._gap += text[at:end]
+            return end
+        char = text[at]
+        if char in self._ends:
+            self._end()
+            return at
+        if char in "}])":
+            return self._close(char, at)
+        if char == ",":
+            if self._has_items and "," not in self._gap:
+                self._gap += ","
+            return at + 1
+        is_key = self._stack[-1] == "{"
+        if is_key and char in "{[(:=":
+            return at + 1
+        self._is_key = is_key
+        if self._has_items and "," not in self._gap:
+            self._out.append(",")
+        self._out.append(self._gap)
+        self._gap = ""
+        return self._begin(char, at)
+
+    def _close(self, char: str, at: int) -> int:
+        """A closing bracket closes what was opened after its own opening one, too."""
+        opener = OPENER[char]
+        if opener not in self._stack:
+            self._end()
+            return at
+        self._drop_comma()
+        while True:
+            top = self._stack.pop()
+            self._out.append(CLOSER[top])
+            if top == opener:
+                break
+        self._ended()
+        return at + 1
+
+    def _drop_comma(self) -> None:
+        self._out.append(self._gap.replace(",", ""))
+        self._gap = ""
+
+    def _colon(self, text: str, at: int) -> int:
+        end = BLANKS.match(text, at).end()  # type: ignore[union-attr]
+        self._out.append(text[at:end])
+        if end == len(text):
+            return end
+        self._out.append(":")
+        self._state = self._value
+        return end + 1 if text[end] in ":=" else end
+
+    def _string(self, text: str, at: int) -> int:
+        if run := RUN.match(text, at):
+            self._out.append(run[0])
+            return run.end()
+        char = text[at]
+        if char == self._quote:
+            self._out.append('"')
+            self._ended()
+        elif char == MARK:
+            self._end()
+            return at
+        elif char == "\\":
+            self._state = self._escape
+        elif char == "'":
+            self._out.append(char)
+        else:
+            self._out.append(json.dumps(char)[1:-1])
+        return at + 1
+
+    def _escape(self, text: str, at: int) -> int:
+        """After a backslash: what is no escape means itself, backslash and all."""
+        char = text[at]
+        if self._parts:
+            length = {"u": 5, "x": 3}[self._parts[0]]
+            if char not in HEX:
+                self._end_escape()
+                return at
+            self._parts.append(char)
+            if len(self._parts) == length:
+                digits = "".join(self._parts[1:])
+                self._out.append("\\u" + digits.rjust(4, "0"))
+                self._parts.clear()
+                self._state = self._string
+            return at + 1
+        if char in "ux":
+            self._parts.append(char)
+            return at + 1
+        if char in ESCAPES or char == "'":
+            self._out.append(char if char == "'" else "\\" + char)
+            self._state = self._string
+            return at + 1
+        self._end_escape()
+        return at
+
+    def _end_escape(self) -> None:
+        self._out.append("\\\\" + "".join(self._parts))
+        self._parts.clear()
+        self._state = self._string
+
+    def _word(self, text: str, at: int) -> int:
+        """A number, a name such as true, or words without quotes; only a key ends at a blank."""
+        end_of = self._key_end if self._is_key else self._bare_end
+        found = end_of.search(text, at)
+        end = found.start() if found else len(text)
+        self._parts.append(text[at:end])
+        if found:
+            self._end_word()
+        return end
+
+    def _end_word(self) -> None:
+        token = "".join(self._parts)
+        self._parts.clear()
+        word = token.rstrip()
+        if self._is_key:
+            self._out.append(json.dumps(word, ensure_ascii=False))
+        elif NUMBER.fullmatch(word):
+            self._out.append(word)
+        else:
+            self._out.append(WORDS.get(word) or json.dumps(word, ensure_ascii=False))
+        self._ended()
+        if self._stack and self._state == self._item:
+            self._gap = token[len(word) :]
+
+    def _ended(self) -> None:
+        """A key or a value is complete."""
+        if self._is_key:
+            self._is_key = False
+            self._state = self._colon
+        elif not self._stack:
+            self.is_done = True
+        else:
+            self._has_items = True
+            self._state = self._item
+
+    def _end(self) -> None:
+        """Complete the value from wherever it is."""
+        if self._state == self._escape:
+            self._end_escape()
+        if self._state == self._string:
+            self._out.append('"')
+            self._ended()
+        elif self._state == self._word:
+            self._end_word()
+        if self._state == self._colon:
+            self._out.append(":")
+            self._state = self._value
+        if self._state == self._value and not self.is_done:
+            self._out.append("null")
+        self._drop_comma()
+        self._out += (CLOSER[opener] for opener in reversed(self._stack))
+        self._stack.clear()
+        self.is_done = True
