@@ -12,13 +12,17 @@ from starlette.requests import Request as HttpRequest
 from engine.outputs import FinishReason, TextDelta
 from engine.request import Request
 from server.errors import DeadlinePassed
-from server.schema.sampling import Finish, PromptTokensDetails, Usage
+from server.schema.chat import ChatFinish
+from server.schema.sampling import CompletionTokensDetails, Finish, PromptTokensDetails, Usage
+from server.tools.output import ParsedDelta, ParsedStream
+from server.tools.plan import Outputs
 from server.version import VERSION
 
 if TYPE_CHECKING:
     from engine import Engine, ModelInfo, RequestStream
 
 T = TypeVar("T")
+Delta = TextDelta | ParsedDelta
 
 
 class ClientGone(Exception):
@@ -34,8 +38,9 @@ class Answer:
         self.model = model
         self.fingerprint = fingerprint(info)
         self.requests: Sequence[Request] = ()
-        self.streams: Sequence[RequestStream] = ()
+        self.streams: Sequence[RequestStream | ParsedStream] = ()
         self.n = 1
+        self.is_parsed = False
 
     def __str__(self) -> str:
         """For the log: its id and its tokens, in and out."""
@@ -48,19 +53,28 @@ class Answer:
         prompt_tokens = sum(stream.num_prompt_tokens for stream in prompts)
         completion_tokens = sum(stream.num_output_tokens for stream in self.streams)
         cached_tokens = sum(stream.num_cached_tokens for stream in prompts)
+        reasoning_tokens = sum(stream.num_reasoning_tokens for stream in self.streams)
         return Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning_tokens),
         )
 
     def prompt_ids(self, index: int) -> list[int]:
         """Token ids of the prompt of an answer's choice."""
         return list(self.requests[index].prompt_token_ids)
 
-    def submit(self, engine: "Engine", requests: Sequence[Request], n: int) -> None:
-        """Submit the requests: all of them, or none. Every `n` of them share a prompt."""
+    def submit(
+        self, engine: "Engine", requests: Sequence[Request], n: int, outputs: Outputs | None = None
+    ) -> None:
+        """Submit the requests: all of them, or none. Every `n` of them share a prompt.
+
+        With `outputs` the streams are parsed: their deltas are ParsedDeltas.
+        """
+        if outputs is not None:
+            requests = outputs.watched(requests)
         streams: list[RequestStream] = []
         try:
             for first in range(0, len(requests), n):
@@ -68,7 +82,9 @@ class Answer:
         except BaseException:
             abort_all(streams)
             raise
-        self.requests, self.streams, self.n = requests, streams, n
+        self.requests, self.n = requests, n
+        self.streams = streams if outputs is None else [outputs.parsed(stream) for stream in streams]
+        self.is_parsed = outputs is not None
 
 
 def fingerprint(info: "ModelInfo") -> str:
@@ -80,20 +96,25 @@ def fingerprint(info: "ModelInfo") -> str:
 FINISH: dict[FinishReason | None, Finish] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
-def finish_of(delta: TextDelta) -> Finish:
+def finish_of(delta: Delta) -> Finish:
     """The reason a client sees; an abort or a fault is an error and never gets here."""
     return FINISH[delta.finish_reason]
 
 
-def abort_all(streams: Sequence["RequestStream"]) -> None:
+def chat_finish_of(delta: Delta) -> ChatFinish:
+    """The same in chat, where an answer may end in calls."""
+    return "tool_calls" if isinstance(delta, ParsedDelta) and delta.has_calls else finish_of(delta)
+
+
+def abort_all(streams: Sequence["RequestStream | ParsedStream"]) -> None:
     """End what still runs; nothing happens to streams that have ended."""
     for stream in streams:
         stream.abort()
 
 
-async def collect_all(streams: Sequence["RequestStream"]) -> list[TextDelta]:
+async def collect_all(streams: Sequence["RequestStream | ParsedStream"]) -> list[Delta]:
     """Wait for every stream; the first that fails ends all."""
-    tasks = [asyncio.ensure_future(stream.collect()) for stream in streams]
+    tasks: list[asyncio.Future[Delta]] = [asyncio.ensure_future(stream.collect()) for stream in streams]
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -12,6 +12,7 @@ from server.convert import Limits
 from server.errors import ModelNotFound, NotReady
 from server.metrics import Metrics
 from server.settings import ServerConfig
+from server.tools.formats import NO_FORMATS, Formats
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -32,6 +33,7 @@ class ServerContext:
         self.all_answered.set()
         self._num_open_requests = 0
         self.route_templates: dict[object, str] = {}
+        self.formats = NO_FORMATS
         self._engine: Engine | None = None
         self._unknown_fields: set[str] = set()
 
@@ -47,7 +49,8 @@ class ServerContext:
             self.all_answered.set()
 
     def attach(self, engine: "Engine") -> None:
-        """The model is loaded: from now on requests are answered."""
+        """The model is loaded: from now on requests are answered. Raises SettingsError."""
+        self.formats = Formats.of(engine.tokenizer, self.config.tool_parser, self.config.reasoning_parser)
         self._engine = engine
         self.metrics.attach(engine.stats, self.model_names[0], engine.model.max_model_len)
 

@@ -14,6 +14,9 @@ from server.body import check_structure
 from server.convert import Limits, check_ids, check_text, overflow
 from server.schema.chat import ChatMessage, ChatRequest
 from server.schema.completions import CompletionRequest, Prompt
+from server.tools.choice import offered_tools
+from server.tools.formats import has_place_for_tools
+from server.tools.in_text import tell
 
 # Arguments of apply_chat_template: a request that could set them would change how, not what, is rendered.
 TEMPLATE_DENYLIST = frozenset(
@@ -62,7 +65,12 @@ class Tokenizer(Protocol):
 
 async def encode_chat(wire: ChatRequest, tokenizer: Tokenizer, limits: Limits) -> list[int]:
     """Token ids of a conversation. Raises InvalidRequest, ContextLengthExceeded."""
-    has_json = wire.documents or wire.chat_template_kwargs or any(turn.tool_calls for turn in wire.messages)
+    has_json = (
+        wire.documents
+        or wire.chat_template_kwargs
+        or wire.tools
+        or any(turn.tool_calls for turn in wire.messages)
+    )
     if has_json:  # may be long, and takes as long to look through
         messages, kwargs = await asyncio.to_thread(template_input, wire, tokenizer, limits)
     else:
@@ -90,7 +98,12 @@ def template_input(
     check_length(num_chars, tokenizer, limits, "messages")
     for name in ("chat_template_kwargs", "documents"):
         check_length(measure(getattr(wire, name), name), tokenizer, limits, name)
-    return messages, template_kwargs(wire)
+    tools = [tool.function.for_template for tool in offered_tools(wire)]
+    check_length(measure(tools, "tools"), tokenizer, limits, "tools")
+    kwargs = template_kwargs(wire)
+    if not has_place_for_tools(tokenizer.chat_template or ""):
+        return tell(messages, tools), kwargs
+    return messages, kwargs | {"tools": tools} if tools else kwargs
 
 
 async def encode_prompts(wire: CompletionRequest, tokenizer: Tokenizer, limits: Limits) -> list[list[int]]:

@@ -37,6 +37,7 @@ from pydantic_settings import (
 from engine.config import EngineConfig
 from engine.errors import ModelError
 from server.flags import SettingsError, add_flags, explain, flag, given_flags, is_text, members
+from server.tools.registry import ReasoningSetting, ToolSetting
 
 ENV_PREFIX = "MONOLOOP_"
 CONFIG_VARIABLE = "MONOLOOP_CONFIG"
@@ -81,6 +82,16 @@ class ServerConfig(BaseModel):
     )
     cors_origins: Names = Field(
         (), description="origins whose web pages may call the API, * for any; none: CORS is off"
+    )
+    tool_parser: ToolSetting = Field(
+        "auto",
+        description="format of the model's tool calls; auto: the one its chat template shows, else the "
+        "tokenizer's response template; none: tools are refused",
+    )
+    reasoning_parser: ReasoningSetting = Field(
+        "auto",
+        description="format of the model's reasoning; auto: the one its chat template shows, else the "
+        "tokenizer's response template; none: reasoning is content",
     )
     max_body_bytes: int = Field(
         8 * 2**20, ge=1024, description="longest request body; a longer one gets a 413"

@@ -18,13 +18,14 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
 from engine.outputs import TextDelta
-from server.answer import Answer, abort_all, finish_of
+from server.answer import Answer, Delta, abort_all, chat_finish_of, finish_of
 from server.errors import DeadlinePassed, envelope
 from server.logprobs import NO_DETAILS, TokenDetails
-from server.schema.chat import ChatChunk, ChatChunkChoice, ChatDelta
+from server.schema.chat import ChatChunk, ChatChunkChoice, ChatDelta, ChatFinish
 from server.schema.completions import CompletionChunk, CompletionChunkChoice
 from server.schema.sampling import StreamOptions
 from server.settings import ServerConfig
+from server.tools.output import ParsedStream
 
 if TYPE_CHECKING:
     from engine import RequestStream
@@ -35,6 +36,7 @@ logging.getLogger("sse_starlette").setLevel(logging.WARNING)  # its debug log re
 DONE = b"data: [DONE]\n\n"
 PING = ServerSentEvent(comment="ping", sep="\n")
 MAX_QUEUED_DELTAS = 4
+NOTHING = TextDelta("", 0)
 
 ChunkChoice = ChatChunkChoice | CompletionChunkChoice
 
@@ -79,7 +81,7 @@ class Frames(ABC):
         """What is sent at once, before the first token."""
 
     @abstractmethod
-    def delta(self, index: int, delta: TextDelta) -> bytes:
+    def delta(self, index: int, delta: Delta) -> bytes:
         """The events for what is new of answer `index`; none while text is held back."""
 
     @abstractmethod
@@ -104,10 +106,10 @@ class ChunkFrames(Frames):
         self.details = details
         self.with_usage = bool(options and options.include_usage)
         self.is_continuous = bool(options and self.with_usage and options.continuous_usage_stats)
-        self._parts = [] if details else [self._cut(index) for index in range(len(answer.streams))]
+        self.parts = [] if details else [self._content(index) for index in range(len(answer.streams))]
 
     @abstractmethod
-    def choice(self, index: int, delta: TextDelta) -> ChunkChoice:
+    def choice(self, index: int, delta: Delta) -> ChunkChoice:
         """The part of a chunk that belongs to choice `index`."""
 
     def event(self, choices: list[ChunkChoice], *, with_counts: bool, **more: Any) -> bytes:
@@ -125,24 +127,32 @@ class ChunkFrames(Frames):
             fields["usage"] = self.answer.usage() if with_counts else None
         return b"data: " + self.chunk(**fields).model_dump_json(exclude_unset=True).encode() + b"\n\n"
 
-    def _cut(self, index: int) -> tuple[bytes, bytes]:
-        """What stands before and after the text in the chunks of choice `index`."""
+    def cut(self, make: Callable[[str], ChunkChoice]) -> tuple[bytes, bytes]:
+        """What stands before and after a text in the chunks whose choice `make` makes of it."""
         mark = uuid4().hex
-        event = self.event([self.choice(index, TextDelta(mark, 1))], with_counts=False)
+        event = self.event([make(mark)], with_counts=False)
         before, after = event.split(b'"' + mark.encode() + b'"')
         return before, after
 
-    def delta(self, index: int, delta: TextDelta) -> bytes:
+    def _content(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text in the chunks of choice `index`."""
+        return self.cut(lambda mark: self.choice(index, TextDelta(mark, 1)))
+
+    def fill(self, parts: tuple[bytes, bytes], text: str) -> bytes:
+        """The event with a text."""
+        before, after = parts
+        if self.is_continuous:
+            counts = self.answer.usage().model_dump_json().encode()
+            after = after.removesuffix(b"null}\n\n") + counts + b"}\n\n"
+        return before + orjson.dumps(text) + after
+
+    def delta(self, index: int, delta: Delta) -> bytes:
         """The event for new text; text that is still held back makes none."""
         if delta.finish_reason is None and not delta.text:
             return b""
         if delta.finish_reason is not None or self.details:
             return self.event([self.choice(index, delta)], with_counts=self.is_continuous)
-        before, after = self._parts[index]
-        if self.is_continuous:
-            counts = self.answer.usage().model_dump_json().encode()
-            after = after.removesuffix(b"null}\n\n") + counts + b"}\n\n"
-        return before + orjson.dumps(delta.text) + after
+        return self.fill(self.parts[index], delta.text)
 
     def ending(self) -> bytes:
         """The chunk with the token counts, if asked for, and the end of the stream."""
@@ -159,14 +169,18 @@ class ChatFrames(ChunkFrames):
     chunk = ChatChunk
     kind = "chat.completion.chunk"
 
-    def choice(self, index: int, delta: TextDelta) -> ChatChunkChoice:
+    def choice(self, index: int, delta: Delta) -> ChatChunkChoice:
         """New text; without any, the last chunk has an empty delta."""
         content = ChatDelta(content=delta.text) if delta.text else ChatDelta()
+        return self.part(index, content, delta)
+
+    def part(self, index: int, content: ChatDelta, delta: Delta) -> ChatChunkChoice:
+        """`content` as the part of a chunk, with the tokens and the ending of `delta`."""
         return ChatChunkChoice(
             index=index,
             delta=content,
             logprobs=self.details.chat(delta.tokens) if delta.shows_tokens else None,
-            **ending_fields(delta),
+            **ending_fields(delta, chat_finish_of),
             **self.details.ids(delta.tokens),
         )
 
@@ -175,11 +189,7 @@ class ChatFrames(ChunkFrames):
         role = ChatDelta(role="assistant", content="")
         ids = {"prompt_token_ids": self.answer.prompt_ids(0)} if self.details.has_ids else {}
         return b"".join(
-            self.event(
-                [ChatChunkChoice(index=index, delta=role, logprobs=None, **ending_fields(TextDelta("", 0)))],
-                with_counts=self.is_continuous,
-                **ids,
-            )
+            self.event([bare_choice(index, role)], with_counts=self.is_continuous, **ids)
             for index in range(len(self.answer.streams))
         )
 
@@ -196,7 +206,7 @@ class CompletionFrames(ChunkFrames):
         self._begun: set[int] = set()
         super().__init__(answer, options, details)
 
-    def choice(self, index: int, delta: TextDelta) -> CompletionChunkChoice:
+    def choice(self, index: int, delta: Delta) -> CompletionChunkChoice:
         """New text."""
         ids = self.details.ids(delta.tokens)
         if ids and index not in self._begun:
@@ -215,14 +225,21 @@ class CompletionFrames(ChunkFrames):
         return b""
 
 
-def ending_fields(delta: TextDelta) -> dict[str, Any]:
+def bare_choice(index: int, delta: ChatDelta) -> ChatChunkChoice:
+    """A part of a chunk that ends nothing."""
+    return ChatChunkChoice(index=index, delta=delta, logprobs=None, **ending_fields(NOTHING))
+
+
+def ending_fields(delta: Delta, finish: Callable[[Delta], ChatFinish] = finish_of) -> dict[str, Any]:
     """Why a choice ended: null in all chunks but its last."""
     if delta.finish_reason is None:
         return {"finish_reason": None}  # and no stop_reason at all: chunks leave out what is not set
-    return {"finish_reason": finish_of(delta), "stop_reason": delta.stop_reason}
+    return {"finish_reason": finish(delta), "stop_reason": delta.stop_reason}
 
 
-async def merge(streams: Sequence["RequestStream"]) -> AsyncGenerator[tuple[int, TextDelta], None]:
+async def merge(
+    streams: Sequence["RequestStream | ParsedStream"],
+) -> AsyncGenerator[tuple[int, Delta], None]:
     """The deltas of several streams with their index, as they come; one alone is passed through.
 
     The queue is short, so that a slow reader leaves tokens in the mailboxes, where they merge.
@@ -231,7 +248,7 @@ async def merge(streams: Sequence["RequestStream"]) -> AsyncGenerator[tuple[int,
         async for delta in streams[0]:
             yield 0, delta
         return
-    queue: asyncio.Queue[tuple[int, TextDelta | Exception | None]] = asyncio.Queue(MAX_QUEUED_DELTAS)
+    queue: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue(MAX_QUEUED_DELTAS)
 
     async def pump(index: int) -> None:
         try:

@@ -1,18 +1,24 @@
 """POST /v1/chat/completions."""
 
 import asyncio
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from server.answer import Answer, collect_all, finish_of
+from server.answer import Answer, Delta, chat_finish_of, collect_all
 from server.context import ServerContext
 from server.convert import make_requests, token_details
 from server.handler import answered
 from server.prompt import encode_chat
 from server.schema.chat import AssistantMessage, ChatChoice, ChatRequest, ChatResponse
 from server.schema.fields import CHAT
+from server.schema.tools import AnswerFunction, AnswerToolCall
 from server.stream import ChatFrames, stream_answer
+from server.tools.chunks import ParsedChatFrames
+from server.tools.events import Message
+from server.tools.output import ParsedDelta
+from server.tools.plan import Plan
 
 
 async def chat_completions(http: HttpRequest) -> Response:
@@ -23,17 +29,23 @@ async def chat_completions(http: HttpRequest) -> Response:
 async def submit(
     context: ServerContext, wire: ChatRequest, answer: Answer, default_max_tokens: int | None = None
 ) -> None:
-    """Encode a conversation and submit its n requests. A default longer than the context is cut to fit."""
-    limits = context.limits
+    """Encode a conversation and submit its n requests. A default longer than the context is cut to fit.
+
+    Where tools may be called or the model reasons, the answer's deltas are ParsedDeltas.
+    """
+    limits, tokenizer = context.limits, context.engine.tokenizer
+    plan = Plan.of(wire, context.formats, tokenizer.chat_template)
+    prompt = await encode_chat(wire, tokenizer, limits)
     requests = make_requests(
         wire,
-        [await encode_chat(wire, context.engine.tokenizer, limits)],
+        [prompt],
         answer.id,
         limits,
         default_max_tokens=default_max_tokens or limits.generation_defaults.get("max_new_tokens"),
         prompt_param="messages",
     )
-    answer.submit(context.engine, requests, n=len(requests))
+    outputs = await plan.outputs(prompt, tokenizer) if plan else None
+    answer.submit(context.engine, requests, len(requests), outputs)
     context.metrics.request_params(answer.n)
 
 
@@ -43,7 +55,8 @@ async def reply(context: ServerContext, wire: ChatRequest, answer: Answer) -> Re
     await submit(context, wire, answer)
     details = token_details(wire)
     if wire.stream:
-        return stream_answer(context.config, ChatFrames(answer, wire.stream_options, details), started)
+        frames = ParsedChatFrames if answer.is_parsed else ChatFrames
+        return stream_answer(context.config, frames(answer, wire.stream_options, details), started)
     deltas = await collect_all(answer.streams)
     response = ChatResponse(
         id=answer.id,
@@ -54,9 +67,9 @@ async def reply(context: ServerContext, wire: ChatRequest, answer: Answer) -> Re
         choices=[
             ChatChoice(
                 index=index,
-                message=AssistantMessage(role="assistant", content=delta.text),
+                message=message(delta),
                 logprobs=details.chat(delta.tokens),
-                finish_reason=finish_of(delta),
+                finish_reason=chat_finish_of(delta),
                 stop_reason=delta.stop_reason,
                 **details.ids(delta.tokens),
             )
@@ -65,4 +78,25 @@ async def reply(context: ServerContext, wire: ChatRequest, answer: Answer) -> Re
         usage=answer.usage(),
         prompt_token_ids=answer.prompt_ids(0) if details.has_ids else None,
     )
-    return Response(response.model_dump_json(), media_type="application/json")
+    return Response(response.model_dump_json(exclude_unset=True), media_type="application/json")
+
+
+def message(delta: Delta) -> AssistantMessage:
+    """The whole answer: reasoning and calls only stand in it if there are any, and content need not then."""
+    if not isinstance(delta, ParsedDelta):
+        return AssistantMessage(role="assistant", content=delta.text, refusal=None)
+    whole = Message.of(delta.events)
+    fields: dict[str, Any] = {}
+    if whole.reasoning:
+        fields["reasoning_content"] = whole.reasoning
+    if whole.calls:
+        fields["tool_calls"] = [
+            AnswerToolCall(
+                id=call.id,
+                type="function",
+                function=AnswerFunction(name=call.name, arguments=call.arguments),
+            )
+            for call in whole.calls
+        ]
+    content = whole.content or (None if whole.calls else "")
+    return AssistantMessage(role="assistant", content=content, refusal=None, **fields)

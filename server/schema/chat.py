@@ -14,10 +14,19 @@ from pydantic import (
 
 from server.schema.logprobs import ChatLogprobs, is_none
 from server.schema.sampling import MAX_TOP_LOGPROBS, Finish, SamplingRequest, Usage, WireRequest
+from server.schema.tools import (
+    MAX_TOOL_CALLS,
+    MAX_TOOLS,
+    AnswerToolCall,
+    Choice,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
+)
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
-MAX_TOOL_CALLS = 128
+ChatFinish = Finish | Literal["tool_calls"]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -66,21 +75,6 @@ def allow_string(schema: dict[str, Any]) -> None:
 Content = Annotated[
     list[ContentPart], Field(max_length=MAX_PARTS, json_schema_extra=allow_string), BeforeValidator(as_parts)
 ]
-
-
-class FunctionCall(WireRequest):
-    """Name and arguments of a call the assistant made earlier; `arguments` is JSON in a string."""
-
-    name: str
-    arguments: str | dict[str, Any] | None = None
-
-
-class ToolCall(WireRequest):
-    """A tool call the assistant made earlier in the conversation."""
-
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
 
 
 class ChatMessage(WireRequest):
@@ -162,12 +156,37 @@ class ChatRequest(SamplingRequest):
         None, description="tell the ids of the prompt's and all sampled tokens; default false"
     )
 
+    include_reasoning: bool | None = Field(None, description="show the reasoning; default true")
+    separate_reasoning: bool | None = Field(
+        None, description="take the reasoning out of the content; default true"
+    )
+    tools: list[Tool] | None = Field(
+        None, max_length=MAX_TOOLS, description="what the model may call; an empty list is none"
+    )
+    tool_choice: Choice | None = Field(
+        None,
+        description="none, auto, or allowed_tools in the mode auto; default auto if there are tools. "
+        "required and a named tool are refused: they cannot be enforced yet",
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="false ends the answer after its first call; default true"
+    )
+
     @field_validator("top_logprobs")
     @classmethod
     def check_top_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
         """Nobody would see them otherwise."""
         if value and not info.data.get("logprobs"):
             raise ValueError("it needs logprobs to be true")
+        return value
+
+    @field_validator("tools")
+    @classmethod
+    def check_tool_names(cls, value: list[Tool] | None) -> list[Tool] | None:
+        """A name calls one tool."""
+        names = [tool.function.name for tool in value or ()]
+        if len(set(names)) < len(names):
+            raise ValueError("the names of tools must differ")
         return value
 
     @field_validator("continue_final_message")
@@ -198,11 +217,13 @@ class WireResponse(BaseModel):
 
 
 class AssistantMessage(WireResponse):
-    """The answer."""
+    """The answer. Reasoning and tool calls stand in it only if there are any."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: None = None
+    reasoning_content: str | None = None
+    tool_calls: list[AnswerToolCall] | None = None
 
 
 class ChatChoice(WireResponse):
@@ -211,7 +232,7 @@ class ChatChoice(WireResponse):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: Finish
+    finish_reason: ChatFinish
     stop_reason: str | int | None = Field(
         None, description="the stop string or token id that ended the answer"
     )
@@ -240,6 +261,8 @@ class ChatDelta(WireResponse):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(WireResponse):
@@ -248,7 +271,7 @@ class ChatChunkChoice(WireResponse):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: Finish | None = None
+    finish_reason: ChatFinish | None = None
     stop_reason: str | int | None = Field(None, description="only in the chunk that ends the answer")
     token_ids: list[int] | None = Field(None, description="only with return_token_ids")
 

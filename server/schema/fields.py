@@ -29,7 +29,6 @@ LOGPROBS = "log-probabilities are not available yet"
 STRUCTURED = Refused((), "structured output is not available yet")
 ADAPTERS = Refused((), "adapters are not available yet")
 TOOLS = "tool calls are not available yet"
-REASONING = "reasoning is not separated from the answer yet"
 THINKING = Refused((), "use reasoning_effort, or what the template knows in chat_template_kwargs")
 SHORTEN = Refused((), "shorten the prompt before sending it")
 CHAT_ONLY = Refused((), "only chat has a template")
@@ -147,8 +146,6 @@ BOTH: dict[str, Refused] = {
     "enable_thinking": THINKING,
     "thinking_budget": THINKING,
     "thinking_token_budget": THINKING,
-    "include_reasoning": Refused((True,), REASONING),
-    "separate_reasoning": Refused((True,), REASONING),
     # prompts
     "echo": OFF,
     "return_full_text": OFF,
@@ -163,10 +160,8 @@ BOTH: dict[str, Refused] = {
     "truncation_side": SHORTEN,
     "transforms": Refused(([],), SHORTEN.hint),
     # tools
-    "tools": Refused(([],), TOOLS),
-    "tool_choice": Refused(("none", "auto"), TOOLS),
-    "functions": Refused(([],), TOOLS),
-    "function_call": Refused(("none", "auto"), TOOLS),
+    "functions": Refused(([],), "use tools"),
+    "function_call": Refused(("none", "auto"), "use tool_choice"),
     # serving
     "extra_key": Refused((), "the prefix cache cannot be divided yet"),
     "adapter_id": ADAPTERS,
@@ -195,6 +190,10 @@ COMPLETION: dict[str, Refused] = BOTH | {
     "continue_final_message": Refused((False,), CHAT_ONLY.hint),
     "reasoning": CHAT_ONLY,
     "reasoning_effort": CHAT_ONLY,
+    "include_reasoning": Refused((True,), CHAT_ONLY.hint),
+    "separate_reasoning": Refused((False,), CHAT_ONLY.hint),
+    "tools": Refused(([],), CHAT_ONLY.hint),
+    "tool_choice": Refused(("none", "auto"), CHAT_ONLY.hint),
 }
 
 NO_OPS = frozenset(

@@ -122,6 +122,12 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int = Field(description="prompt tokens taken from the prefix cache")
 
 
+class CompletionTokensDetails(BaseModel):
+    """What the sampled tokens were for."""
+
+    reasoning_tokens: int = Field(description="up to the end of the reasoning, with its markers")
+
+
 class Usage(BaseModel):
     """Token counts, from the engine's own ledger. With n > 1 the prompt counts once."""
 
@@ -129,6 +135,7 @@ class Usage(BaseModel):
     completion_tokens: int = Field(description="sampled tokens, with the one that ended the answer")
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 Finish = Literal["stop", "length"]

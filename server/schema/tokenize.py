@@ -7,11 +7,11 @@ from pydantic import ConfigDict, Field, model_validator
 from server.schema.chat import MAX_MESSAGES, ChatMessage, ChatRequest, ReasoningEffort, WireResponse
 from server.schema.fields import Refused
 from server.schema.sampling import WireRequest
+from server.schema.tools import MAX_TOOLS, Tool
 
 REFUSED: dict[str, Refused] = {
     "chat_template": Refused((), "templates come with the model; chat_template_kwargs sets their variables"),
     "mm_processor_kwargs": Refused(({},), "the model reads text only"),
-    "tools": Refused(([],), "tool calls are not available yet"),
 }
 REFUSED_TOKENS: dict[str, Refused] = {
     "multimodal_params": Refused(({}, {"images": []}), "the model reads text only"),
@@ -45,6 +45,9 @@ class TokenizeRequest(WireRequest):
     )
     documents: list[dict[str, Any]] | None = Field(None, description="documents for the chat template")
     reasoning_effort: ReasoningEffort | None = Field(None, description="given to the chat template")
+    tools: list[Tool] | None = Field(
+        None, max_length=MAX_TOOLS, description="given to the chat template, as in chat"
+    )
 
     @model_validator(mode="after")
     def check_fields(self) -> "TokenizeRequest":
@@ -67,6 +70,7 @@ class TokenizeRequest(WireRequest):
             chat_template_kwargs=self.chat_template_kwargs,
             documents=self.documents,
             reasoning_effort=self.reasoning_effort,
+            tools=self.tools,
         )
 
 

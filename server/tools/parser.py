@@ -86,9 +86,8 @@ class Parser(ABC):
         """Give out what is held, and close what is open."""
 
     def _take(self) -> list[Event]:
-        events = join(self._events)
-        self._events = []
-        return events
+        events, self._events = self._events, []
+        return join(events) if len(events) > 1 else events
 
     def _rest(self) -> str:
         """Take all text that is left."""

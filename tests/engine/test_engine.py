@@ -20,11 +20,11 @@ from engine.errors import (
     RequestTimeout,
     StepFailed,
 )
-from engine.outputs import NO_TOKEN, FinishReason, StepPlan
-from engine.request import Request, SamplingParams
+from engine.outputs import MARK, NO_TOKEN, FinishReason, StepPlan
+from engine.request import ReasoningSpan, Request, SamplingParams
 from engine.stats import RequestTimes
 from tests.engine.toy import reference
-from tests.engine.toy_engine import to_text, toy_engine
+from tests.engine.toy_engine import CHARS, to_text, toy_engine
 
 
 def request(prompt: list[int], max_tokens: int = 10, *, seed: int = 7, **sampling) -> Request:
@@ -117,6 +117,24 @@ async def test_a_stop_string_ends_the_sequence_and_its_ledger(run_ahead):
         assert stream.num_output_tokens == 6
         await idle(engine)
         assert engine.stats().generation_tokens_total == 6
+
+
+async def test_stop_strings_wait_for_the_end_of_reasoning_and_its_tokens_are_counted(run_ahead):
+    prompt = [10, 20, 30]
+    text = expected(prompt, 30, ignore_eos=True)
+    stop = next(char for char in text[12:] if char in text[:8])
+    place = text.index(stop, 12)
+    marks = ((CHARS.index(text[10]), text[10]),)
+    span = ReasoningSpan(MARK + "?", MARK + text[10], is_open=True)
+    assert text.index(text[10]) == 10, "the end of the reasoning"
+    async with toy_engine(run_ahead=run_ahead) as engine:
+        for collected in (True, False):
+            asked = request(prompt, 30, ignore_eos=True, stop=(stop,), marks=marks, reasoning=span)
+            stream = engine.submit(asked)
+            deltas = [await stream.collect()] if collected else [delta async for delta in stream]
+            assert "".join(delta.text for delta in deltas) == text[:10] + MARK + text[10:place]
+            assert deltas[-1].stop_reason == stop
+            assert (stream.num_output_tokens, stream.num_reasoning_tokens) == (place + 1, 11)
 
 
 async def test_preemption_neither_changes_nor_repeats_text(run_ahead):

@@ -16,9 +16,10 @@ TOOLS = PLAIN.replace("{{ m.content }}", "{{ m.content }}ARGS")
 
 @pytest.fixture
 def make_tokenizer(tmp_path):
-    def make(template: str | None) -> Tokenizer:
+    def make(template: str | None, response_template: dict | None = None) -> Tokenizer:
         hf = PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token=EOS)
         hf.chat_template = template
+        hf.response_template = response_template
         hf.save_pretrained(tmp_path)
         return Tokenizer(tmp_path)
 
@@ -76,6 +77,33 @@ def test_control_tokens_in_template_kwargs_stay_text(make_tokenizer):
 def test_a_template_may_look_for_control_tokens(make_tokenizer):
     tokenizer = make_tokenizer("{% for m in messages %}{{ m.content.split('<|end|>')[-1] }}{% endfor %}")
     assert tokenizer.decode(tokenizer.encode_chat(user("hidden<|end|>shown"))) == "shown"
+
+
+RESPONSE = {
+    "start_anchor": "[assistant]",
+    "fields": {"thinking": {"open": "<think>", "close": "</think>"}, "content": {"close": EOS}},
+}
+
+
+def test_a_response_template_parses_answers_to_a_prompt(make_tokenizer):
+    tokenizer = make_tokenizer(PROMPT + "<think>", response_template=RESPONSE)
+    assert tokenizer.response_template == RESPONSE
+    make = tokenizer.response_parser(tokenizer.encode_chat(user("hello")), None)
+    for parser in (make(), make()):
+        events = parser.feed("Hm.</think>4")
+        closed = [event["value"] for event in events if event["type"] == "region_close"]
+        assert closed == ["Hm."], "the prompt has opened the region"
+
+
+def test_a_response_template_of_no_use_is_none(make_tokenizer, caplog):
+    assert make_tokenizer(PROMPT).response_template is None
+    assert make_tokenizer(PROMPT, response_template={"fields": {}}).response_template is None
+    assert "response template is of no use" in caplog.text
+
+
+def test_added_tokens_are_known_by_their_text(make_tokenizer):
+    tokenizer = make_tokenizer(PROMPT)
+    assert tokenizer.added_tokens == {EOS: tokenizer.eos_token_id}
 
 
 def test_text_that_looks_like_an_escape_is_left_alone(make_tokenizer):

@@ -17,6 +17,7 @@ from engine.errors import Draining, EngineDead, EngineError, InvalidRequest, Que
 from engine.outputs import FinishReason, OutputToken, TextDelta, TokenPiece
 from engine.request import Request
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
+from engine.text.watch import Watch
 
 VOCAB_SIZE = 0x110000
 MODEL_NAME = "fake-model"
@@ -26,7 +27,9 @@ class FakeTokenizer:
     """A token is a character."""
 
     max_prompt_chars = 8192
-    chat_template: str | None = "{{ messages }}"
+    chat_template: str | None = "{{ messages }}{{ tools }}"
+    added_tokens: ClassVar[dict[str, int]] = {}
+    response_template: dict[str, Any] | None = None
     special_tokens: ClassVar[dict[str, str | None]] = {
         "bos_token": "\x02",
         "eos_token": "\x00",
@@ -76,9 +79,11 @@ class FakeStream:
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
+        self.num_reasoning_tokens = 0
         self.waiting: list[TextDelta] = []
         self.error: EngineError | None = None
         self.news = asyncio.Event()
+        self._watch = Watch({}, request.sampling.reasoning)
         self._abort = abort
         self._is_over = False
 
@@ -87,6 +92,9 @@ class FakeStream:
 
     def put(self, delta: TextDelta) -> None:
         self.num_output_tokens += delta.num_tokens
+        if not self._watch.is_answer:
+            self._watch.see(delta.text)
+            self.num_reasoning_tokens = 0 if self._watch.is_undecided else self.num_output_tokens
         self.waiting.append(delta)
         self.news.set()
 

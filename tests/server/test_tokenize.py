@@ -7,7 +7,7 @@ import pytest
 
 from server.schema.tokenize import TokenizerInfo
 from tests.server.conftest import client_for
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import FakeEngine, FakeTokenizer
 
 
 def ids(text: str) -> list[int]:
@@ -116,7 +116,7 @@ async def test_tokenizer_info(client: httpx.AsyncClient) -> None:
     info = (await client.get("/tokenizer_info")).json()
     TokenizerInfo.model_validate(info)
     assert (info["bos_token"], info["eos_token"], info["pad_token"]) == ("\x02", "\x00", None)
-    assert info["chat_template"] == "{{ messages }}"
+    assert info["chat_template"] == FakeTokenizer.chat_template
     assert info["model_max_length"] == 4096
 
 

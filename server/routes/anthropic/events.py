@@ -5,8 +5,8 @@ from uuid import uuid4
 import orjson
 from sse_starlette import ServerSentEvent
 
-from engine.outputs import FinishReason, TextDelta
-from server.answer import Answer
+from engine.outputs import FinishReason
+from server.answer import Answer, Delta
 from server.errors import anthropic_envelope
 from server.schema.anthropic import (
     BlockDelta,
@@ -35,7 +35,7 @@ class MessageFrames(Frames):
         super().__init__(answer)
         self._max_tokens = max_tokens
         self._is_block_open = False
-        self._last: TextDelta | None = None
+        self._last: Delta | None = None
         mark = uuid4().hex
         piece = named_event(BlockDelta(index=0, delta=TextPiece(text=mark)))
         self._before, self._after = piece.split(b'"' + mark.encode() + b'"')
@@ -44,7 +44,7 @@ class MessageFrames(Frames):
         """The message without content. What of the prompt was cached is known later."""
         return named_event(MessageStart(message=message(self.answer, None, self._max_tokens)))
 
-    def delta(self, index: int, delta: TextDelta) -> bytes:
+    def delta(self, index: int, delta: Delta) -> bytes:
         """New text; the first opens the block."""
         if delta.finish_reason is not None:
             self._last = delta
@@ -72,7 +72,7 @@ class MessageFrames(Frames):
         return named_event(anthropic_envelope(error))
 
 
-def message(answer: Answer, delta: TextDelta | None, max_tokens: int) -> Message:
+def message(answer: Answer, delta: Delta | None, max_tokens: int) -> Message:
     """The answer as a message; without a delta it has only begun."""
     counts = answer.usage()
     cached = counts.prompt_tokens_details.cached_tokens
@@ -91,7 +91,7 @@ def message(answer: Answer, delta: TextDelta | None, max_tokens: int) -> Message
     )
 
 
-def stop_reason(delta: TextDelta, num_tokens: int, max_tokens: int) -> StopReason:
+def stop_reason(delta: Delta, num_tokens: int, max_tokens: int) -> StopReason:
     """Why an answer of `num_tokens` ended."""
     if delta.finish_reason is FinishReason.LENGTH:
         return "max_tokens" if num_tokens >= max_tokens else "model_context_window_exceeded"

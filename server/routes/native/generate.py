@@ -8,8 +8,7 @@ from pydantic import BaseModel
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from engine.outputs import TextDelta
-from server.answer import Answer, collect_all
+from server.answer import Answer, Delta, collect_all
 from server.context import ServerContext, context_of
 from server.convert import check_text, make_requests
 from server.handler import answered
@@ -26,7 +25,7 @@ class Dialect(NamedTuple):
 
     defaults: Defaults
     check: Callable[[GenerateRequest], None]
-    response: Callable[[GenerateRequest, Answer, list[TextDelta]], BaseModel]
+    response: Callable[[GenerateRequest, Answer, list[Delta]], BaseModel]
     frames: Callable[[Answer, GenerateRequest], Frames]
 
 

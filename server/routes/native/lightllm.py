@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from engine.errors import InvalidRequest
 from engine.outputs import TextDelta
-from server.answer import Answer, finish_of
+from server.answer import Answer, Delta, finish_of
 from server.errors import native_envelope
 from server.routes.native.convert import Defaults
 from server.routes.native.tgi import data_event, prefix
@@ -24,7 +24,7 @@ def check(wire: GenerateRequest) -> None:
         raise InvalidRequest("parameters.n must be 1 in a stream.", "parameters.n")
 
 
-def response(wire: GenerateRequest, answer: Answer, deltas: list[TextDelta]) -> BaseModel:
+def response(wire: GenerateRequest, answer: Answer, deltas: list[Delta]) -> BaseModel:
     """The body of the answer."""
     return LightllmResponse(
         generated_text=[prefix(wire) + delta.text for delta in deltas],
@@ -51,7 +51,7 @@ class LightllmFrames(Frames):
         """Nothing stands before the text."""
         return b""
 
-    def delta(self, index: int, delta: TextDelta) -> bytes:
+    def delta(self, index: int, delta: Delta) -> bytes:
         """New text, or the end."""
         text, self._prefix = self._prefix + delta.text, ""
         num_tokens = self.answer.streams[0].num_output_tokens
@@ -67,7 +67,7 @@ class LightllmFrames(Frames):
         """The error envelope as an event."""
         return data_event(native_envelope(error))
 
-    def _event(self, num_tokens: int, delta: TextDelta) -> LightllmEvent:
+    def _event(self, num_tokens: int, delta: Delta) -> LightllmEvent:
         is_last = delta.finish_reason is not None
         token = LightllmToken(
             count_output_tokens=num_tokens,

@@ -3,8 +3,7 @@
 from pydantic import BaseModel
 
 from engine.errors import InvalidRequest
-from engine.outputs import TextDelta
-from server.answer import Answer
+from server.answer import Answer, Delta
 from server.errors import native_envelope
 from server.routes.native.convert import Defaults
 from server.schema.native import GenerateRequest, TgiEvent, TgiResponse, TgiToken
@@ -19,7 +18,7 @@ def check(wire: GenerateRequest) -> None:
         raise InvalidRequest("parameters.n must be 1: TGI answers with one text.", "parameters.n")
 
 
-def response(wire: GenerateRequest, answer: Answer, deltas: list[TextDelta]) -> BaseModel:
+def response(wire: GenerateRequest, answer: Answer, deltas: list[Delta]) -> BaseModel:
     """The body of the answer."""
     [delta] = deltas
     return TgiResponse(generated_text=prefix(wire) + delta.text)
@@ -43,7 +42,7 @@ class TgiFrames(Frames):
         """Nothing stands before the text."""
         return b""
 
-    def delta(self, index: int, delta: TextDelta) -> bytes:
+    def delta(self, index: int, delta: Delta) -> bytes:
         """New text, or the end."""
         self._texts.append(delta.text)
         num_tokens = self.answer.streams[0].num_output_tokens

@@ -3,8 +3,8 @@
 from itertools import count
 from typing import Literal, TypedDict
 
-from engine.outputs import FinishReason, TextDelta
-from server.answer import Answer
+from engine.outputs import FinishReason
+from server.answer import Answer, Delta
 from server.convert import Limits
 from server.errors import message_of
 from server.schema.responses import (
@@ -46,7 +46,7 @@ class ResponseFrames(Frames):
         self._response = response
         self._numbers = count()
         self._texts: list[str] = []
-        self._last: TextDelta | None = None
+        self._last: Delta | None = None
         self._place: Place = {"item_id": message_id(answer), "output_index": 0, "content_index": 0}
         self._delta = Numbered(
             lambda number, text: named_event(
@@ -60,7 +60,7 @@ class ResponseFrames(Frames):
             "response.in_progress", self._response
         )
 
-    def delta(self, index: int, delta: TextDelta) -> bytes:
+    def delta(self, index: int, delta: Delta) -> bytes:
         """New text; the first opens the message and its part."""
         if delta.finish_reason is not None:
             self._last = delta
@@ -138,7 +138,7 @@ def begun(answer: Answer, wire: ResponsesRequest, limits: Limits) -> ResponseObj
     )
 
 
-def ended(response: ResponseObject, answer: Answer, delta: TextDelta) -> ResponseObject:
+def ended(response: ResponseObject, answer: Answer, delta: Delta) -> ResponseObject:
     """The response with its whole output."""
     status: Literal["incomplete", "completed"] = (
         "incomplete" if delta.finish_reason is FinishReason.LENGTH else "completed"
@@ -148,7 +148,9 @@ def ended(response: ResponseObject, answer: Answer, delta: TextDelta) -> Respons
         input_tokens=counts.prompt_tokens,
         input_tokens_details=InputDetails(cached_tokens=counts.prompt_tokens_details.cached_tokens),
         output_tokens=counts.completion_tokens,
-        output_tokens_details=OutputDetails(reasoning_tokens=0),
+        output_tokens_details=OutputDetails(
+            reasoning_tokens=counts.completion_tokens_details.reasoning_tokens
+        ),
         total_tokens=counts.total_tokens,
     )
     message = OutputMessage(id=message_id(answer), status=status, content=[OutputText(text=delta.text)])

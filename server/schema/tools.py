@@ -1,0 +1,155 @@
+"""Tools in chat: what a request offers and demands, calls of earlier turns, calls in an answer."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from server.schema.sampling import WireRequest
+
+MAX_TOOLS = 128
+MAX_TOOL_CALLS = 128
+NAME = r"^[A-Za-z0-9_.:/-]{1,128}$"
+
+
+class FunctionCall(WireRequest):
+    """Name and arguments of a call the assistant made earlier; `arguments` is JSON in a string."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(WireRequest):
+    """A tool call the assistant made earlier in the conversation."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class FunctionDefinition(WireRequest):
+    """A function the model may call."""
+
+    name: str = Field(pattern=NAME)
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(
+        None, description="JSON schema of the arguments, an object; default: there are none"
+    )
+    strict: bool | None = Field(None, description="accepted; arguments are not held to the schema yet")
+
+    @property
+    def for_template(self) -> dict[str, Any]:
+        """What chat templates print: nothing they have not been written for."""
+        definition: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            definition["description"] = self.description
+        definition["parameters"] = self.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": definition}
+
+
+class Tool(WireRequest):
+    """A tool the model may call."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(WireRequest):
+    """A function by its name."""
+
+    name: str
+
+
+class ToolName(WireRequest):
+    """A tool by its name, which may also stand beside the type."""
+
+    type: Literal["function"]
+    function: FunctionName | None = None
+    name: str | None = Field(None, validate_default=True)
+
+    @field_validator("name")
+    @classmethod
+    def check_name(cls, value: str | None, info: Any) -> str | None:
+        """One of the two places has it."""
+        function = info.data.get("function")
+        if value is None and function is None:
+            raise ValueError("the tool's name is needed, as function.name")
+        return function.name if value is None else value
+
+
+class AllowedTools(WireRequest):
+    """A part of the tools, and whether one of them has to be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ToolName] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class ToolChoice(WireRequest):
+    """Which tools may or must be called: a word, one tool by name, or some."""
+
+    type: Literal["none", "auto", "required", "function", "allowed_tools"]
+    function: FunctionName | None = None
+    name: str | None = None
+    allowed_tools: AllowedTools | None = Field(None, validate_default=True)
+
+    @field_validator("allowed_tools")
+    @classmethod
+    def check_parts(cls, value: AllowedTools | None, info: Any) -> AllowedTools | None:
+        """What a type needs is there."""
+        kind = info.data.get("type")
+        if kind == "allowed_tools" and value is None:
+            raise ValueError("a choice of type 'allowed_tools' needs it")
+        if kind == "function" and not (info.data.get("function") or info.data.get("name")):
+            raise ValueError("a choice of type 'function' needs function.name")
+        return value
+
+
+def as_choice(value: Any) -> Any:
+    """The two spellings of a choice as one: a word is a type."""
+    return {"type": value} if isinstance(value, str) else value
+
+
+def allow_word(schema: dict[str, Any]) -> None:
+    """Tell the JSON schema what as_choice() does."""
+    choice = dict(schema)
+    schema.clear()
+    schema["anyOf"] = [{"enum": ["none", "auto", "required"]}, choice]
+
+
+Choice = Annotated[ToolChoice, Field(json_schema_extra=allow_word), BeforeValidator(as_choice)]
+
+
+class AnswerPart(BaseModel):
+    """Root of what stands in an answer."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class AnswerFunction(AnswerPart):
+    """What is called, with its arguments as JSON in a string."""
+
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(AnswerPart):
+    """A call the model makes."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: AnswerFunction
+
+
+class FunctionDelta(AnswerPart):
+    """The name comes once, first; then more of the arguments."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(AnswerPart):
+    """What a chunk adds to the call `index`: id, type and name come once, first."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
