@@ -1,6 +1,7 @@
 # make serve       install into $(VENV), fetch the default model, serve on 127.0.0.1:8000
 # make test        install with the development tools, run every check and every test
 # make test-long   the scheduler's state machine with more than 100,000 operations
+# make test-clients  published clients against a real server, in a folder of their own: minutes, a few GB
 # make test-gpu    the tests that need an NVIDIA GPU
 # make gpu-check   those tests, then the speed table, as text and in gpu-check.json
 #
@@ -17,7 +18,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 REQUIREMENTS := pyproject.toml constraints.txt
 
-.PHONY: help serve test check pytest test-long test-gpu gpu-check fmt clean
+.PHONY: help serve test check pytest test-long test-clients test-gpu gpu-check fmt clean
 .DELETE_ON_ERROR:
 
 help:
@@ -52,6 +53,19 @@ gpu-check: $(GPU_NEEDS)
 
 test-long: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -s --hypothesis-profile=long tests/engine/test_scheduler_machine.py
+
+CLIENTS := .venv-clients
+CLIENT_FILES := tests/clients/requirements.txt tests/clients/node/package.json
+
+test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed
+	MONOLOOP=$(abspath $(BIN)/monoloop) LITELLM_LOCAL_MODEL_COST_MAP=True $(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini \
+	  --rootdir tests/clients --confcutdir tests/clients tests/clients
+
+$(CLIENTS)/.installed: $(CLIENT_FILES) | $(BIN)/python
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -r tests/clients/requirements.txt
+	npm --prefix tests/clients/node install --no-audit --no-fund --no-package-lock
+	@touch $@
 
 fmt: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
