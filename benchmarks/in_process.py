@@ -23,6 +23,7 @@ from engine import Engine, ModelInfo
 from engine.config import EngineConfig
 from engine.device.runner import ModelRunner
 from engine.device.thread import DeviceThread
+from engine.text.grammar import GrammarCompiler
 from engine.text.tokenizer import TokenizerPool
 from server.app import build_app
 from server.context import ServerContext
@@ -92,7 +93,7 @@ async def engine_around(
         number_tokenizer(runner.vocab_size), num_threads=1, max_model_len=runner.max_model_len
     )
     assert config.token_budget is not None
-    engine = Engine(config, info, tokenizer, device, config.token_budget, recorder)
+    engine = Engine(config, info, tokenizer, device, GrammarCompiler(None), config.token_budget, recorder)
     recorder.attach(engine.stats, name, info.max_model_len)
     gc.collect()  # as the server does once its engine is there
     gc.freeze()

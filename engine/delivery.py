@@ -92,7 +92,7 @@ class Delivery:
             self._logprobs.setdefault(sequence.id, []).extend(logprobs[: len(token_ids)])
         token_ids = self._pacer.add(sequence.id, token_ids, now, is_last=is_last)
         if is_last:
-            is_stop_token = sequence.finish_reason is FinishReason.STOP
+            is_stop_token = sequence.finish_reason is FinishReason.STOP and sequence.ends_with_final_token
             show = sequence.stop_reason is not None and sequence.request.sampling.include_stop_str_in_output
             hide_last = is_stop_token and not show
             self._jobs.append(

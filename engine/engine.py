@@ -37,6 +37,7 @@ from engine.schedule.sequence import Sequence
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
 from engine.stream import RequestStream
 from engine.text.detokenizer import Decoded
+from engine.text.grammar import GrammarCompiler
 from engine.text.mailbox import Mailbox
 from engine.text.tokenizer import TokenizerPool
 
@@ -82,6 +83,7 @@ class Engine:
         model: ModelInfo,
         tokenizer: TokenizerPool,
         device: DeviceThread,
+        grammars: GrammarCompiler,
         token_budget: int,
         observer: EngineObserver | None = None,
         recorder: Recorder | None = None,
@@ -90,6 +92,7 @@ class Engine:
         self.model = model
         self.tokenizer = tokenizer
         self._device = device
+        self._grammars = grammars
         self._observer = observer or NullObserver()
         self._recorder = recorder
         self._scheduler = Scheduler(
@@ -127,6 +130,7 @@ class Engine:
         self._num_generation_tokens = 0
         self._num_steps = 0
         self._num_mixed_steps = 0
+        self._num_constrained_steps = 0
         self._num_corrupted = 0
         self._step_loop = asyncio.create_task(self._run(), name="step loop")
         self._step_loop.add_done_callback(self._on_step_loop_done)
@@ -155,12 +159,34 @@ class Engine:
             if recorder is not None:
                 recorder.discard()
             raise
-        return cls(config, parts.model, parts.tokenizer, parts.device, parts.token_budget, observer, recorder)
+        return cls(
+            config,
+            parts.model,
+            parts.tokenizer,
+            parts.device,
+            parts.grammars,
+            parts.token_budget,
+            observer,
+            recorder,
+        )
 
     # Requests
 
+    async def prepare(self, requests: Many[Request]) -> list[Request]:
+        """Make ready, off the loop, what restricts the tokens of requests; submit what it returns.
+
+        Raises InvalidRequest. Requests that nothing restricts need not come here.
+        """
+        return [await self._prepare(request) for request in requests]
+
+    async def _prepare(self, request: Request) -> Request:
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return request
+        return replace(request, constraints=(*request.constraints, await self._grammars.compile(grammar)))
+
     def submit(self, request: Request) -> RequestStream:
-        """Check and queue a request.
+        """Check and queue a request, which prepare() has returned if it has a grammar.
 
         Raises InvalidRequest or ContextLengthExceeded (it can never run), QueueFull, Draining, EngineDead.
         """
@@ -177,6 +203,8 @@ class Engine:
             raise Draining("The server is shutting down and takes no new requests.")
         for request in requests:
             request.check(self.model.vocab_size)
+            if request.sampling.grammar is not None and not request.constraints:
+                raise ValueError("a request with a grammar goes through prepare() before it is submitted")
         now = time.perf_counter()
         seeds = [request.sampling.seed for request in requests]
         sequences = self._scheduler.add_group(
@@ -248,6 +276,7 @@ class Engine:
             generation_tokens_total=self._num_generation_tokens,
             steps_total=self._num_steps,
             mixed_steps_total=self._num_mixed_steps,
+            constrained_steps_total=self._num_constrained_steps,
             corrupted_requests_total=self._num_corrupted,
             device_idle_seconds_total=self._idle_meter.total_seconds,
             device_idle_share=self._idle_meter.share(time.perf_counter()),
@@ -281,6 +310,7 @@ class Engine:
         self._delivery.stop()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
+        self._grammars.close()
         self.tokenizer.close()
 
     def _end_all(self, error: EngineError) -> None:
@@ -330,9 +360,8 @@ class Engine:
         logprobs = logprobs_by_sequence(plan, output)
         for sequence, token_ids in self._scheduler.commit(plan, output):
             if sequence.finish_reason is FinishReason.ERROR:
-                self._num_corrupted += 1
-                error = StepFailed("The model computed no finite probabilities for this request.")
-                self._end(sequence.id, FinishReason.ERROR, error)
+                self._num_corrupted += not sequence.request.constraints
+                self._end(sequence.id, FinishReason.ERROR, _no_token(sequence))
             elif sequence.id in self._live:
                 self._delivery.add(sequence, token_ids, now, logprobs.get(sequence.id, ()))
         self._observe_step(plan, output)
@@ -340,6 +369,7 @@ class Engine:
     def _observe_step(self, plan: StepPlan, output: StepOutput) -> None:
         self._num_steps += 1
         self._num_mixed_steps += bool(plan.chunks and plan.decode.slots)
+        self._num_constrained_steps += bool(output.num_constrained)
         self._idle_meter.step(output.start_seconds, output.end_seconds)
         self._observer.step_finished(
             output.end_seconds - output.start_seconds, plan.num_tokens, plan.num_rows
@@ -443,3 +473,9 @@ class Engine:
                 await asyncio.sleep(LAG_TIMER_SECONDS)
                 self._loop_lag = max(0.0, self._loop.time() - due)
                 self._observer.loop_lag(self._loop_lag)
+
+
+def _no_token(sequence: Sequence) -> StepFailed:
+    if sequence.request.constraints:
+        return StepFailed("No token that the model can produce satisfies the grammar here.")
+    return StepFailed("The model computed no finite probabilities for this request.")

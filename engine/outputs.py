@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from engine.constraint import Constraint
 from engine.request import SamplingParams
 
 
@@ -26,6 +27,7 @@ class SlotInit(NamedTuple):
     seed: int
     prompt_token_ids: tuple[int, ...]
     output_token_ids: tuple[int, ...]
+    constraints: tuple[Constraint, ...] = ()
 
 
 class DecodeRows(NamedTuple):
@@ -109,9 +111,11 @@ class TokenLogprobs(NamedTuple):
 class StepOutput(NamedTuple):
     """What a step computed: for each row of the plan the sampled tokens (none without `sample`).
 
+    None for a sampled row, too, when its constraints let nothing follow and it may end: then it has ended.
     A token is NO_TOKEN where the model gave no finite probability to any. `logprobs`, None if no row asked
     for them, has an entry for each token of `tokens`, None where its row did not ask. `start_seconds` and
-    `end_seconds` are the device's own times of the step on one clock.
+    `end_seconds` are the device's own times of the step on one clock. `num_constrained` rows waited for
+    a mask.
     """
 
     step_id: int
@@ -119,6 +123,7 @@ class StepOutput(NamedTuple):
     start_seconds: float
     end_seconds: float
     logprobs: Sequence[tuple[TokenLogprobs | None, ...]] | None = None
+    num_constrained: int = 0
 
 
 class TokenPiece(NamedTuple):

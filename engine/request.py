@@ -1,11 +1,34 @@
 """What a caller asks of the engine: frozen values, safe to hand to any thread."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
+from engine.constraint import Constraint
 from engine.errors import InvalidRequest
 
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
+
+
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole output must be, written in one of several languages.
+
+    `source` of json_schema is the schema as JSON, of choice a JSON list of strings, of regex an expression
+    without look-around or back-references (the whole output must match it), of ebnf a grammar in GBNF or Lark
+    syntax; json_object, any JSON object, needs none. `whitespace` is an expression for what may stand between
+    the tokens of JSON, empty for nothing. `param` and `label` are what messages call it,
+    and make no difference otherwise.
+    """
+
+    kind: GrammarKind
+    source: str = field(default="", repr=False)
+    whitespace: str | None = None
+    param: str = field(default="grammar", compare=False)
+    label: str = field(default="grammar", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +55,7 @@ class SamplingParams:
     log-probability of each chosen token and of that many most likely ones (0 to MAX_LOGPROBS).
     `marks` are tokens (id, text) that are shown, with MARK before their text, so that they can be told from
     other tokens that spell it. Inside `reasoning` stop strings have no effect, and its tokens are counted.
+    With a `grammar` the output ends where that lets nothing follow, be it before `min_tokens`.
     """
 
     max_tokens: int
@@ -54,6 +78,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     marks: tuple[tuple[int, str], ...] = ()
     reasoning: ReasoningSpan | None = None
+    grammar: Grammar | None = None
 
     @property
     def has_penalties(self) -> bool:
@@ -69,6 +94,7 @@ class Request:
     `cache_salt` restricts that to requests of the same salt. A lower `priority` is served earlier. A request
     ends with an error when it has not started after `queue_timeout_seconds`, or not ended after
     `timeout_seconds`. With `tell_tokens`, and always with log-probabilities, its deltas name their tokens.
+    `constraints` are what Engine.prepare() makes of the sampling parameters.
     """
 
     request_id: str
@@ -80,6 +106,7 @@ class Request:
     queue_timeout_seconds: float | None = None
     timeout_seconds: float | None = None
     tell_tokens: bool = False
+    constraints: tuple[Constraint, ...] = field(default=(), repr=False)
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest for a value that would read or write something else than what it names."""

@@ -1,6 +1,7 @@
 """From a model's name to a running engine's parts. Everything slow happens in threads."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,10 +13,13 @@ from engine.device.runner import ModelRunner
 from engine.device.thread import DeviceThread
 from engine.engine import ModelInfo
 from engine.errors import FetchFailed, ModelError
+from engine.text.grammar import GrammarCompiler, Vocabulary
 from engine.text.tokenizer import Tokenizer, TokenizerPool
 from models import catalog
 from models.fingerprint import fingerprint
 from models.model_files import ModelFiles
+
+logger = logging.getLogger("monoloop.engine")
 
 # What keeps a step short enough that a prompt delays the streams beside it by no more than about a second
 # on a laptop, and fills the matrix units of a GPU.
@@ -30,6 +34,7 @@ class EngineParts:
     model: ModelInfo
     tokenizer: TokenizerPool
     device: DeviceThread
+    grammars: GrammarCompiler
     token_budget: int
     files: ModelFiles
 
@@ -53,9 +58,9 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
     token_budget = config.token_budget or default_token_budget(config)
     device = DeviceThread(config.run_ahead)
     try:
-        runner, tokenizer = await asyncio.gather(
+        runner, (tokenizer, vocabulary) = await asyncio.gather(
             device.start(lambda: ModelRunner.load(config, files, token_budget)),
-            asyncio.to_thread(Tokenizer, files.tokenizer_dir),
+            asyncio.to_thread(_load_tokenizer, files),
         )
     except BaseException:
         await device.stop()
@@ -82,9 +87,19 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
             tokenizer, num_threads=config.tokenizer_threads, max_model_len=runner.max_model_len
         ),
         device=device,
+        grammars=GrammarCompiler(vocabulary),
         token_budget=token_budget,
         files=files,
     )
+
+
+def _load_tokenizer(files: ModelFiles) -> tuple[Tokenizer, Vocabulary | None]:
+    tokenizer = Tokenizer(files.tokenizer_dir)
+    try:
+        return tokenizer, Vocabulary(tokenizer.backend, files.eos_token_ids)
+    except ValueError as error:
+        logger.warning("structured output is not available: %s", error)
+        return tokenizer, None
 
 
 def default_token_budget(config: EngineConfig) -> int:

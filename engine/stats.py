@@ -11,7 +11,8 @@ class EngineStats:
     """Live counts and totals since start.
 
     Pages used are held by sequences; cached ones only for reuse. `pages_predicted`: what runs now is expected
-    to hold so many at most, which may be more than there are.
+    to hold so many at most, which may be more than there are. Constrained steps have rows whose tokens a
+    grammar, or the like, restricts by the tokens before.
     """
 
     running: int
@@ -29,6 +30,7 @@ class EngineStats:
     generation_tokens_total: int
     steps_total: int
     mixed_steps_total: int
+    constrained_steps_total: int
     corrupted_requests_total: int
     device_idle_seconds_total: float
     device_idle_share: float

@@ -198,6 +198,11 @@ COUNTERS = (
         lambda stats: stats.mixed_steps_total,
     ),
     LiveValue(
+        "monoloop_constrained_steps",
+        "Steps whose sampling waited for masks of grammars",
+        lambda stats: stats.constrained_steps_total,
+    ),
+    LiveValue(
         "monoloop_device_idle_seconds",
         "Time the device stood still while work waited",
         lambda stats: stats.device_idle_seconds_total,

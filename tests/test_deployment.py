@@ -28,6 +28,7 @@ STATS = EngineStats(
     generation_tokens_total=0,
     steps_total=0,
     mixed_steps_total=0,
+    constrained_steps_total=0,
     corrupted_requests_total=0,
     device_idle_seconds_total=0.0,
     device_idle_share=0.0,

@@ -1,8 +1,8 @@
 """StepPlan -> batch -> logits -> StepOutput. Owns model, KV cache, slots, sampler and graphs."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ import torch
 from engine.config import EngineConfig
 from engine.device.batch import build_batch
 from engine.device.clock import CudaClock
+from engine.device.constraints import Constraints, Masks
 from engine.device.devices import choose_device, does_not_fit, raise_if_lost, set_up_thread
 from engine.device.graphs import DecodeGraphs
 from engine.device.kv_cache import KVCache
@@ -84,6 +85,7 @@ class ModelRunner:
             eos_token_ids=eos_token_ids,
             device=self._device,
         )
+        self._constraints = Constraints(self._slots, model.spec.vocab_size)
         self._sampler = Sampler(self._slots)
         self._clock: CudaClock | None = None
         self._graphs: DecodeGraphs | None = None
@@ -156,23 +158,24 @@ class ModelRunner:
                 ) from error
             return runner
 
-    def launch(self, plan: StepPlan) -> ComputedStep | QueuedStep:
+    def launch(self, plan: StepPlan, on_wait: Callable[[], None] = lambda: None) -> ComputedStep | QueuedStep:
         """Queue a step on the device; on a CPU, compute it.
 
+        `on_wait` is called when sampling has to wait for the tokens of the steps before.
         Raises StepFailed, with the numbers, when memory runs out, DeviceLost when no step can follow, and
         whatever else goes wrong.
         """
         with torch.inference_mode():
             if self._clock is None:
                 start = time.perf_counter()
-                samples = self._run_eagerly(plan)
+                samples = self._run_eagerly(plan, on_wait)
                 return ComputedStep(step_output(plan, samples, start, time.perf_counter()))
             try:
                 try:
-                    return self._queue(plan, self._clock)
+                    return self._queue(plan, self._clock, on_wait)
                 except torch.OutOfMemoryError:
                     torch.cuda.empty_cache()  # what is cached in pieces of other sizes; then once more
-                    return self._queue(plan, self._clock)
+                    return self._queue(plan, self._clock, on_wait)
             except torch.OutOfMemoryError as error:
                 raise StepFailed(
                     f"A step of {plan.num_tokens} tokens {does_not_fit(self._device)}."
@@ -181,15 +184,15 @@ class ModelRunner:
                 raise_if_lost(error)
                 raise
 
-    def _queue(self, plan: StepPlan, clock: CudaClock) -> QueuedStep:
+    def _queue(self, plan: StepPlan, clock: CudaClock, on_wait: Callable[[], None]) -> QueuedStep:
         if self._last_step is None or self._last_step.end.query():
             clock.synchronize()
         assert self._graphs is not None
         start = clock.record()
         if self._graphs.fits(plan):
-            samples = self._replay(plan.decode, self._graphs)
+            samples = self._replay(plan.decode, self._graphs, on_wait)
         else:
-            samples = self._run_eagerly(plan)
+            samples = self._run_eagerly(plan, on_wait)
         self._last_step = QueuedStep(plan, samples, clock, start, clock.record())
         return self._last_step
 
@@ -201,16 +204,19 @@ class ModelRunner:
             for cache in layer:
                 cache[targets] = cache[sources]
 
-    def _run_eagerly(self, plan: StepPlan) -> HostSamples:
+    def _run_eagerly(self, plan: StepPlan, on_wait: Callable[[], None]) -> HostSamples:
         if plan.page_copies:
             self._copy_pages(plan.page_copies)
         batch = build_batch(plan, self._slots, self._kv_cache.page_size, self._device)
+        self._constraints.start(plan.chunks)
+        masks = self._constraints.begin(batch.slots_host)
         hidden = self._forward(batch.forward)
         if not batch.slots_host:
             return HostSamples(batch.slots)
         logits = self._model.logits(hidden)
         state = self._slots
         state.allow_ends(batch.slots_host, batch.newest_host)
+        ended = self._constrain(masks, on_wait)
         num_logprobs = self._num_logprobs(batch.slots_host)
         if num_logprobs or state.needs_edits(batch.slots_host):
             samples = self._sampler.full(
@@ -218,7 +224,7 @@ class ModelRunner:
             )
         else:
             samples = self._sampler.plain(logits, batch.slots, batch.positions)
-        return HostSamples.of(samples, len(batch.slots_host), num_logprobs)
+        return self._note(HostSamples.of(samples, len(batch.slots_host), num_logprobs), masks, ended)
 
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
         if self._piecewise is not None:
@@ -227,16 +233,35 @@ class ModelRunner:
                 return self._piecewise.forward(batch, size)
         return self._model(batch, self._kv_cache.layers)
 
-    def _replay(self, rows: DecodeRows, graphs: DecodeGraphs) -> HostSamples:
+    def _replay(self, rows: DecodeRows, graphs: DecodeGraphs, on_wait: Callable[[], None]) -> HostSamples:
+        masks = self._constraints.begin(rows.slots)
         graph = graphs.stage(rows)
         graph.forward.replay()
         self._slots.allow_ends(rows.slots, rows.starts)
+        ended = self._constrain(masks, on_wait)
         num_logprobs = self._num_logprobs(rows.slots)
         if num_logprobs or self._slots.needs_edits(rows.slots):
             graph.full.replay()
-            return HostSamples.of(graph.full_samples, len(rows.slots), num_logprobs)
+            samples = HostSamples.of(graph.full_samples, len(rows.slots), num_logprobs)
+            return self._note(samples, masks, ended)
         graph.plain.replay()
         return HostSamples.of(graph.plain_samples, len(rows.slots), ())
+
+    def _constrain(self, masks: Masks | None, on_wait: Callable[[], None]) -> Sequence[int]:
+        """Before sampling: put masks in place; returns the indices of rows that end without a token."""
+        if masks is None:
+            return ()
+        if not masks.words.done():
+            on_wait()
+        return self._constraints.write(masks)
+
+    def _note(self, samples: HostSamples, masks: Masks | None, ended: Sequence[int]) -> HostSamples:
+        """After sampling: the tokens of rows that had masks decide on their next ones."""
+        if masks is None:
+            return samples
+        event = None if self._clock is None else self._clock.record()
+        self._constraints.note(masks, samples.tokens, event)
+        return replace(samples, ended=ended, num_constrained=len(masks.slots))
 
     def _num_logprobs(self, slots: list[int]) -> list[int | None]:
         """For each slot how many most likely tokens it wants told; empty if none wants any."""

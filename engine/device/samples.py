@@ -11,11 +11,17 @@ from engine.outputs import StepOutput, StepPlan, TokenLogprobs
 
 @dataclass(frozen=True)
 class HostSamples:
-    """Samples on their way to the host; `num_logprobs`: how many most likely tokens each wants told."""
+    """Samples on their way to the host; `num_logprobs`: how many most likely tokens each wants told.
+
+    The rows `ended`, of `num_constrained` that waited for a mask, have no token: their constraints let none
+    follow.
+    """
 
     tokens: torch.Tensor
     logprobs: Logprobs | None = None
     num_logprobs: Sequence[int | None] = ()
+    ended: Sequence[int] = ()
+    num_constrained: int = 0
 
     @classmethod
     def of(cls, samples: Sampled, num_rows: int, num_logprobs: Sequence[int | None]) -> "HostSamples":
@@ -47,10 +53,16 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:
 def step_output(plan: StepPlan, samples: HostSamples, start_seconds: float, end_seconds: float) -> StepOutput:
     """Samples, one for each decode row and for each chunk with `sample`, as the tokens of each row."""
     is_sampled = [True] * len(plan.decode.slots) + [row.sample for row in plan.chunks]
-    values = iter(samples.tokens.tolist())
-    tokens = [(next(values),) if there else () for there in is_sampled]
+    sampled: list[tuple[int, ...]] = [(token_id,) for token_id in samples.tokens.tolist()]
+    for index in samples.ended:
+        sampled[index] = ()
+    values = iter(sampled)
+    tokens = [next(values) if there else () for there in is_sampled]
     logprobs = None
     if samples.logprobs is not None:
-        told = iter(samples.told())
-        logprobs = [(next(told),) if there else () for there in is_sampled]
-    return StepOutput(plan.step_id, tokens, start_seconds, end_seconds, logprobs)
+        told: list[tuple[TokenLogprobs | None, ...]] = [(entry,) for entry in samples.told()]
+        for index in samples.ended:
+            told[index] = ()
+        entries = iter(told)
+        logprobs = [next(entries) if there else () for there in is_sampled]
+    return StepOutput(plan.step_id, tokens, start_seconds, end_seconds, logprobs, samples.num_constrained)

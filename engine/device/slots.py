@@ -72,6 +72,7 @@ class StateSlots:
         self._edited: set[int] = set()
         self._wants_logprobs: dict[int, int] = {}
         self._min_tokens: dict[int, tuple[int, SamplingParams]] = {}
+        self._base_masks: dict[int, np.ndarray] = {}
 
     # What a slot starts from
 
@@ -105,6 +106,9 @@ class StateSlots:
             self.token_masks[slot].fill_(-1)
         self._wants_logprobs.pop(slot, None)
         self._min_tokens.pop(slot, None)
+        self._base_masks.pop(slot, None)
+        if init.constraints:
+            self._edited.add(slot)
         if sampling.logprobs is not None:
             self._wants_logprobs[slot] = sampling.logprobs
         if sampling.has_penalties:
@@ -155,8 +159,20 @@ class StateSlots:
         if not may_end:
             bits[list(sampling.stop_token_ids.union(self._eos_token_ids))] = 0
         words = np.packbits(bits, bitorder="little").view("<i4")
-        (mask,) = upload(self._device, (words.astype(np.int64),))
-        self.token_masks[slot] = mask.to(torch.int32)
+        self._base_masks[slot] = words
+        self.write_masks([slot], words[None])
+
+    def base_mask(self, slot: int) -> np.ndarray | None:
+        """What `allowed_token_ids` and `min_tokens` leave: int32 [num_words]; None if everything."""
+        return self._base_masks.get(slot)
+
+    def write_masks(self, slots: Sequence[int], words: np.ndarray) -> None:
+        """Set the masks of slots; words int32 [len(slots), num_words]."""
+        num_words = words.shape[1]
+        pairs = np.zeros((len(slots), -(-num_words // 2) * 2), np.int32)  # what is staged has 64 bits
+        pairs[:, :num_words] = words
+        rows, masks = upload(self._device, (np.array(slots, np.int64), pairs.view(np.int64)))
+        self.token_masks[rows] = masks.view(torch.int32)[:, :num_words]
 
     # Questions of every step
 

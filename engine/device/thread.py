@@ -35,8 +35,11 @@ class Runner(Protocol):
 
     is_asynchronous: bool  # launch() queues a step, and does not compute it
 
-    def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Queue a step on the device (or compute it). Raises if it cannot."""
+    def launch(self, plan: StepPlan, on_wait: Callable[[], None] = ...) -> LaunchedStep:
+        """Queue a step on the device (or compute it). Raises if it cannot.
+
+        `on_wait` is called when it has to wait for the tokens of the steps before: they can be read first.
+        """
 
 
 T = TypeVar("T")
@@ -98,8 +101,13 @@ class DeviceThread:
 
     def _launch(self, plan: StepPlan, future: StepFuture, has_launched: Callable[[], None]) -> None:
         assert self._runner is not None
+
+        def give_out() -> None:
+            has_launched()
+            self._collect(0)
+
         try:
-            step = self._runner.launch(plan)
+            step = self._runner.launch(plan, give_out)
         except Exception as error:
             has_launched()
             # Steps launched before it are still good, and their results come first.

@@ -328,6 +328,7 @@ class Scheduler:
             seed=sequence.seed,
             prompt_token_ids=sequence.request.prompt_token_ids,
             output_token_ids=tuple(sequence.token_ids[sequence.num_prompt_tokens :]),
+            constraints=sequence.request.constraints,
         )
         return self._chunk(sequence, room, tuple(sequence.pages), init)
 
@@ -370,6 +371,8 @@ class Scheduler:
                     if sequence.is_finished:
                         sampled = sampled[:index]
                         break
+            if not sampled:  # its constraints let nothing follow
+                self._finish(sequence, FinishReason.STOP, None)
             progress.append((sequence, sampled))
         return progress
 
@@ -391,7 +394,7 @@ class Scheduler:
                 if sequence.slot >= 0:
                     sequence.num_computed_tokens = row.start + row.num_tokens
                     self._holdings.remember(sequence)
-                if sampled:
+                if row.sample:
                     yield sequence, sampled
 
     def _end_at(self, sequence: Sequence, token_id: int) -> None:

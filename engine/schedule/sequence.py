@@ -67,6 +67,11 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def ends_with_final_token(self) -> bool:
+        """Whether its newest output token is one of those that may end it."""
+        return self.num_output_tokens > 0 and self.token_ids[-1] in self.final_token_ids
+
+    @property
     def has_started(self) -> bool:
         """Whether any of its tokens has ever been scheduled."""
         return self.first_scheduled_seconds is not None

@@ -67,7 +67,7 @@ class ToyRunner:
         self.before_step = before_step
         self.num_launched = 0
 
-    def launch(self, plan: StepPlan) -> ToyStep:
+    def launch(self, plan: StepPlan, on_wait: Callable[[], None] = lambda: None) -> ToyStep:
         start_seconds = time.perf_counter()
         self.num_launched += 1
         if self.before_step is not None:

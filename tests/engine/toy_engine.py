@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.device.thread import DeviceThread
 from engine.outputs import StepPlan
 from engine.record.writer import Recorder
+from engine.text.grammar import GrammarCompiler
 from engine.text.tokenizer import TokenizerPool
 from tests.engine.toy import EOS, VOCAB_SIZE, ToyRunner
 
@@ -62,7 +63,8 @@ async def toy_engine(
     recorder = None if settings.record is None else Recorder.open(settings.record)
     if recorder is not None:
         recorder.begin(model, settings, token_budget, "toy")
-    engine = Engine(settings, model, pool, device, token_budget, observer, recorder)
+    grammars = GrammarCompiler(None)  # its tokenizer allows none
+    engine = Engine(settings, model, pool, device, grammars, token_budget, observer, recorder)
     engine.toy_runner = runner
     try:
         yield engine

@@ -302,6 +302,7 @@ class FakeEngine:
             generation_tokens_total=self._num_tokens,
             steps_total=self._num_tokens,
             mixed_steps_total=0,
+            constrained_steps_total=0,
             corrupted_requests_total=0,
             device_idle_seconds_total=0.0,
             device_idle_share=0.0,

@@ -1,0 +1,130 @@
+"""The rows whose next token depends on what the host makes of the tokens before: from those to masks.
+
+The masks of a step are computed on a thread beside the device's, while the forward pass of that step runs.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.constraint import Follower, Standing
+from engine.device.slots import StateSlots
+from engine.outputs import NO_TOKEN, Row
+
+
+@dataclass(eq=False)
+class _Constrained:
+    """What follows the continuation in a slot, and the tokens it has not seen yet."""
+
+    followers: list[Follower]
+    new_token_ids: list[int] = field(default_factory=list)
+
+
+class _Unread(NamedTuple):
+    """Sampled tokens, int64 [num_rows] in host memory once `event` has come, and whose they are."""
+
+    tokens: torch.Tensor
+    event: torch.cuda.Event | None
+    rows: list[tuple[int, _Constrained]]
+
+
+class Masks(NamedTuple):
+    """What a step's constrained rows may produce: int32 [num_constrained, num_words], and how they stand."""
+
+    indices: list[int]
+    slots: list[int]
+    words: "Future[tuple[np.ndarray, list[Standing]]]"
+
+
+class Constraints:
+    """Follows the sequences that have constraints. All methods are called on the device thread."""
+
+    def __init__(self, slots: StateSlots, vocab_size: int) -> None:
+        self._slots = slots
+        bits = np.zeros(slots.token_masks.shape[1] * 32, np.uint8)
+        bits[:vocab_size] = 1
+        self._all_tokens = np.packbits(bits, bitorder="little").view("<i4")
+        self._rows: dict[int, _Constrained] = {}
+        self._unread: list[_Unread] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+
+    def start(self, rows: Sequence[Row]) -> None:
+        """Follow what begins, or resumes, in the slots of those rows that take one with this step."""
+        for row in rows:
+            if row.init is not None:
+                self._rows.pop(row.slot, None)
+                if row.init.constraints:
+                    followers = [constraint.follow() for constraint in row.init.constraints]
+                    self._rows[row.slot] = _Constrained(followers, list(row.init.output_token_ids))
+
+    def begin(self, slots: Sequence[int]) -> Masks | None:
+        """Begin to compute the masks of those of these slots, about to be sampled, that need one."""
+        if not self._rows or self._rows.keys().isdisjoint(slots):
+            return None
+        indices = [index for index, slot in enumerate(slots) if slot in self._rows]
+        chosen = [slots[index] for index in indices]
+        unread, self._unread = self._unread, []
+        rows = [self._rows[slot] for slot in chosen]
+        return Masks(indices, chosen, self._thread.submit(self._compute, unread, rows))
+
+    def write(self, masks: Masks) -> list[int]:
+        """Wait for masks and put them in place; returns the indices of rows that end without a token."""
+        words, standings = masks.words.result()
+        for slot, row_words in zip(masks.slots, words, strict=True):
+            base = self._slots.base_mask(slot)
+            if base is not None:
+                row_words &= base
+        self._slots.write_masks(masks.slots, words)
+        has_tokens = [bool(row_words.any()) for row_words in words]
+        ended = []
+        for index, slot, standing, may_go_on in zip(
+            masks.indices, masks.slots, standings, has_tokens, strict=True
+        ):
+            if standing is Standing.IS_FREE:
+                del self._rows[slot]
+            if standing is not Standing.GOES_ON and not may_go_on:
+                ended.append(index)
+        return ended
+
+    def note(self, masks: Masks, tokens: torch.Tensor, event: torch.cuda.Event | None) -> None:
+        """Remember where the tokens of a step will stand that are now being sampled."""
+        rows = [
+            (index, self._rows[slot])
+            for index, slot in zip(masks.indices, masks.slots, strict=True)
+            if slot in self._rows
+        ]
+        self._unread.append(_Unread(tokens, event, rows))
+
+    def _compute(self, unread: list[_Unread], rows: list[_Constrained]) -> tuple[np.ndarray, list[Standing]]:
+        """Runs beside the device thread."""
+        for tokens, event, owners in unread:
+            if event is not None:
+                event.synchronize()
+            token_ids = tokens.tolist()
+            for index, owner in owners:
+                if token_ids[index] != NO_TOKEN:
+                    owner.new_token_ids.append(token_ids[index])
+        words = np.tile(self._all_tokens, (len(rows), 1))
+        standings = [Standing.IS_FREE] * len(rows)
+        by_kind: dict[type[Follower], list[tuple[int, Follower]]] = {}
+        for index, row in enumerate(rows):
+            for follower in row.followers:
+                by_kind.setdefault(type(follower), []).append((index, follower))
+        for kind, members in by_kind.items():
+            indices = [index for index, _ in members]
+            chosen = words[indices]
+            found = kind.restrict(
+                [follower for _, follower in members],
+                [rows[index].new_token_ids for index in indices],
+                chosen,
+            )
+            for index, row_words, standing in zip(indices, chosen, found, strict=True):
+                words[index] &= row_words
+                standings[index] = min(standings[index], standing)
+        for row in rows:
+            row.new_token_ids = []
+        return words, standings

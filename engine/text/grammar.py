@@ -1,0 +1,251 @@
+"""Grammars that an output must follow: compiled in threads, matched token by token, through llguidance.
+
+llguidance bounds what a grammar may cost, in the making and at every token, and lets the GIL go for both.
+"""
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from engine.constraint import Standing
+from engine.errors import InvalidRequest
+from engine.request import Grammar
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+MAX_SOURCE_CHARS = 262_144
+MAX_EBNF_CHARS = 32_768  # its translation to Lark is Python, and holds the GIL
+MAX_DEPTH = 64
+MAX_CHOICES = 4096
+MAX_KEPT_GRAMMARS = 64
+NUM_THREADS = 2
+COMPILE_SECONDS = 5.0
+WORD_BITS = 32
+# Line breaks with indentation, or a space: pretty-printing passes, and no model writes blanks for ever.
+JSON_WHITESPACE = r"(\r?\n[ \t]{0,32}|[ \t]{1,8})"
+END = "<|end of output|>"
+LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+
+
+class Vocabulary:
+    """The bytes of every token of a `tokenizers.Tokenizer`, as llguidance reads them off.
+
+    A token added to a copy stands for the end of a model that has no eos; it is in no mask. Building it takes
+    half a second with the GIL held, so it is not done while something is being served. Raises ValueError for
+    a tokenizer that llguidance cannot read, or whose decoder does more than join bytes.
+    """
+
+    def __init__(self, backend: Any, eos_token_ids: Sequence[int]) -> None:
+        eos, end = list(eos_token_ids), []
+        if not eos:
+            backend = type(backend).from_str(backend.to_str())
+            backend.add_special_tokens([END])
+            end = [backend.token_to_id(END)]
+        self.tokenizer = LLTokenizer(backend.to_str(), eos_token=eos or end)
+        self.executor = LLExecutor()
+        bits = np.ones(-(-self.tokenizer.vocab_size // WORD_BITS) * WORD_BITS, np.uint8)
+        bits[end] = 0
+        self._all_tokens = np.packbits(bits, bitorder="little").view("<i4")
+        self._check_exact(backend)
+
+    def _check_exact(self, backend: Any) -> None:
+        """See on some tokens, each followed by itself, that the text is their bytes."""
+        ids = range(0, backend.get_vocab_size(with_added_tokens=False), 97)
+        for token_id, text in zip(
+            ids, backend.decode_batch([[token_id] * 2 for token_id in ids]), strict=True
+        ):
+            data = self.tokenizer.decode_bytes([token_id, token_id])
+            if text and text.lstrip() != data.decode(errors="replace").lstrip():
+                raise ValueError(f"token {token_id} twice decodes to {text!r}, not to {data!r}")
+
+    def masks(self, matchers: Sequence[LLMatcher]) -> np.ndarray:
+        """Which tokens may come next: int32 [len(matchers), num_words]; none where a matcher has stopped."""
+        words = np.zeros((len(matchers), len(self._all_tokens)), np.int32)
+        going = [(matcher, row) for row, matcher in enumerate(matchers) if not matcher.is_stopped()]
+        if going:
+            self.executor.unsafe_compute_mask_ptr(going, words.ctypes.data, words.shape[1] * 4, len(words))
+        for matcher, row in going:
+            if matcher.is_error():
+                words[row] = 0
+        return words & self._all_tokens
+
+
+class CompiledGrammar:
+    """A grammar as a constraint: followers start from copies of its matcher."""
+
+    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
+        self.vocabulary = vocabulary
+        self._matcher = matcher
+
+    def new_matcher(self) -> LLMatcher:
+        """A matcher at the beginning."""
+        return self._matcher.deep_copy()
+
+    def follow(self) -> "GrammarFollower":
+        """Begin a continuation."""
+        return GrammarFollower(self)
+
+
+class GrammarFollower:
+    """Where one continuation stands in its grammar."""
+
+    def __init__(self, grammar: CompiledGrammar) -> None:
+        self.vocabulary = grammar.vocabulary
+        self._grammar = grammar
+
+    @cached_property
+    def matcher(self) -> LLMatcher:
+        """Made at first use, which is on the thread that computes masks."""
+        return self._grammar.new_matcher()
+
+    @classmethod
+    def restrict(
+        cls,
+        followers: Sequence["GrammarFollower"],
+        new_token_ids: Sequence[Sequence[int]],
+        masks: np.ndarray,
+    ) -> list[Standing]:
+        """As Follower says; the masks of all rows are computed in parallel."""
+        matchers = [follower.matcher for follower in followers]
+        for matcher, token_ids in zip(matchers, new_token_ids, strict=True):
+            matcher.consume_tokens(list(token_ids))
+        words = followers[0].vocabulary.masks(matchers)
+        # The logits may be wider than the tokenizer's vocabulary, or narrower.
+        width = min(words.shape[1], masks.shape[1])
+        masks[:, :width] &= words[:, :width]
+        masks[:, width:] = 0
+        return [Standing.MAY_END if _may_end(matcher) else Standing.GOES_ON for matcher in matchers]
+
+
+def _may_end(matcher: LLMatcher) -> bool:
+    return not matcher.is_error() and (matcher.is_stopped() or matcher.is_accepting())
+
+
+class GrammarCompiler:
+    """Compiles grammars in a few threads, and keeps those used last. Its methods are called on the loop.
+
+    Without a vocabulary (the tokenizer allows none) every grammar is refused.
+    """
+
+    def __init__(self, vocabulary: Vocabulary | None, compile_seconds: float = COMPILE_SECONDS) -> None:
+        self._vocabulary = vocabulary
+        self._compile_seconds = compile_seconds
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        self._kept: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
+
+    async def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Raises InvalidRequest, naming the `param`, for a grammar that is wrong, too large or too slow."""
+        future = self._kept.get(grammar)
+        if future is None:
+            future = self._kept[grammar] = self._threads.submit(self._compile, grammar)
+            if len(self._kept) > MAX_KEPT_GRAMMARS:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(grammar)
+        ready = asyncio.wrap_future(future)
+        ready.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # nobody may be left to ask
+        try:
+            return await asyncio.wait_for(asyncio.shield(ready), self._compile_seconds)
+        except TimeoutError:
+            problem = f"it was not ready to use after {self._compile_seconds:g} seconds"
+        except RecursionError:
+            problem = "it is nested too deeply"
+        except ValueError as error:
+            problem = str(error)
+        raise InvalidRequest(f"Invalid {grammar.label}: {problem}", grammar.param)
+
+    def close(self) -> None:
+        """Stop the threads; work that has begun is finished."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Raises ValueError or RecursionError."""
+        if self._vocabulary is None:
+            raise ValueError("this model's tokenizer allows no grammars")
+        matcher = LLMatcher(self._vocabulary.tokenizer, translate(grammar), log_level=0, limits=LIMITS)
+        _raise_error(matcher)
+        compiled = CompiledGrammar(self._vocabulary, matcher)
+        # The first mask shows what only the lexer finds out.
+        first = compiled.new_matcher()
+        mask = self._vocabulary.masks([first])
+        _raise_error(first)
+        if not mask.any() and not _may_end(first):
+            raise ValueError("no text matches it")
+        return compiled
+
+
+def _raise_error(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        lines = [line for line in matcher.get_error().splitlines() if line != "<non-verbose/>"]
+        raise ValueError("\n".join(lines)[:1000])
+
+
+def translate(grammar: Grammar) -> str:
+    """What llguidance reads. Raises ValueError or RecursionError for a source that is no such thing."""
+    kind, source = grammar.kind, grammar.source
+    limit = MAX_EBNF_CHARS if kind == "ebnf" else MAX_SOURCE_CHARS
+    if len(source) > limit:
+        raise ValueError(f"it has {len(source)} characters; at most {limit} are allowed")
+    if "\0" in source:
+        raise ValueError("it contains a NUL character")
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(source)
+    if kind == "ebnf":
+        try:
+            return LLMatcher.grammar_from_lark(any_to_lark(source))
+        except RecursionError:
+            raise
+        except Exception as error:  # a parser written in Python: it may raise anything about its input
+            raise ValueError(str(error) or type(error).__name__) from error
+    if kind == "choice":
+        return LLMatcher.grammar_from_lark(_choice(source))
+    schema = {"type": "object"} if kind == "json_object" else _schema(source)
+    options: JsonCompileOptions = {"lenient": False}
+    if grammar.whitespace == "":
+        options["whitespace_flexible"] = False
+    else:
+        options["whitespace_pattern"] = grammar.whitespace or JSON_WHITESPACE
+    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+
+
+def _choice(source: str) -> str:
+    choices = json.loads(source)
+    if not isinstance(choices, list) or not choices or not all(isinstance(text, str) for text in choices):
+        raise ValueError("choices must be a list of strings, at least one")
+    if len(choices) > MAX_CHOICES:
+        raise ValueError(f"there are {len(choices)} choices; at most {MAX_CHOICES} are allowed")
+    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+
+
+def _schema(source: str) -> dict[str, Any]:
+    schema = json.loads(source)
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        raise ValueError("a schema must be an object")
+    _check_depth(schema)
+    return schema
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for parent in level
+            for item in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")

@@ -1,0 +1,108 @@
+"""The seam for whatever restricts tokens by the tokens before them: with toys in place of grammars."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from engine.constraint import Standing
+from engine.errors import StepFailed
+from engine.outputs import FinishReason
+from tests.engine.tiny_engine import answers, tiny_engine, tiny_request, tiny_tokenizer
+
+
+@dataclass
+class Follower:
+    """Lets through the texts of a script, one letter a token, and takes notes of what it is told."""
+
+    script: str
+    at_end: Standing
+    seen: list[int] = field(default_factory=list)
+
+    @classmethod
+    def restrict(cls, followers, new_token_ids, masks):
+        standings = []
+        for follower, new, mask in zip(followers, new_token_ids, masks, strict=True):
+            follower.seen += new
+            if len(follower.seen) < len(follower.script):
+                mask &= bits(follower.script[len(follower.seen)])
+                standings.append(Standing.GOES_ON)
+                continue
+            if follower.at_end is not Standing.IS_FREE:
+                mask[:] = 0
+            standings.append(follower.at_end)
+        return standings
+
+
+class OtherFollower(Follower):
+    """Another kind, which the same row may have beside the first."""
+
+
+@dataclass(frozen=True)
+class Script:
+    script: str
+    at_end: Standing = Standing.MAY_END
+    kind: type[Follower] = Follower
+
+    def follow(self):
+        return self.kind(self.script, self.at_end)
+
+
+def bits(text: str):
+    """A mask row of the tokens of a text."""
+    row = np.zeros(352, np.uint8)
+    row[tiny_tokenizer().encode(text, add_special_tokens=False).ids] = 1
+    return np.packbits(row, bitorder="little").view(np.int32)
+
+
+def scripted(*scripts: Script, seed: int = 7, **options):
+    return replace(tiny_request("prompt", seed=seed, **options), constraints=scripts)
+
+
+@pytest.fixture(params=[0, 1], ids=["run_ahead_0", "run_ahead_1"])
+def run_ahead(request):
+    return request.param
+
+
+async def test_every_token_is_told_once_and_in_order(run_ahead):
+    async with tiny_engine(run_ahead=run_ahead) as engine:
+        texts = ["abc", "xyzzy", "q", "some longer words"]
+        results = await answers(engine, [scripted(Script(text)) for text in texts])
+        assert [delta.text for delta in results] == texts
+        assert {delta.finish_reason for delta in results} == {FinishReason.STOP}
+
+
+async def test_several_constraints_hold_together():
+    async with tiny_engine() as engine:
+        both = scripted(Script("same"), Script("same", kind=OtherFollower), Script("same"))
+        assert (await answers(engine, [both]))[0].text == "same"
+        for kind in (Follower, OtherFollower):
+            with pytest.raises(StepFailed):
+                await answers(engine, [scripted(Script("same"), Script("some", kind=kind))])
+
+
+async def test_where_it_must_go_on_and_cannot_the_request_fails_alone(run_ahead):
+    async with tiny_engine(run_ahead=run_ahead) as engine:
+        good, bad = await engine.prepare([scripted(Script("abc")), scripted(Script("ab", Standing.GOES_ON))])
+        streams = engine.submit(good), engine.submit(bad)
+        assert (await streams[0].collect()).text == "abc"
+        with pytest.raises(StepFailed, match="satisfies"):
+            await streams[1].collect()
+        assert engine.stats().corrupted_requests_total == 0
+
+
+async def test_a_row_set_free_waits_no_more(run_ahead):
+    async with tiny_engine(run_ahead=run_ahead) as engine:
+        [delta] = await answers(engine, [scripted(Script("abc", Standing.IS_FREE), max_tokens=40)])
+        assert delta.text.startswith("abc") and delta.num_tokens > 3
+        assert engine.stats().constrained_steps_total == 4
+        [plain] = await answers(engine, [tiny_request("promptabc", max_tokens=37)])
+        assert delta.text == "abc" + plain.text, "free is as if there had been nothing"
+
+
+async def test_a_slot_forgets_the_constraint_of_the_sequence_before(run_ahead):
+    async with tiny_engine(run_ahead=run_ahead, max_num_seqs=1) as engine:
+        [expected] = await answers(engine, [tiny_request("prompt")])
+        await answers(engine, [scripted(Script("abc" * 30), max_tokens=5)])
+        assert (await answers(engine, [tiny_request("prompt")])) == [expected]
+        assert (await answers(engine, [scripted(Script("xyz"))]))[0].text == "xyz"

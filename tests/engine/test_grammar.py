@@ -1,0 +1,218 @@
+"""Compiling grammars: what is refused and how, what is kept, and that a mask is exact."""
+
+import asyncio
+import json
+import threading
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers
+
+import engine.text.grammar as room
+from engine.constraint import Standing
+from engine.errors import InvalidRequest
+from engine.request import Grammar
+from engine.text.grammar import GrammarCompiler, Vocabulary
+from tests.engine.tiny_engine import EOS, VOCAB_SIZE, tiny_tokenizer, tiny_vocabulary
+
+NUM_WORDS = -(-VOCAB_SIZE // 32)
+
+
+@pytest.fixture
+async def compiler():
+    compiler = GrammarCompiler(tiny_vocabulary())
+    yield compiler
+    compiler.close()
+
+
+def schema(value) -> Grammar:
+    return Grammar("json_schema", json.dumps(value))
+
+
+def nested(depth: int) -> str:
+    return '{"type":"array","items":' * depth + "{}" + "}" * depth
+
+
+BAD = {
+    "no JSON": (Grammar("json_schema", "{"), "Expecting"),
+    "no object": (Grammar("json_schema", "[1]"), "object"),
+    "unknown type": (schema({"type": "text"}), "text"),
+    "not supported": (schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+    "not lenient": (schema({"not": {}, "x-guidance": {"lenient": True}}), "not"),
+    "missing ref": (schema({"$ref": "#/$defs/nowhere"}), "nowhere"),
+    "remote ref": (schema({"$ref": "http://127.0.0.1:9/schema"}), "fetch"),
+    "circular ref": (schema({"$ref": "#"}), ""),
+    "empty": (schema(False), ""),
+    "contradiction": (schema({"type": "integer", "minimum": 5, "maximum": 3}), "greater"),
+    "deep": (Grammar("json_schema", nested(room.MAX_DEPTH)), "nested deeper"),
+    "very deep": (Grammar("json_schema", nested(5000)), "too deeply"),
+    "large": (schema({"enum": ["x" * room.MAX_SOURCE_CHARS]}), "characters"),
+    "many cases": (
+        schema(
+            {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {}}} for j in range(5)]} for i in range(20)]}
+        ),
+        "too large",
+    ),
+    "bad regex": (Grammar("regex", "(a"), "unclosed"),
+    "look-around": (Grammar("regex", "(?=a)b"), "look-around"),
+    "huge regex": (Grammar("regex", "(" * 1000 + "a" + "{1,1000})" * 1000), ""),
+    "NUL": (Grammar("regex", "a\0b"), "NUL"),
+    "no match": (Grammar("regex", "[^\\s\\S]"), ""),
+    "no list": (Grammar("choice", '"a"'), "choices"),
+    "no choices": (Grammar("choice", "[]"), "choices"),
+    "no strings": (Grammar("choice", "[1]"), "strings"),
+    "many choices": (Grammar("choice", json.dumps(["a"] * (room.MAX_CHOICES + 1))), "at most"),
+    "bad grammar": (Grammar("ebnf", "root ::= missing"), "missing"),
+    "no grammar": (Grammar("ebnf", "once upon a time"), ""),
+    "deep grammar": (Grammar("ebnf", "root ::= " + "(" * 10_000), ""),
+    "large grammar": (Grammar("ebnf", "root ::= " + '"a" ' * room.MAX_EBNF_CHARS), "characters"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_a_bad_grammar_is_refused_by_name(compiler, name):
+    grammar, hint = BAD[name]
+    grammar = Grammar(grammar.kind, grammar.source, param="response_format", label="schema for 'x'")
+    with pytest.raises(InvalidRequest) as caught:
+        await compiler.compile(grammar)
+    message = str(caught.value)
+    assert caught.value.param == "response_format"
+    assert message.startswith("Invalid schema for 'x': ") and len(message) < 1100
+    assert hint in message, message
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("regex", "(a+)+(a|b)*a(a|b){200}((c{1,100}){1,100}){1,100}"),
+        schema({"type": "string", "pattern": "^(([a-z])+.)+[A-Z]([a-z])+$"}),
+        schema({"type": "array", "minItems": 100_000, "items": {"type": "integer"}}),
+        schema({"type": "string", "minLength": 100_000}),
+        schema(
+            {
+                "$defs": {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(25)}
+                | {"d25": {"type": "integer"}},
+                "$ref": "#/$defs/d0",
+            }
+        ),
+        schema({"enum": [f"value {i}" for i in range(5000)]}),
+    ],
+)
+async def test_what_looks_hostile_is_compiled_or_refused_while_the_loop_goes_on(compiler, grammar):
+    beats = 0
+
+    async def beat():
+        nonlocal beats
+        while True:
+            await asyncio.sleep(0)
+            beats += 1
+
+    heart = asyncio.create_task(beat())
+    try:
+        follower = (await compiler.compile(grammar)).follow()
+    except InvalidRequest:
+        pass
+    else:
+        masks = np.full((1, NUM_WORDS), -1, np.int32)
+        follower.restrict([follower], [[]], masks)
+        assert masks.any()
+    heart.cancel()
+    assert beats > 0
+
+
+async def test_compiled_once_and_kept_for_a_while(compiler, monkeypatch):
+    compiled = []
+    translate = room.translate
+    monkeypatch.setattr(room, "translate", lambda grammar: compiled.append(grammar) or translate(grammar))
+    grammar = Grammar("choice", '["a"]', param="one")
+    await asyncio.gather(*(compiler.compile(grammar) for _ in range(5)))
+    await compiler.compile(Grammar("choice", '["a"]', param="two", label="other"))
+    assert len(compiled) == 1, "a name makes no difference"
+    for i in range(room.MAX_KEPT_GRAMMARS):
+        await compiler.compile(Grammar("choice", f'["{i}"]'))
+    await compiler.compile(grammar)
+    assert len(compiled) == room.MAX_KEPT_GRAMMARS + 2
+
+
+async def test_too_slow_is_refused(monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr(room, "translate", lambda grammar: gate.wait())
+    compiler = GrammarCompiler(tiny_vocabulary(), compile_seconds=0.01)
+    with pytest.raises(InvalidRequest, match="not ready"):
+        await compiler.compile(Grammar("json_object"))
+    gate.set()
+    compiler.close()
+
+
+async def test_a_caller_that_leaves_takes_nothing_from_the_others(compiler, monkeypatch):
+    gate, translate = threading.Event(), room.translate
+    monkeypatch.setattr(room, "translate", lambda grammar: gate.wait() and translate(grammar))
+    first, second = (asyncio.create_task(compiler.compile(Grammar("json_object"))) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    gate.set()
+    assert await second
+
+
+async def test_a_tokenizer_that_cannot_be_read_allows_no_grammar():
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.decoder = decoders.WordPiece()
+    with pytest.raises(ValueError, match="decoder"):
+        Vocabulary(tokenizer, ())
+    with pytest.raises(InvalidRequest, match="tokenizer"):
+        await GrammarCompiler(None).compile(Grammar("json_object"))
+
+
+async def test_a_tokenizer_whose_decoder_changes_text_is_found_out():
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("a", "c")]
+    )
+    with pytest.raises(ValueError, match="decode"):
+        Vocabulary(tokenizer, ())
+
+
+async def test_byte_fallback_tokenizers_are_understood():
+    vocab = {"<unk>": 0, "</s>": 1, "▁a": 2, "▁": 3, "b": 4, "ä": 5, "<0xC3>": 6, "<0xA4>": 7, "a": 8}
+    tokenizer = Tokenizer(models.BPE(vocab, [("▁", "a")], byte_fallback=True, unk_token="<unk>"))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    compiler = GrammarCompiler(Vocabulary(tokenizer, (1,)))
+    follower = (await compiler.compile(Grammar("regex", "b aä"))).follow()
+
+    def allowed(*new: int) -> set[int]:
+        masks = np.full((1, 1), -1, np.int32)
+        follower.restrict([follower], [new], masks)
+        return set(np.unpackbits(masks.view(np.uint8), bitorder="little").nonzero()[0].tolist())
+
+    assert [allowed(), allowed(4), allowed(2), allowed(5), allowed()] == [{4}, {2}, {5}, set(), set()]
+    compiler.close()
+
+
+async def test_a_mask_allows_only_what_the_grammar_does(compiler):
+    """Every token is tried against a plain search of the language's prefixes."""
+    texts = ["trutrue", "tä10", "true", "null"]
+    backend = tiny_tokenizer()
+    follower = (await compiler.compile(Grammar("choice", json.dumps(texts)))).follow()
+    spelled, new = b"", []
+    data = {i: tiny_vocabulary().tokenizer.decode_bytes([i]) for i in range(backend.get_vocab_size())}
+    while True:
+        masks = np.full((1, NUM_WORDS), -1, np.int32)
+        [standing] = follower.restrict([follower], [new], masks)
+        bits = set(np.unpackbits(masks.view(np.uint8), bitorder="little").nonzero()[0].tolist())
+        languages = [text.encode() for text in texts]
+        expected = {
+            i
+            for i, piece in data.items()
+            if piece and i < EOS and any(text.startswith(spelled + piece) for text in languages)
+        }
+        may_end = spelled in languages
+        assert bits <= expected | ({EOS} if may_end else set()), spelled
+        assert bits or not expected, spelled
+        assert standing is (Standing.MAY_END if may_end else Standing.GOES_ON)
+        if not expected:
+            return
+        new = [max(bits - {EOS})]
+        spelled += data[new[0]]
