@@ -60,7 +60,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
     try:
         runner, (tokenizer, vocabulary) = await asyncio.gather(
             device.start(lambda: ModelRunner.load(config, files, token_budget)),
-            asyncio.to_thread(_load_tokenizer, files),
+            asyncio.to_thread(load_tokenizer, files),
         )
     except BaseException:
         await device.stop()
@@ -93,7 +93,8 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
     )
 
 
-def _load_tokenizer(files: ModelFiles) -> tuple[Tokenizer, Vocabulary | None]:
+def load_tokenizer(files: ModelFiles) -> tuple[Tokenizer, Vocabulary | None]:
+    """The tokenizer, and what grammars need to know of it, if it allows any. Raises ModelError."""
     tokenizer = Tokenizer(files.tokenizer_dir)
     try:
         return tokenizer, Vocabulary(tokenizer.backend, files.eos_token_ids)

@@ -9,6 +9,9 @@ from tests.engine.toy import EOS, VOCAB_SIZE
 from tests.engine.toy_engine import toy_tokenizer
 
 
+ASCII = [chr(ord(" ") + token_id) for token_id in range(VOCAB_SIZE)]
+
+
 def write_checkpoint(folder: Path, seed: int = 0) -> Path:
     """Write a two-layer Llama whose weights depend on `seed`; returns the folder."""
     config = LlamaConfig(
@@ -25,5 +28,5 @@ def write_checkpoint(folder: Path, seed: int = 0) -> Path:
     )
     torch.manual_seed(seed)
     LlamaForCausalLM(config).save_pretrained(folder)
-    PreTrainedTokenizerFast(tokenizer_object=toy_tokenizer()).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=toy_tokenizer(ASCII)).save_pretrained(folder)
     return folder

@@ -1,12 +1,13 @@
 """Reads a record back: the same plans, made of the lines and of what the lines before them said."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from engine.constraint import Constraint
 from engine.outputs import NO_PAGE, DecodeRows, FinishReason, Row, SlotInit, StepPlan
 from engine.record.writer import FORMAT, VERSION
 from engine.request import SamplingParams
@@ -82,17 +83,20 @@ class _Known(NamedTuple):
     seed: int
     prompt_token_ids: Tokens
     tokens: list[int]
+    constraints: tuple[Constraint, ...]
 
 
 class Record:
     """A record in a file. The constructor raises ValueError if it is none, and so does events().
 
     After events() `ending` says why the record ends, unless it was closed: the process was killed, or the
-    disk was full.
+    disk was full. `constrain` makes the constraints of a request again for those who run its steps: a record
+    has only the sampling parameters they come from.
     """
 
     def __init__(self, path: Path) -> None:
         self.ending: str | None = None
+        self.constrain: Callable[[SamplingParams], tuple[Constraint, ...]] = lambda sampling: ()
         self._path = path
         self._known: dict[int, _Known] = {}
         self._slots: dict[int, int] = {}
@@ -152,7 +156,9 @@ class Record:
         else:
             prompt = tuple(line["prompt"])
         sampling = _SAMPLING.validate_python(line["sampling"])
-        self._known[line["arrive"]] = _Known(sampling, line["seed"], prompt, list(prompt))
+        self._known[line["arrive"]] = _Known(
+            sampling, line["seed"], prompt, list(prompt), self.constrain(sampling)
+        )
         return Arrived(at, line["arrive"], line["request_id"], prompt)
 
     def _planned(self, line: dict[str, Any]) -> Planned:
@@ -185,7 +191,7 @@ class Record:
         init = None
         if is_new:
             outputs = tuple(known.tokens[num_prompt:])
-            init = SlotInit(known.sampling, known.seed, known.prompt_token_ids, outputs)
+            init = SlotInit(known.sampling, known.seed, known.prompt_token_ids, outputs, known.constraints)
         self._slots[sequence_id] = slot
         self._scheduled[sequence_id] = start + count
         token_ids = tuple(known.tokens[start : start + count])

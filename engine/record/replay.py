@@ -3,14 +3,19 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from engine.config import EngineConfig
+from engine.constraint import Constraint
 from engine.device.runner import ModelRunner
 from engine.device.thread import LaunchedStep, Runner
 from engine.outputs import StepPlan
 from engine.record.reader import Arrived, Landed, Planned, Record, Tokens
-from engine.startup import find
+from engine.request import SamplingParams
+from engine.startup import find, load_tokenizer
+from engine.text.grammar import Vocabulary, compile_grammar
+from models.catalog import ModelFiles
 from models.fingerprint import fingerprint
 
 
@@ -69,9 +74,26 @@ def replay(
             "threads": header.threads,
         }
     )
+    record.constrain = _Constrainer(files)
     runner = ModelRunner.load(config, files, header.token_budget)
     report(f"loaded {files.name}; {runner.dtype} on {runner.device}")
     return compare(record, runner)
+
+
+class _Constrainer:
+    """Makes the constraints of recorded requests again; the tokenizer is loaded when the first has any."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self._files = files
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary | None:
+        return load_tokenizer(self._files)[1]
+
+    def __call__(self, sampling: SamplingParams) -> tuple[Constraint, ...]:
+        if sampling.grammar is None:
+            return ()
+        return (compile_grammar(sampling.grammar, self._vocabulary),)
 
 
 def compare(record: Record, runner: Runner) -> Replayed:

@@ -76,7 +76,8 @@ class Vocabulary:
         for matcher, row in going:
             if matcher.is_error():
                 words[row] = 0
-        return words & self._all_tokens
+        words &= self._all_tokens
+        return words
 
 
 class CompiledGrammar:
@@ -146,7 +147,7 @@ class GrammarCompiler:
         """Raises InvalidRequest, naming the `param`, for a grammar that is wrong, too large or too slow."""
         future = self._kept.get(grammar)
         if future is None:
-            future = self._kept[grammar] = self._threads.submit(self._compile, grammar)
+            future = self._kept[grammar] = self._threads.submit(compile_grammar, grammar, self._vocabulary)
             if len(self._kept) > MAX_KEPT_GRAMMARS:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(grammar)
@@ -168,26 +169,28 @@ class GrammarCompiler:
         """Stop the threads; work that has begun is finished."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Raises ValueError or RecursionError."""
-        if self._vocabulary is None:
-            raise ValueError("this model's tokenizer allows no grammars")
-        matcher = LLMatcher(self._vocabulary.tokenizer, translate(grammar), log_level=0, limits=LIMITS)
-        _raise_error(matcher)
-        compiled = CompiledGrammar(self._vocabulary, matcher)
-        # The first mask shows what only the lexer finds out.
-        first = compiled.new_matcher()
-        mask = self._vocabulary.masks([first])
-        _raise_error(first)
-        if not mask.any() and not _may_end(first):
-            raise ValueError("no text matches it")
-        return compiled
+
+def compile_grammar(grammar: Grammar, vocabulary: Vocabulary | None) -> CompiledGrammar:
+    """Compile, on this thread. Raises ValueError or RecursionError for what cannot be."""
+    if vocabulary is None:
+        raise ValueError("this model's tokenizer allows no grammars")
+    matcher = LLMatcher(vocabulary.tokenizer, translate(grammar), log_level=0, limits=LIMITS)
+    _raise_error(matcher)
+    compiled = CompiledGrammar(vocabulary, matcher)
+    # The first mask shows what only the lexer finds out.
+    first = compiled.new_matcher()
+    mask = vocabulary.masks([first])
+    _raise_error(first)
+    if not mask.any() and not _may_end(first):
+        raise ValueError("no text matches it")
+    return compiled
 
 
 def _raise_error(matcher: LLMatcher) -> None:
     if matcher.is_error():
         lines = [line for line in matcher.get_error().splitlines() if line != "<non-verbose/>"]
-        raise ValueError("\n".join(lines)[:1000])
+        problem = "\n".join(lines)[:1000]
+        raise ValueError("no text matches it" if problem.startswith("NoExtension") else problem)
 
 
 def translate(grammar: Grammar) -> str:

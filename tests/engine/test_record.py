@@ -18,7 +18,7 @@ from engine.record import writer
 from engine.record.reader import Ended, Landed, Planned, Record
 from engine.record.replay import compare, replay
 from engine.record.writer import Recorder
-from engine.request import Request, SamplingParams
+from engine.request import Grammar, Request, SamplingParams
 from tests.engine.toy import VOCAB_SIZE, ToyRunner
 from tests.engine.toy_engine import toy_engine
 from tests.tiny_checkpoint import write_checkpoint
@@ -67,6 +67,10 @@ async def test_the_real_model_computes_the_same_again(checkpoint, tmp_path, run_
     engine = await Engine.start(config)
     try:
         await all_kinds_of_traffic(engine)
+        grammar = Grammar("regex", "([a-z]{3} ){2,4}")
+        strict = [request(COUNTING[: 3 + index], grammar=grammar, seed=index) for index in range(2)]
+        await asyncio.gather(*(engine.submit(one).collect() for one in await engine.prepare(strict)))
+        assert engine.stats().constrained_steps_total > 0
         assert engine.stats().preemptions_total > 0, "the pool is too large to show anything"
         assert engine.stats().cached_prompt_tokens_total > 0
         num_steps = engine.stats().steps_total
@@ -77,7 +81,7 @@ async def test_the_real_model_computes_the_same_again(checkpoint, tmp_path, run_
     assert any(row.init and row.init.output_token_ids for plan in plans for row in plan.chunks), "resumed"
     found = replay(path)
     assert (found.first, found.num_different, found.ending) == (None, 0, None)
-    assert (found.num_steps, found.num_sequences) == (num_steps, 11)
+    assert (found.num_steps, found.num_sequences) == (num_steps, 13)
 
     other = write_checkpoint(tmp_path / "other", seed=1)
     with pytest.raises(ValueError, match="recorded with another model"):
@@ -200,7 +204,8 @@ def test_a_plan_has_nothing_that_a_record_leaves_out():
     assert StepPlan._fields == ("step_id", "decode", "chunks", "num_tokens", "page_copies")
     assert DecodeRows._fields == ("sequence_ids", "slots", "starts", "new_pages")
     assert Row._fields == ("sequence_id", "slot", "start", "token_ids", "sample", "new_pages", "init")
-    assert SlotInit._fields == ("sampling", "seed", "prompt_token_ids", "output_token_ids")
+    made_again = "constraints"  # out of the sampling parameters
+    assert SlotInit._fields == ("sampling", "seed", "prompt_token_ids", "output_token_ids", made_again)
 
 
 # The writer

@@ -1,6 +1,6 @@
 """A whole engine around the toy model: real loop, threads, scheduler and detokenizer, no weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +24,10 @@ def to_text(token_ids: list[int]) -> str:
     return "".join(CHARS[token_id] for token_id in token_ids)
 
 
-def toy_tokenizer() -> Tokenizer:
+def toy_tokenizer(chars: Sequence[str] = CHARS) -> Tokenizer:
     """One character a token."""
-    tokenizer = Tokenizer(models.WordLevel({char: i for i, char in enumerate(CHARS)}, unk_token=CHARS[0]))
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer = Tokenizer(models.WordLevel({char: i for i, char in enumerate(chars)}, unk_token=chars[0]))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer
 
 
@@ -63,7 +63,7 @@ async def toy_engine(
     recorder = None if settings.record is None else Recorder.open(settings.record)
     if recorder is not None:
         recorder.begin(model, settings, token_budget, "toy")
-    grammars = GrammarCompiler(None)  # its tokenizer allows none
+    grammars = GrammarCompiler(None)  # the toy model chooses as it likes
     engine = Engine(settings, model, pool, device, grammars, token_budget, observer, recorder)
     engine.toy_runner = runner
     try:
