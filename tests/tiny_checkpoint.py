@@ -8,7 +8,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from tests.engine.toy import EOS, VOCAB_SIZE
 from tests.engine.toy_engine import toy_tokenizer
 
-
 ASCII = [chr(ord(" ") + token_id) for token_id in range(VOCAB_SIZE)]
 
 
