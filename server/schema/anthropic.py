@@ -14,8 +14,9 @@ from server.schema.chat import (
     as_parts,
 )
 from server.schema.errors import AnthropicError
-from server.schema.fields import STRUCTURED, TOOLS, Refused, strangers
+from server.schema.fields import STRUCTURED, Refused, strangers
 from server.schema.sampling import SamplingRequest, Stop, WireRequest
+from server.schema.tools import MAX_TOOLS, NAME
 
 
 class InputBlock(WireRequest):
@@ -94,17 +95,69 @@ class SystemBlock(WireRequest):
 
 
 class Thinking(WireRequest):
-    """Whether the model may think before it answers."""
+    """Whether the model may think before it answers. What it thinks comes in blocks of its own, unsigned."""
 
-    type: Literal["disabled", "enabled", "adaptive"]
+    type: Literal["disabled", "enabled", "adaptive"] = Field(
+        description="disabled sets enable_thinking of the chat template to false, the others to true"
+    )
+    budget_tokens: int | None = Field(None, ge=1, lt=2**31, description="accepted; max_tokens is the limit")
+
+
+class InputTool(WireRequest):
+    """A tool the model may call. Those that a server would run itself are refused by name."""
+
+    type: str | None = Field(None, max_length=64, description="custom, which is the default")
+    name: str = Field(pattern=NAME)
+    description: str | None = None
+    input_schema: dict[str, Any] | None = Field(None, validate_default=True, description="JSON schema")
+    strict: bool | None = Field(None, description="accepted; the input is not held to the schema yet")
 
     @field_validator("type")
     @classmethod
-    def check_type(cls, value: str) -> str:
-        """What the model thinks is not told apart from its answer yet."""
-        if value != "disabled":
-            raise ValueError("thinking is not separated from the answer yet; it can only be disabled")
+    def check_type(cls, value: str | None) -> str | None:
+        """Nothing is searched for, run or fetched here."""
+        if value not in (None, "custom"):
+            raise ValueError(f"tools of type {value!r} are not supported; only those with an input_schema")
         return value
+
+    @field_validator("input_schema")
+    @classmethod
+    def check_schema(cls, value: dict[str, Any] | None) -> dict[str, Any]:
+        """Without it nobody knows how to call the tool."""
+        if value is None:
+            raise ValueError("a tool needs it")
+        return value
+
+    @property
+    def for_chat(self) -> dict[str, Any]:
+        """The same tool in chat."""
+        function = {"name": self.name, "parameters": self.input_schema, "strict": self.strict}
+        if self.description is not None:
+            function["description"] = self.description
+        return {"type": "function", "function": function}
+
+
+class InputChoice(WireRequest):
+    """Which tools may or must be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = Field(None, validate_default=True, description="of the one that must be called")
+    disable_parallel_tool_use: bool | None = Field(None, description="the answer ends after its first call")
+
+    @field_validator("name")
+    @classmethod
+    def check_name(cls, value: str | None, info: Any) -> str | None:
+        """The type tool names one."""
+        if value is None and info.data.get("type") == "tool":
+            raise ValueError("a choice of type 'tool' needs it")
+        return value
+
+    @property
+    def for_chat(self) -> str | dict[str, Any]:
+        """The same choice in chat."""
+        if self.type == "tool":
+            return {"type": "function", "function": {"name": self.name}}
+        return "required" if self.type == "any" else self.type
 
 
 class OutputConfig(WireRequest):
@@ -130,6 +183,10 @@ class Conversation(WireRequest):
         ]
         | None
     ) = Field(None, description="instructions that stand before the messages")
+    tools: list[InputTool] | None = Field(
+        None, max_length=MAX_TOOLS, description="what the model may call; an empty list is none"
+    )
+    tool_choice: InputChoice | None = Field(None, description="default auto if there are tools")
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
@@ -159,11 +216,10 @@ class MessagesRequest(SamplingRequest, Conversation):
         return value
 
 
+ONLY_CLIENTS = "only tools that the client runs can be called"
 PROMPT_ONLY: dict[str, Refused] = {
-    "tools": Refused(([],), TOOLS),
-    "tool_choice": Refused(({"type": "auto"}, {"type": "none"}), TOOLS),
-    "mcp_servers": Refused(([],), TOOLS),
-    "container": Refused((), TOOLS),
+    "mcp_servers": Refused(([],), ONLY_CLIENTS),
+    "container": Refused((), ONLY_CLIENTS),
     "context_management": Refused(({}, {"edits": []}), "edit the messages before sending them"),
 }
 MESSAGES: dict[str, Refused] = (
@@ -186,6 +242,26 @@ class TextBlock(WireResponse):
     text: str
 
 
+class ThinkingBlock(WireResponse):
+    """What the model thought. Nobody signs it, and none has to be signed to be sent back."""
+
+    type: Literal["thinking"] = "thinking"
+    thinking: str
+    signature: Literal[""] = ""
+
+
+class ToolUseBlock(WireResponse):
+    """A call of a tool."""
+
+    type: Literal["tool_use"] = "tool_use"
+    id: str
+    name: str
+    input: dict[str, Any] = Field(description="empty if the answer was cut inside it")
+
+
+ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
 class MessageUsage(WireResponse):
     """Token counts. The prompt is the sum of the three kinds of input."""
 
@@ -195,7 +271,7 @@ class MessageUsage(WireResponse):
     output_tokens: int
 
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
+StopReason = Literal["end_turn", "tool_use", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
 
 
 class Message(WireResponse):
@@ -205,7 +281,7 @@ class Message(WireResponse):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[TextBlock]
+    content: list[Annotated[ContentBlock, Field(discriminator="type")]]
     stop_reason: StopReason | None
     stop_sequence: str | None = Field(description="the one of stop_sequences that ended the answer")
     usage: MessageUsage
@@ -229,7 +305,7 @@ class BlockStart(WireResponse):
 
     type: Literal["content_block_start"] = "content_block_start"
     index: int
-    content_block: TextBlock
+    content_block: ContentBlock = Field(discriminator="type")
 
 
 class TextPiece(WireResponse):
@@ -239,12 +315,29 @@ class TextPiece(WireResponse):
     text: str
 
 
+class ThinkingPiece(WireResponse):
+    """More of what the model thinks."""
+
+    type: Literal["thinking_delta"] = "thinking_delta"
+    thinking: str
+
+
+class InputPiece(WireResponse):
+    """More of a call's input: joined, it is a JSON object."""
+
+    type: Literal["input_json_delta"] = "input_json_delta"
+    partial_json: str
+
+
+Piece = TextPiece | ThinkingPiece | InputPiece
+
+
 class BlockDelta(WireResponse):
     """What is new of a block."""
 
     type: Literal["content_block_delta"] = "content_block_delta"
     index: int
-    delta: TextPiece
+    delta: Piece = Field(discriminator="type")
 
 
 class BlockStop(WireResponse):

@@ -13,7 +13,7 @@ from tests.server.fake_engine import FakeEngine
 
 
 async def start_fake_engine(settings: Settings, metrics: Metrics) -> FakeEngine:
-    """Takes FAKE_LOAD_SECONDS; the model `missing` cannot be found, `far` not be fetched."""
+    """Takes FAKE_LOAD_SECONDS, has FAKE_CHAT_TEMPLATE; `missing` cannot be found, `far` not be fetched."""
     await asyncio.sleep(float(os.environ.get("FAKE_LOAD_SECONDS", "0")))
     if settings.engine.model == "missing":
         raise ModelError("there is no model called missing")
@@ -21,7 +21,9 @@ async def start_fake_engine(settings: Settings, metrics: Metrics) -> FakeEngine:
         raise FetchFailed("far could not be fetched")
     if settings.engine.max_model_len == 1:
         raise ValueError("max_model_len: 1 is too little; raise kv_tokens")
-    return FakeEngine(EngineConfig(max_num_seqs=1024), metrics)
+    engine = FakeEngine(EngineConfig(max_num_seqs=1024), metrics)
+    engine.tokenizer.chat_template = os.environ.get("FAKE_CHAT_TEMPLATE", engine.tokenizer.chat_template)
+    return engine
 
 
 if __name__ == "__main__":

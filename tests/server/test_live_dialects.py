@@ -100,6 +100,44 @@ async def test_anthropic_async_client_leaves_in_the_middle(live: LiveServer) -> 
     live.wait_for(r"POST /v1/messages 200 .* msg_\w+ 22\+\d{1,2} tokens")
 
 
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[LiveServer]:
+    """A model that thinks first and calls tools in Hermes' format."""
+    server = LiveServer(FAKE_CHAT_TEMPLATE="{{ messages }}{{ tools }}<tool_call><think>").ready()
+    yield server
+    server.close()
+    assert "Traceback" not in server.log, server.log
+
+
+def test_anthropic_tools_and_thinking(thinker: LiveServer) -> None:
+    turns = user(f"say:<think>Hm.</think>I look.\n{CALL}\n{CALL.replace('Paris', 'Rome')}")
+    fields: dict[str, Any] = {
+        "model": "fake-model",
+        "max_tokens": 500,
+        "tools": [{"name": "get_weather", "input_schema": SCHEMA}],
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }
+    with anthropic.Anthropic(base_url=thinker.url, api_key="none", max_retries=0) as claude:
+        with claude.messages.stream(messages=turns, **fields) as stream:
+            kinds = {event.type for event in stream}
+            streamed = stream.get_final_message()
+        assert {"thinking", "text", "input_json"} < kinds
+        answer = claude.messages.create(messages=turns, **fields)
+        for found in (streamed, answer):
+            assert found.stop_reason == "tool_use"
+            assert [block.type for block in found.content] == ["thinking", "text", "tool_use", "tool_use"]
+            calls = [block for block in found.content if block.type == "tool_use"]
+            assert [call.input for call in calls] == [{"city": "Paris"}, {"city": "Rome"}]
+        results = [{"type": "tool_result", "tool_use_id": call.id, "content": "say:Sunny."} for call in calls]
+        turns += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
+        last = claude.messages.create(messages=turns, **fields)
+    assert last.usage.input_tokens > answer.usage.input_tokens, "thoughts, calls and results can be sent back"
+
+
 @pytest.fixture
 def gpt(live: LiveServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:

@@ -1,6 +1,7 @@
 """The Anthropic API over ASGI, with a FakeEngine; the official client meets it in test_live.py."""
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -203,6 +204,111 @@ async def test_count_tokens(client: httpx.AsyncClient, engine: FakeEngine) -> No
     assert len(engine.requests) == 1
 
 
+WEATHER = {
+    "name": "get_weather",
+    "description": "Weather of a city.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "cache_control": {"type": "ephemeral"},
+}
+NOW = {"type": "custom", "name": "now", "input_schema": {"type": "object"}}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+CALL_NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+SAY = f"say:<think>Hm.</think>I look.\n{CALL}\n{CALL_NOW}"
+
+
+@pytest.fixture
+async def thinker(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a model that thinks first and calls tools in Hermes' format."""
+    engine.tokenizer.chat_template = "{{ messages }}{{ tools }}<tool_call><think>"
+    async with client_for(engine) as client:
+        yield client
+
+
+def without_ids(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in found.items() if name != "id"} for found in blocks]
+
+
+async def test_thoughts_and_calls_are_blocks_of_their_own(thinker: httpx.AsyncClient) -> None:
+    answer = await ask(thinker, **body(SAY, max_tokens=500, tools=[WEATHER, NOW]))
+    assert without_ids(answer["content"]) == [
+        {"type": "thinking", "thinking": "Hm.", "signature": ""},
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "name": "get_weather", "input": {"city": "Paris"}},
+        {"type": "tool_use", "name": "now", "input": {}},
+    ]
+    assert answer["content"][2]["id"] != answer["content"][3]["id"]
+    assert answer["stop_reason"] == "tool_use"
+
+
+async def test_streamed_blocks_begin_grow_and_stop_one_after_the_other(thinker: httpx.AsyncClient) -> None:
+    fields = body(SAY, max_tokens=500, tools=[WEATHER, NOW])
+    events = [event for event in await stream(thinker, **fields) if event["type"] != "ping"]
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+    blocks: list[dict[str, Any]] = []
+    is_open = False
+    for event in events[1:-2]:
+        if event["type"] == "content_block_start":
+            assert not is_open and event["index"] == len(blocks)
+            is_open = True
+            blocks.append(event["content_block"] | {"json": ""})
+        elif event["type"] == "content_block_stop":
+            assert is_open and event["index"] == len(blocks) - 1
+            is_open = False
+        else:
+            assert is_open and event["index"] == len(blocks) - 1
+            piece = event["delta"]
+            match piece["type"]:
+                case "text_delta":
+                    blocks[-1]["text"] += piece["text"]
+                case "thinking_delta":
+                    blocks[-1]["thinking"] += piece["thinking"]
+                case "input_json_delta":
+                    blocks[-1]["json"] += piece["partial_json"]
+    assert not is_open
+    for found in blocks:
+        if said := found.pop("json"):
+            found["input"] = json.loads(said)
+    assert without_ids(blocks) == without_ids((await ask(thinker, **fields))["content"])
+
+
+async def test_a_call_that_is_cut_has_no_input(thinker: httpx.AsyncClient) -> None:
+    answer = await ask(thinker, **body(f"say:{CALL}", max_tokens=60, tools=[WEATHER]))
+    assert (answer["content"][0]["input"], answer["stop_reason"]) == ({}, "max_tokens")
+
+
+async def test_choices_of_tools_act(thinker: httpx.AsyncClient, engine: FakeEngine) -> None:
+    fields = body(f"say:{CALL}\n{CALL_NOW}", max_tokens=500, tools=[WEATHER, NOW])
+    one = await ask(thinker, **fields, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+    assert [block["name"] for block in one["content"]] == ["get_weather"]
+    told = engine.tokenizer.chats[-1][1]["template_kwargs"]["tools"]
+    assert told[0]["function"] == {
+        "name": "get_weather",
+        "description": "Weather of a city.",
+        "parameters": WEATHER["input_schema"],
+    }
+    none = await ask(thinker, **fields, tool_choice={"type": "none"})
+    assert [block["type"] for block in none["content"]] == ["text"]
+    assert "tools" not in engine.tokenizer.chats[-1][1]["template_kwargs"]
+
+
+@pytest.mark.parametrize(("kind", "is_on"), [("enabled", True), ("adaptive", True), ("disabled", False)])
+async def test_thinking_is_told_to_the_template(
+    thinker: httpx.AsyncClient, engine: FakeEngine, kind: str, is_on: bool
+) -> None:
+    await ask(thinker, **body(thinking={"type": kind, "budget_tokens": 1024}))
+    assert engine.tokenizer.chats[-1][1]["template_kwargs"] == {"enable_thinking": is_on}
+
+
+async def test_tools_count_as_part_of_the_prompt(thinker: httpx.AsyncClient, engine: FakeEngine) -> None:
+    fields = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [WEATHER],
+        "tool_choice": {"type": "auto"},
+    }
+    assert (await thinker.post(f"{PATH}/count_tokens", json=fields)).status_code == 200
+    assert engine.tokenizer.chats[-1][1]["template_kwargs"]["tools"][0]["function"]["name"] == "get_weather"
+
+
 def block(kind: str, **fields: Any) -> list[dict[str, Any]]:
     return [{"type": kind, **fields}]
 
@@ -254,11 +360,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (body(chat_template_kwargs={"a": 1}), "it is a field of chat"),
     (body(add_generation_prompt=False), "add_generation_prompt is not supported"),
     (body(stream=1), "stream"),
-    (body(thinking={"type": "enabled", "budget_tokens": 1024}), "thinking"),
+    (body(thinking={"type": "enabled", "budget_tokens": 0}), "thinking.budget_tokens"),
     (body(thinking={"type": "x"}), "thinking"),
     (body(output_config={"format": {"type": "json_schema", "schema": {}}}), "output_config.format"),
-    (body(tools=[{"name": "f", "input_schema": {}}]), "tools is not supported"),
-    (body(tool_choice={"type": "any"}), "tool_choice is not supported"),
+    (body(tools=[{"name": "f"}]), "tools[0].input_schema"),
+    (body(tools=[{"name": "f g", "input_schema": {}}]), "tools[0].name"),
+    (body(tools=[{"name": "f", "input_schema": {}}] * 2), "names of tools must differ"),
+    (body(tools=[{"type": "web_search_20250305", "name": "web_search"}]), "'web_search_20250305'"),
+    (body(tool_choice={"type": "any"}), "tool_choice needs tools"),
+    (body(tool_choice={"type": "tool"}, tools=[{"name": "f", "input_schema": {}}]), "tool_choice.name"),
+    (body(tool_choice={"type": "tool", "name": "g"}, tools=[{"name": "f", "input_schema": {}}]), "'g'"),
     (body(mcp_servers=[{}]), "mcp_servers is not supported"),
     (body(container="x"), "container is not supported"),
     (body(response_format={"type": "json_object"}), "response_format is not supported"),

@@ -35,7 +35,12 @@ def chat_request(wire: Conversation) -> ChatRequest:
         "add_generation_prompt": not is_open,
     }
     if wire.thinking is not None:
-        fields["chat_template_kwargs"] = {"enable_thinking": False}
+        fields["chat_template_kwargs"] = {"enable_thinking": wire.thinking.type != "disabled"}
+    if wire.tools:
+        fields["tools"] = [tool.for_chat for tool in wire.tools]
+    if wire.tool_choice is not None:
+        fields["tool_choice"] = wire.tool_choice.for_chat
+        fields["parallel_tool_calls"] = not wire.tool_choice.disable_parallel_tool_use
     if wire.output_config is not None:
         fields["reasoning_effort"] = wire.output_config.effort
     if isinstance(wire, MessagesRequest):

@@ -1,5 +1,7 @@
-"""Text deltas -> the named events of the Anthropic API."""
+"""Deltas -> the named events of the Anthropic API."""
 
+from collections.abc import Callable
+from typing import Any
 from uuid import uuid4
 
 import orjson
@@ -12,64 +14,105 @@ from server.schema.anthropic import (
     BlockDelta,
     BlockStart,
     BlockStop,
+    ContentBlock,
     Ending,
+    InputPiece,
     Message,
     MessageDelta,
     MessageStart,
     MessageStop,
     MessageUsage,
+    Piece,
     Ping,
     StopReason,
     TextBlock,
     TextPiece,
+    ThinkingBlock,
+    ThinkingPiece,
+    ToolUseBlock,
 )
 from server.stream import Frames, named_event
+from server.tools.blocks import Begun, Block, Blocks, Ended, Kind, More, Step, blocks_of
+from server.tools.output import ParsedDelta
+
+PIECES: dict[Kind, Callable[[str], Piece]] = {
+    "text": lambda text: TextPiece(text=text),
+    "reasoning": lambda text: ThinkingPiece(thinking=text),
+    "call": lambda text: InputPiece(partial_json=text),
+}
 
 
 class MessageFrames(Frames):
-    """message_start, the block of text as it grows, message_delta with reason and counts, message_stop."""
+    """message_start, each block as it grows, message_delta with reason and counts, message_stop."""
 
     ping = ServerSentEvent(Ping().model_dump_json(), event="ping", sep="\n")
 
     def __init__(self, answer: Answer, max_tokens: int) -> None:
         super().__init__(answer)
         self._max_tokens = max_tokens
-        self._is_block_open = False
+        self._blocks = Blocks()
+        self._parts = b"", b""  # around the text of the open block's events
         self._last: Delta | None = None
-        mark = uuid4().hex
-        piece = named_event(BlockDelta(index=0, delta=TextPiece(text=mark)))
-        self._before, self._after = piece.split(b'"' + mark.encode() + b'"')
 
     def opening(self) -> bytes:
         """The message without content. What of the prompt was cached is known later."""
         return named_event(MessageStart(message=message(self.answer, None, self._max_tokens)))
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        """New text; the first opens the block."""
+        """What begins, grows and ends; the first block is followed by a ping."""
         if delta.finish_reason is not None:
             self._last = delta
-        if not delta.text:
-            return b""
-        opening = b""
-        if not self._is_block_open:
-            self._is_block_open = True
-            opening = named_event(BlockStart(index=0, content_block=TextBlock(text=""))) + named_event(Ping())
-        return opening + self._before + orjson.dumps(delta.text) + self._after
+        return b"".join(map(self._step, self._blocks.take(delta)))
+
+    def _step(self, step: Step) -> bytes:
+        match step:
+            case Begun(block):
+                self._parts = _cut(block)
+                start = named_event(BlockStart(index=block.number, content_block=content_block(block)))
+                return start if block.number else start + named_event(Ping())
+            case More(_, text):
+                before, after = self._parts
+                return before + orjson.dumps(text) + after
+            case Ended(block):
+                return named_event(BlockStop(index=block.number))
 
     def ending(self) -> bytes:
-        """The end of the block, of the answer and of the stream."""
+        """The end of the answer and of the stream."""
         assert self._last is not None
         whole = message(self.answer, self._last, self._max_tokens)
         assert whole.stop_reason is not None
         ending = Ending(stop_reason=whole.stop_reason, stop_sequence=whole.stop_sequence)
-        closing = named_event(BlockStop(index=0)) if self._is_block_open else b""
-        return (
-            closing + named_event(MessageDelta(delta=ending, usage=whole.usage)) + named_event(MessageStop())
-        )
+        return named_event(MessageDelta(delta=ending, usage=whole.usage)) + named_event(MessageStop())
 
     def failure(self, error: Exception) -> bytes:
         """The error envelope as the last event."""
         return named_event(anthropic_envelope(error))
+
+
+def _cut(block: Block) -> tuple[bytes, bytes]:
+    """What stands before and after new text in the events of a block."""
+    mark = uuid4().hex
+    event = named_event(BlockDelta(index=block.number, delta=PIECES[block.kind](mark)))
+    before, after = event.split(b'"' + mark.encode() + b'"')
+    return before, after
+
+
+def content_block(block: Block) -> ContentBlock:
+    """A block as far as it has come; a call that broke off, or has only begun, has no input."""
+    if block.kind == "text":
+        return TextBlock(text=block.text)
+    if block.kind == "reasoning":
+        return ThinkingBlock(thinking=block.text)
+    return ToolUseBlock(id=block.id, name=block.name, input=call_input(block))
+
+
+def call_input(block: Block) -> dict[str, Any]:
+    """The input of a call; none if it is not whole, or JSON that text in UTF-8 cannot be."""
+    try:
+        found = orjson.loads(block.text) if block.is_complete else {}
+    except orjson.JSONDecodeError:  # half of a surrogate pair, or a depth of a thousand
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def message(answer: Answer, delta: Delta | None, max_tokens: int) -> Message:
@@ -80,7 +123,7 @@ def message(answer: Answer, delta: Delta | None, max_tokens: int) -> Message:
     return Message(
         id=answer.id,
         model=answer.model,
-        content=[TextBlock(text=delta.text)] if delta is not None and delta.text else [],
+        content=[content_block(block) for block in blocks_of(delta)] if delta is not None else [],
         stop_reason=stop_reason(delta, counts.completion_tokens, max_tokens) if delta is not None else None,
         stop_sequence=stopped_by if isinstance(stopped_by, str) else None,
         usage=MessageUsage(
@@ -95,4 +138,6 @@ def stop_reason(delta: Delta, num_tokens: int, max_tokens: int) -> StopReason:
     """Why an answer of `num_tokens` ended."""
     if delta.finish_reason is FinishReason.LENGTH:
         return "max_tokens" if num_tokens >= max_tokens else "model_context_window_exceeded"
-    return "stop_sequence" if isinstance(delta.stop_reason, str) else "end_turn"
+    if isinstance(delta.stop_reason, str):
+        return "stop_sequence"
+    return "tool_use" if isinstance(delta, ParsedDelta) and delta.has_calls else "end_turn"
