@@ -31,6 +31,7 @@ from engine.startup import default_token_budget
 from engine.stream import RequestStream
 
 STREAM_PROMPT_TOKENS = 16
+STREAM_OUTPUT_TOKENS = 1_500
 NUM_WARM_UP_TOKENS = 20
 NUM_DECODE_TOKENS = 60
 
@@ -39,7 +40,11 @@ NUM_DECODE_TOKENS = 60
 async def engine_of(args: argparse.Namespace, target_step_seconds: float | None) -> AsyncIterator[Engine]:
     """The default model, or random weights of a shape."""
     config = EngineConfig(
-        prefix_cache=False, target_step_seconds=target_step_seconds, device=args.device, dtype=args.dtype
+        prefix_cache=False,
+        target_step_seconds=target_step_seconds,
+        kv_tokens=args.streams * (STREAM_PROMPT_TOKENS + STREAM_OUTPUT_TOKENS + 64) + args.prompt + 64,
+        device=args.device,
+        dtype=args.dtype,
     )
     if args.shape is None:
         engine = await Engine.start(config)
@@ -49,7 +54,7 @@ async def engine_of(args: argparse.Namespace, target_step_seconds: float | None)
             await engine.stop()
         return
     config = config.model_copy(
-        update={"token_budget": default_token_budget(config), "max_model_len": args.prompt + 4096}
+        update={"token_budget": default_token_budget(config), "max_model_len": max(args.prompt, 2048) + 64}
     )
 
     def make_runner() -> Any:
@@ -67,7 +72,8 @@ class Streams:
         self.seen: list[list[tuple[float, int]]] = [[] for _ in range(count)]
         self._news = asyncio.Event()
         self._tasks = [
-            asyncio.create_task(self._read(submit(STREAM_PROMPT_TOKENS, 3_500), times)) for times in self.seen
+            asyncio.create_task(self._read(submit(STREAM_PROMPT_TOKENS, STREAM_OUTPUT_TOKENS), times))
+            for times in self.seen
         ]
 
     async def _read(self, stream: RequestStream, times: list[tuple[float, int]]) -> None:
@@ -125,12 +131,14 @@ async def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         submit = submitter(engine)
         await submit(512, 4).collect()  # warm-up
         alone = await first_token_seconds(submit)
+        print(f"alone: {alone:.2f} s to the first token", flush=True)
         streams = Streams(submit, args.streams)
         await streams.have(NUM_WARM_UP_TOKENS)
         start = time.perf_counter()
         await streams.have(NUM_DECODE_TOKENS)
         decode = statistics.median(streams.gaps(start, time.perf_counter()))
         await streams.stop()
+    print(f"decoding: {1e3 * decode:.1f} ms a step", flush=True)
     target = args.times * decode
     async with engine_of(args, target) as engine:
         submit = submitter(engine)
