@@ -130,7 +130,12 @@ CORE = (
     "monoloop_loop_lag_seconds_bucket",
     "monoloop_step_seconds_bucket",
     "monoloop_step_tokens_bucket",
+    "vllm:prompt_tokens_cached_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "monoloop_evicted_pages_total",
     "monoloop_pages_used",
+    "monoloop_pages_predicted",
     "monoloop_pages_cached",
     "monoloop_pages_free",
 )
