@@ -66,7 +66,7 @@ class Answer:
         """Token ids of the prompt of an answer's choice."""
         return list(self.requests[index].prompt_token_ids)
 
-    def submit(
+    async def submit(
         self, engine: "Engine", requests: Sequence[Request], n: int, outputs: Outputs | None = None
     ) -> None:
         """Submit the requests: all of them, or none. Every `n` of them share a prompt.
@@ -75,6 +75,7 @@ class Answer:
         """
         if outputs is not None:
             requests = outputs.watched(requests)
+        requests = await engine.prepare(requests)
         streams: list[RequestStream] = []
         try:
             for first in range(0, len(requests), n):

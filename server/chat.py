@@ -156,6 +156,7 @@ class LocalBackend:
                 default_max_tokens=model.generation_defaults.get("max_new_tokens"),
                 prompt_param="messages",
             )
+            [request] = await self._engine.prepare([request])
             stream = self._engine.submit(request)
             async for delta in stream:
                 yield delta.text

@@ -15,6 +15,7 @@ from server.logprobs import TokenDetails
 from server.schema.chat import ChatRequest
 from server.schema.completions import CompletionRequest
 from server.schema.sampling import INT64
+from server.structured import grammar_of
 
 if TYPE_CHECKING:
     from engine import ModelInfo
@@ -142,6 +143,7 @@ def sampling_params(wire: ChatRequest | CompletionRequest, limits: Limits, max_t
         ignore_eos=bool(wire.ignore_eos),
         include_stop_str_in_output=bool(wire.include_stop_str_in_output),
         skip_special_tokens=wire.skip_special_tokens is not False,
+        grammar=grammar_of(wire),
     )
 
 

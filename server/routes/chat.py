@@ -9,6 +9,7 @@ from starlette.responses import Response
 from server.answer import Answer, Delta, chat_finish_of, collect_all
 from server.context import ServerContext
 from server.convert import make_requests, token_details
+from server.errors import UnsupportedField
 from server.handler import answered
 from server.prompt import encode_chat
 from server.schema.chat import AssistantMessage, ChatChoice, ChatRequest, ChatResponse
@@ -45,7 +46,13 @@ async def submit(
         prompt_param="messages",
     )
     outputs = await plan.outputs(prompt, tokenizer) if plan else None
-    answer.submit(context.engine, requests, len(requests), outputs)
+    grammar = requests[0].sampling.grammar
+    if grammar is not None and plan and plan.tools:
+        raise UnsupportedField(
+            f"{grammar.param} cannot be used while tools may be called; send tool_choice none with it.",
+            grammar.param,
+        )
+    await answer.submit(context.engine, requests, len(requests), outputs)
     context.metrics.request_params(answer.n)
 
 

@@ -34,7 +34,7 @@ async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer)
         default_max_tokens=DEFAULT_MAX_TOKENS,
         prompt_param="prompt",
     )
-    answer.submit(context.engine, requests, n=wire.n or 1)
+    await answer.submit(context.engine, requests, n=wire.n or 1)
     context.metrics.request_params(answer.n)
     details = token_details(wire)
     if wire.stream:

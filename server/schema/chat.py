@@ -13,7 +13,8 @@ from pydantic import (
 )
 
 from server.schema.logprobs import ChatLogprobs, is_none
-from server.schema.sampling import MAX_TOP_LOGPROBS, Finish, SamplingRequest, Usage, WireRequest
+from server.schema.sampling import MAX_TOP_LOGPROBS, Finish, Usage, WireRequest
+from server.schema.structured import StructuredRequest
 from server.schema.tools import (
     MAX_TOOL_CALLS,
     MAX_TOOLS,
@@ -118,7 +119,7 @@ class ReasoningOptions(WireRequest):
     effort: ReasoningEffort | None = None
 
 
-class ChatRequest(SamplingRequest):
+class ChatRequest(StructuredRequest):
     """Body of POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)

@@ -7,7 +7,8 @@ from pydantic.functional_validators import PlainValidator
 
 from server.schema.chat import WireResponse
 from server.schema.logprobs import CompletionLogprobs, is_none
-from server.schema.sampling import MAX_TOP_LOGPROBS, Finish, SamplingRequest, Usage
+from server.schema.sampling import MAX_TOP_LOGPROBS, Finish, Usage
+from server.schema.structured import StructuredRequest
 
 MAX_PROMPTS = 1024
 
@@ -58,7 +59,7 @@ PROMPT_SCHEMA: dict[str, Any] = {
 }
 
 
-class CompletionRequest(SamplingRequest):
+class CompletionRequest(StructuredRequest):
     """Body of POST /v1/completions."""
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(check_prompts), WithJsonSchema(PROMPT_SCHEMA)]

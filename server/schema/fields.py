@@ -48,22 +48,7 @@ BOTH: dict[str, Refused] = {
     "decoder_input_details": Refused((False,), LOGPROBS),
     "return_hidden_states": OFF,
     # structured output
-    "response_format": Refused(({"type": "text"},), "only the type text is available yet"),
-    "structured_outputs": STRUCTURED,
-    "guided_json": STRUCTURED,
-    "guided_json_object": Refused((False,), STRUCTURED.hint),
-    "guided_regex": STRUCTURED,
-    "guided_choice": STRUCTURED,
-    "guided_grammar": STRUCTURED,
-    "guided_decoding_backend": STRUCTURED,
-    "guided_whitespace_pattern": STRUCTURED,
-    "format": Refused(("",), STRUCTURED.hint),
-    "regex": STRUCTURED,
-    "ebnf": STRUCTURED,
-    "json_schema": STRUCTURED,
-    "json_object": Refused((False,), STRUCTURED.hint),
     "structural_tag": STRUCTURED,
-    "grammar": Refused(("",), STRUCTURED.hint),
     # other names of what is there
     "options": Refused(({},), "its fields stand beside the prompt, under their OpenAI names"),
     "parameters": Refused(({},), "its fields stand beside the prompt, under their OpenAI names"),
@@ -199,6 +184,7 @@ COMPLETION: dict[str, Refused] = BOTH | {
 NO_OPS = frozenset(
     (
         "audio",
+        "guided_decoding_backend",
         "metadata",
         "modalities",
         "moderation",

@@ -7,8 +7,9 @@ from pydantic import ConfigDict, Field, RootModel, field_validator, model_valida
 from server.schema.chat import WireResponse
 from server.schema.completions import CompletionRequest
 from server.schema.errors import NativeError
-from server.schema.fields import LOGPROBS, STRUCTURED, Refused, described, refuse_unsupported, strangers
+from server.schema.fields import LOGPROBS, Refused, described, refuse_unsupported, strangers
 from server.schema.sampling import INT64, SamplingRequest, Stop, WireRequest
+from server.schema.structured import Source, TypedGrammar
 
 IN_PARAMETERS = "it belongs in parameters"
 
@@ -37,6 +38,12 @@ class GenerateParameters(SamplingRequest):
     truncate: int | None = Field(None, ge=1, lt=2**31, description="keep the last so many tokens of inputs")
     return_full_text: bool | None = Field(None, description="put inputs in front of the text; default false")
     add_special_tokens: bool | None = Field(None, description="let the tokenizer add its own; default true")
+    grammar: TypedGrammar | None = Field(None, description="what the text must be, in TGI's words")
+    guided_json: Source | None = Field(
+        None, description="LightLLM: JSON schema of the text, or a string of it"
+    )
+    guided_grammar: str | None = Field(None, description="LightLLM: grammar of the text, GBNF or Lark")
+    regular_constraint: str | None = Field(None, description="LightLLM: expression the whole text matches")
 
     @model_validator(mode="before")
     @classmethod
@@ -91,12 +98,10 @@ PARAMETERS: dict[str, Refused] = strangers(GenerateParameters, CompletionRequest
     "top_n_tokens": Refused((0,), LOGPROBS),
     "typical_p": Refused((1,)),
     "watermark": Refused((False,)),
-    "grammar": STRUCTURED,
     # LightLLM
     "return_details": Refused((False,), LOGPROBS),
     "exponential_decay_length_penalty": Refused(([1, 1],)),
     "input_penalty": Refused((False,), "presence and frequency penalties count output tokens"),
-    "regular_constraint": STRUCTURED,
     "add_spaces_between_special_tokens": Refused((True,)),
     "print_eos_token": Refused((False,), "use skip_special_tokens"),
     "move_kv_to_decode_node": Refused(),

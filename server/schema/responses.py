@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, RootModel, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, RootModel, field_validator, model_validator
 
 from server.schema.chat import (
     MAX_MESSAGES,
@@ -13,7 +13,7 @@ from server.schema.chat import (
     allow_string,
     as_parts,
 )
-from server.schema.fields import LOGPROBS, STRUCTURED, TOOLS, Refused, strangers
+from server.schema.fields import LOGPROBS, TOOLS, Refused, strangers
 from server.schema.sampling import SamplingRequest, WireRequest
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
@@ -100,14 +100,17 @@ class TextFormat(WireRequest):
     """The form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
+    name: str | None = Field(None, max_length=512)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
 
-    @field_validator("type")
-    @classmethod
-    def check_type(cls, value: str) -> str:
-        """Only free text can be had yet."""
-        if value != "text":
-            raise ValueError(f"{value!r} is not supported: {STRUCTURED.hint}")
-        return value
+    @model_validator(mode="after")
+    def check_schema(self) -> "TextFormat":
+        """The type says whether there must be one."""
+        if self.type == "json_schema" and self.schema_ is None:
+            raise ValueError("the type json_schema needs a schema")
+        return self
 
 
 class TextOptions(WireRequest):
@@ -218,15 +221,33 @@ class IncompleteDetails(WireResponse):
 
 
 class PlainText(WireResponse):
-    """The only form of text there is."""
+    """Free text."""
 
     type: Literal["text"] = "text"
+
+
+class JsonObject(WireResponse):
+    """Any JSON object."""
+
+    type: Literal["json_object"] = "json_object"
+
+
+class JsonSchema(WireResponse):
+    """JSON that a schema describes."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    type: Literal["json_schema"] = "json_schema"
+    name: str | None
+    description: str | None
+    schema_: dict[str, Any] = Field(serialization_alias="schema")
+    strict: bool
 
 
 class TextSettings(WireResponse):
     """The form the text has."""
 
-    format: PlainText = PlainText()
+    format: PlainText | JsonObject | JsonSchema = PlainText()
 
 
 class ReasoningSettings(WireResponse):

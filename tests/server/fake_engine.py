@@ -17,6 +17,7 @@ from engine.errors import Draining, EngineDead, EngineError, InvalidRequest, Que
 from engine.outputs import FinishReason, OutputToken, TextDelta, TokenPiece
 from engine.request import Request
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
+from engine.text.grammar import translate
 from engine.text.watch import Watch
 
 VOCAB_SIZE = 0x110000
@@ -184,6 +185,16 @@ class FakeEngine:
         task = asyncio.create_task(self._speak(stream))
         self.live[request.request_id] = (stream, task)
         return stream
+
+    async def prepare(self, requests: list[Request]) -> list[Request]:
+        """Grammars are only read: the fake model says what it likes."""
+        for request in requests:
+            if (grammar := request.sampling.grammar) is not None:
+                try:
+                    translate(grammar)
+                except ValueError as error:
+                    raise InvalidRequest(f"Invalid {grammar.label}: {error}", grammar.param) from error
+        return requests
 
     def submit_group(self, requests: list[Request]) -> list[FakeStream]:
         return [self.submit(request) for request in requests]

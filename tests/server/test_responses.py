@@ -222,7 +222,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": "a", "tools": [{"type": "web_search"}]}, "tools"),
     ({"input": "a", "tool_choice": "required"}, "tool_choice"),
     ({"input": "a", "truncation": "auto"}, "truncation"),
-    ({"input": "a", "text": {"format": {"type": "json_object"}}}, "text.format.type"),
+    ({"input": "a", "text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"input": "a", "include": ["message.output_text.logprobs"]}, "include"),
     ({"input": "a", "top_logprobs": 3}, "top_logprobs"),
     ({"input": "a", "n": 2}, "n"),

@@ -11,7 +11,10 @@ from server.schema.sampling import INT64, SamplingRequest
 
 
 class GenerateCompletion(CompletionRequest):
-    """A completion request whose limit has the name these APIs give it."""
+    """A completion request whose limit, and what says the output's form, have the names of these APIs."""
+
+    PREFIX = "parameters."
+    REGEX_PARAM = "parameters.regular_constraint"
 
     @property
     def limit(self) -> tuple[int | None, str]:
@@ -49,6 +52,10 @@ def completion_request(wire: GenerateRequest, defaults: Defaults, limits: Limits
         "stop": list(parameters.stop or parameters.stop_sequences or ()) or None,
         "include_stop_str_in_output": True,
         "add_special_tokens": parameters.add_special_tokens,
+        "grammar": parameters.grammar and parameters.grammar.model_dump(),
+        "guided_json": parameters.guided_json,
+        "guided_grammar": parameters.guided_grammar,
+        "regex": parameters.regular_constraint,
     }
     if parameters.seed is not None and parameters.seed >= INT64:  # the upper half of u64
         fields["seed"] = parameters.seed - 2 * INT64

@@ -85,5 +85,5 @@ async def submit(context: ServerContext, wire: GenerateRequest, answer: Answer, 
         default_max_tokens=defaults.max_new_tokens,
         prompt_param="inputs",
     )
-    answer.submit(context.engine, requests, n=len(requests))
+    await answer.submit(context.engine, requests, n=len(requests))
     context.metrics.request_params(answer.n)

@@ -7,12 +7,14 @@ from pydantic import ValidationError
 from server.convert import check_text
 from server.errors import invalid_request
 from server.schema.chat import ChatRequest
-from server.schema.responses import InputItem, InputPart, ResponsesRequest
+from server.schema.responses import InputItem, InputPart, ResponsesRequest, TextFormat
 from server.schema.sampling import SamplingRequest
 
 
 class ResponsesChat(ChatRequest):
-    """A chat request whose limit has the name this API gives it."""
+    """A chat request whose limit and format have the names this API gives them."""
+
+    FORMAT_PARAM = "text.format"
 
     @property
     def limit(self) -> tuple[int | None, str]:
@@ -34,11 +36,21 @@ def chat_request(wire: ResponsesRequest) -> ResponsesChat:
         "max_tokens": wire.max_output_tokens,
         "reasoning_effort": wire.reasoning.effort if wire.reasoning else None,
         "stop": list(wire.stop) if wire.stop else None,
+        "response_format": response_format(wire.text.format if wire.text else None),
     }
     try:
         return ResponsesChat.model_validate(fields)
     except ValidationError as error:  # only reasoning, or nothing that chat would take for a conversation
         raise invalid_request(error) from None
+
+
+def response_format(wanted: TextFormat | None) -> dict[str, Any] | None:
+    """The form of the answer as chat has it."""
+    if wanted is None:
+        return None
+    if wanted.type != "json_schema":
+        return {"type": wanted.type}
+    return {"type": wanted.type, "json_schema": wanted.model_dump(include={"name", "schema_"}, by_alias=True)}
 
 
 def check_item(item: InputItem, path: str) -> None:

@@ -12,11 +12,14 @@ from server.schema.responses import (
     InputDetails,
     ItemEvent,
     ItemKind,
+    JsonObject,
+    JsonSchema,
     OutputDetails,
     OutputMessage,
     OutputText,
     PartEvent,
     PartKind,
+    PlainText,
     ReasoningSettings,
     ResponseError,
     ResponseObject,
@@ -26,6 +29,7 @@ from server.schema.responses import (
     StateKind,
     TextDeltaEvent,
     TextDoneEvent,
+    TextSettings,
 )
 from server.stream import Frames, Numbered, named_event
 
@@ -134,7 +138,23 @@ def begun(answer: Answer, wire: ResponsesRequest, limits: Limits) -> ResponseObj
         reasoning=ReasoningSettings(effort=wire.reasoning.effort if wire.reasoning else None),
         temperature=defaults.get("temperature", 1.0) if wire.temperature is None else wire.temperature,
         top_p=defaults.get("top_p", 1.0) if wire.top_p is None else wire.top_p,
+        text=TextSettings(format=text_format(wire)),
         usage=None,
+    )
+
+
+def text_format(wire: ResponsesRequest) -> PlainText | JsonObject | JsonSchema:
+    """The form of the text, as it was asked for."""
+    wanted = wire.text and wire.text.format
+    if not wanted or wanted.type == "text":
+        return PlainText()
+    if wanted.type == "json_object":
+        return JsonObject()
+    return JsonSchema(
+        name=wanted.name,
+        description=wanted.description,
+        schema_=wanted.schema_ or {},
+        strict=wanted.strict is not False,
     )
 
 

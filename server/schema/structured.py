@@ -1,0 +1,91 @@
+"""What the output of a request must be: OpenAI's response_format, and what other servers call the same."""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from server.schema.sampling import SamplingRequest, WireRequest
+
+MAX_CHOICES = 4096
+Source = str | dict[str, Any]
+WHITESPACE = "expression for what may stand between the tokens of JSON"
+
+
+class JsonSchemaFormat(WireRequest):
+    """A schema and its name. It is always obeyed to the letter, `strict` or not."""
+
+    name: str | None = Field(None, max_length=512)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(WireRequest):
+    """The form of the answer. A schema beside json_object counts, too, as in llama.cpp."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+    @model_validator(mode="after")
+    def check_schema(self) -> "ResponseFormat":
+        """The type says whether there must be one."""
+        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.schema_ is None):
+            raise ValueError("the type json_schema needs json_schema.schema")
+        return self
+
+
+class StructuredOutputs(WireRequest):
+    """vLLM's way to say it; one of these."""
+
+    json_: Source | None = Field(None, alias="json", description="JSON schema, also as a string")
+    regex: str | None = None
+    choice: list[str] | None = Field(None, min_length=1, max_length=MAX_CHOICES)
+    grammar: str | None = Field(None, description="in GBNF or Lark syntax")
+    json_object: bool | None = None
+    structural_tag: None = Field(None, description="not supported")
+    whitespace_pattern: str | None = Field(None, description=WHITESPACE)
+    disable_any_whitespace: bool | None = None
+
+
+class TypedGrammar(WireRequest):
+    """TGI's way to say it."""
+
+    type: Literal["json", "json_schema", "regex"]
+    value: Source = Field(description="JSON schema, or expression")
+
+    @model_validator(mode="after")
+    def check_value(self) -> "TypedGrammar":
+        """An expression is a string."""
+        if self.type == "regex" and not isinstance(self.value, str):
+            raise ValueError("the value of a regex must be a string")
+        return self
+
+
+class StructuredRequest(SamplingRequest):
+    """Fields that say what the whole output must be. At most one of them can be used."""
+
+    FORMAT_PARAM: ClassVar[str] = "response_format"
+    REGEX_PARAM: ClassVar[str] = "regex"
+    PREFIX: ClassVar[str] = ""
+
+    response_format: ResponseFormat | None = Field(
+        None, description="free text, any JSON object, or JSON that a schema describes"
+    )
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Source | None = Field(None, description="JSON schema, also as a string")
+    guided_json_object: bool | None = Field(None, description="any JSON object; default false")
+    guided_regex: str | None = Field(None, description="expression that the whole output matches")
+    guided_choice: list[str] | None = Field(
+        None, min_length=1, max_length=MAX_CHOICES, description="the output is one of these"
+    )
+    guided_grammar: str | None = Field(None, description="grammar in GBNF or Lark syntax")
+    guided_whitespace_pattern: str | None = Field(None, description=WHITESPACE)
+    regex: str | None = Field(None, description="another name of guided_regex")
+    ebnf: str | None = Field(None, description="another name of guided_grammar")
+    json_schema: Source | None = Field(None, description="another name of guided_json")
+    json_object: bool | None = Field(None, description="another name of guided_json_object")
+    format: Source | None = Field(None, description='"json" for any JSON object, or a JSON schema')
+    grammar: str | TypedGrammar | None = Field(
+        None, description="grammar in GBNF or Lark syntax, or, with a type, a schema or an expression"
+    )

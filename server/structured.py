@@ -1,0 +1,133 @@
+"""The many ways to say what an output must be -> the engine's Grammar."""
+
+import orjson
+
+from engine.errors import InvalidRequest
+from engine.request import Grammar, GrammarKind
+from server.schema.structured import (
+    ResponseFormat,
+    Source,
+    StructuredOutputs,
+    StructuredRequest,
+    TypedGrammar,
+)
+
+
+def grammar_of(wire: StructuredRequest) -> Grammar | None:
+    """What the output must be; None for free text. Raises InvalidRequest if that is said more than once."""
+    found = [*_from_format(wire), *_from_options(wire), *_from_fields(wire)]
+    if len(found) > 1:
+        first, second = (grammar.param for grammar in found[:2])
+        raise InvalidRequest(
+            f"{first} and {second} both say what the output must be; send one of them.", second
+        )
+    return found[0] if found else None
+
+
+def _from_format(wire: StructuredRequest) -> list[Grammar]:
+    wanted: ResponseFormat | None = wire.response_format
+    if wanted is None or wanted.type == "text":
+        return []
+    param = wire.FORMAT_PARAM
+    if wanted.type == "json_object":
+        return [_json(wanted.schema_, param) if wanted.schema_ else Grammar("json_object", param=param)]
+    assert wanted.json_schema is not None
+    name = wanted.json_schema.name
+    label = f"schema for response_format '{name}'" if name else f"schema for {param}"
+    return [_json(wanted.json_schema.schema_, param, label=label)]
+
+
+def _from_options(wire: StructuredRequest) -> list[Grammar]:
+    wanted: StructuredOutputs | None = wire.structured_outputs
+    if wanted is None:
+        return []
+    whitespace = "" if wanted.disable_any_whitespace else wanted.whitespace_pattern
+    return _guided(
+        "structured_outputs.",
+        json=wanted.json_,
+        json_object=wanted.json_object,
+        regex=wanted.regex,
+        choice=wanted.choice,
+        grammar=wanted.grammar,
+        whitespace=whitespace,
+    )
+
+
+def _from_fields(wire: StructuredRequest) -> list[Grammar]:
+    whitespace = wire.guided_whitespace_pattern
+    found = _guided(
+        f"{wire.PREFIX}guided_",
+        json=wire.guided_json,
+        json_object=wire.guided_json_object,
+        regex=wire.guided_regex,
+        choice=wire.guided_choice,
+        grammar=wire.guided_grammar,
+        whitespace=whitespace,
+    )
+    if wire.regex is not None:
+        found.append(_grammar("regex", wire.regex, wire.REGEX_PARAM))
+    if wire.ebnf is not None:
+        found.append(_grammar("ebnf", wire.ebnf, "ebnf"))
+    if wire.json_schema is not None:
+        found.append(_json(wire.json_schema, "json_schema", whitespace))
+    if wire.json_object:
+        found.append(Grammar("json_object", whitespace=whitespace, param="json_object"))
+    if wire.format == "json":
+        found.append(Grammar("json_object", whitespace=whitespace, param="format"))
+    elif wire.format:
+        found.append(_json(wire.format, "format", whitespace))
+    param = f"{wire.PREFIX}grammar"
+    if isinstance(wire.grammar, TypedGrammar):
+        found.append(_typed(wire.grammar, param))
+    elif wire.grammar:
+        found.append(_grammar("ebnf", wire.grammar, param))
+    return found
+
+
+def _guided(
+    prefix: str,
+    *,
+    json: Source | None,
+    json_object: bool | None,
+    regex: str | None,
+    choice: list[str] | None,
+    grammar: str | None,
+    whitespace: str | None,
+) -> list[Grammar]:
+    """The five kinds as vLLM names them, old and new."""
+    found = []
+    if json is not None:
+        found.append(_json(json, f"{prefix}json", whitespace))
+    if json_object:
+        found.append(Grammar("json_object", whitespace=whitespace, param=f"{prefix}json_object"))
+    if regex is not None:
+        found.append(_grammar("regex", regex, f"{prefix}regex"))
+    if choice is not None:
+        found.append(_grammar("choice", orjson.dumps(choice).decode(), f"{prefix}choice"))
+    if grammar is not None:
+        found.append(_grammar("ebnf", grammar, f"{prefix}grammar"))
+    return found
+
+
+def _typed(grammar: TypedGrammar, param: str) -> Grammar:
+    value = grammar.value
+    if grammar.type == "regex":
+        return _grammar("regex", str(value), param)
+    if grammar.type == "json_schema" and isinstance(value, dict):  # with its name around it
+        value = value.get("schema", value)
+    return _json(value, param)
+
+
+def _grammar(kind: GrammarKind, source: str, param: str) -> Grammar:
+    return Grammar(kind, source, param=param, label=param)
+
+
+def _json(schema: Source | None, param: str, whitespace: str | None = None, *, label: str = "") -> Grammar:
+    """A schema. Raises InvalidRequest for one that cannot be written down as JSON."""
+    label = label or f"schema for {param}"
+    if not isinstance(schema, str):
+        try:
+            schema = orjson.dumps(schema).decode()
+        except TypeError as error:
+            raise InvalidRequest(f"Invalid {label}: {error}", param) from None
+    return Grammar("json_schema", schema, whitespace, param=param, label=label)
