@@ -17,6 +17,7 @@ from engine.text.detokenizer import (
     Detokenizer,
     Job,
     OpenStream,
+    TellPrompt,
 )
 from engine.text.pacer import FLUSH_SECONDS, Pacer
 from engine.text.pieces import TokenPieces
@@ -67,11 +68,21 @@ class Delivery:
                 include_stop=sampling.include_stop_str_in_output,
                 min_tokens=sampling.min_tokens,
                 skip_special_tokens=sampling.skip_special_tokens,
-                tell_tokens=request.tell_tokens or sampling.logprobs is not None,
+                tell_tokens=request.tell_tokens
+                or sampling.logprobs is not None
+                or sampling.prompt_logprobs is not None,
                 marks=sampling.marks,
                 reasoning=sampling.reasoning,
             )
         )
+        if sampling.prompt_logprobs is not None:  # nothing comes before the first token
+            self._jobs.append(TellPrompt(sequence.id, request.prompt_token_ids[:1], (None,)))
+
+    def tell_prompt(
+        self, sequence_id: int, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]
+    ) -> None:
+        """The next tokens of a prompt, and how likely they are, for the first delta of an open sequence."""
+        self._jobs.append(TellPrompt(sequence_id, token_ids, logprobs))
 
     def collect(self, sequence: Sequence) -> None:
         """Nobody reads this text before its end; it is needed earlier only to find a text in it."""

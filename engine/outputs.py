@@ -53,12 +53,24 @@ NO_PAGE = -1
 NO_TOKEN = -1
 
 
+class Scored(NamedTuple):
+    """Tokens of a prompt whose log-probabilities are wanted, and of `num_top` most likely ones in each place.
+
+    `token_ids` follow the tokens at positions from `start` on.
+    """
+
+    start: int
+    token_ids: tuple[int, ...]
+    num_top: int
+
+
 class Row(NamedTuple):
     """A row whose tokens the host knows: a prompt or a piece of one, or the history of a resumed sequence.
 
     `token_ids` stand at positions from `start` on. `new_pages` continue the slot's page table; with `init`
     the slot starts anew and they are all its pages. With `sample` the logits of the last token are sampled,
-    the token becomes the slot's newest and is returned.
+    the token becomes the slot's newest and is returned. The logits of the tokens in front of the `scored`
+    ones say how likely those are.
     """
 
     sequence_id: int
@@ -68,6 +80,7 @@ class Row(NamedTuple):
     sample: bool
     new_pages: tuple[int, ...] = ()
     init: SlotInit | None = None
+    scored: Scored | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -113,9 +126,9 @@ class StepOutput(NamedTuple):
 
     None for a sampled row, too, when its constraints let nothing follow and it may end: then it has ended.
     A token is NO_TOKEN where the model gave no finite probability to any. `logprobs`, None if no row asked
-    for them, has an entry for each token of `tokens`, None where its row did not ask. `start_seconds` and
-    `end_seconds` are the device's own times of the step on one clock. `num_constrained` rows waited for
-    a mask.
+    for them, has an entry for each token of `tokens`, None where its row did not ask. `scores`, None if no
+    chunk asked for them, are those of the `scored` tokens of each chunk. `start_seconds` and `end_seconds`
+    are the device's own times of the step on one clock. `num_constrained` rows waited for a mask.
     """
 
     step_id: int
@@ -123,6 +136,7 @@ class StepOutput(NamedTuple):
     start_seconds: float
     end_seconds: float
     logprobs: Sequence[tuple[TokenLogprobs | None, ...]] | None = None
+    scores: Sequence[tuple[TokenLogprobs, ...]] | None = None
     num_constrained: int = 0
 
 
@@ -135,11 +149,11 @@ class TokenPiece(NamedTuple):
 
 
 class OutputToken(NamedTuple):
-    """A sampled token, told to those who ask for every one.
+    """A token of the output or the prompt, told to those who ask for every one.
 
-    `offset`: characters of the output before the one its first byte belongs to. `logprob` and `top` as in
-    TokenLogprobs; None and empty where nobody asked. Not shown is what left no text: the token that ended the
-    output, those of a stop string, special ones.
+    `offset`: characters of the output (or prompt) before the one its first byte belongs to. `logprob` and
+    `top` as in TokenLogprobs; None and empty where nobody asked, and for the first token of a prompt. Not
+    shown is what leaves no text: the token that ended the output, those of a stop string, special ones.
     """
 
     piece: TokenPiece
@@ -157,7 +171,8 @@ class TextDelta(NamedTuple):
     """What became visible of one request since its last delta. Deltas join by concatenation.
 
     `tokens`, for requests that `tell_tokens`, are those whose last character is in `text`, and at the end all
-    that are left: joined, there are as many as `num_tokens` counts.
+    that are left: joined, there are as many as `num_tokens` counts. `prompt_tokens`, in the first delta of a
+    request with `prompt_logprobs`, are those of the prompt.
     """
 
     text: str
@@ -165,6 +180,7 @@ class TextDelta(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     tokens: tuple[OutputToken, ...] = ()
+    prompt_tokens: tuple[OutputToken, ...] = ()
 
     @property
     def shows_tokens(self) -> bool:

@@ -52,7 +52,9 @@ class SamplingParams:
     `seed` None lets the engine draw one. Penalties: presence and frequency count output tokens only,
     repetition (1 = off) counts prompt and output, as in transformers. `logit_bias` has at most MAX_LOGIT_BIAS
     entries; `allowed_token_ids`, if any, are the only ones that can be chosen. `logprobs` asks for the
-    log-probability of each chosen token and of that many most likely ones (0 to MAX_LOGPROBS).
+    log-probability of each chosen token and of that many most likely ones (0 to MAX_LOGPROBS),
+    `prompt_logprobs` for the same of each token of the prompt but the first; for these it is computed as a
+    whole, whatever is in the prefix cache. With `max_tokens` 0 nothing else is computed.
     `marks` are tokens (id, text) that are shown, with MARK before their text, so that they can be told from
     other tokens that spell it. Inside `reasoning` stop strings have no effect, and its tokens are counted.
     With a `grammar` the output ends where that lets nothing follow, be it before `min_tokens`.
@@ -71,6 +73,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
@@ -123,5 +126,7 @@ class Request:
                 )
         if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(f"'logit_bias' has more than {MAX_LOGIT_BIAS} entries.", "logit_bias")
-        if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
-            raise InvalidRequest(f"'logprobs' must be between 0 and {MAX_LOGPROBS}.", "logprobs")
+        for param in ("logprobs", "prompt_logprobs"):
+            num_top = getattr(sampling, param)
+            if num_top is not None and not 0 <= num_top <= MAX_LOGPROBS:
+                raise InvalidRequest(f"'{param}' must be between 0 and {MAX_LOGPROBS}.", param)

@@ -58,11 +58,15 @@ class RequestStream:
         texts: list[str] = []
         tokens: list[OutputToken] = []
         num_tokens = 0
+        prompt_tokens: tuple[OutputToken, ...] = ()
         try:
             async for delta in self:
                 texts.append(delta.text)
                 tokens += delta.tokens
+                prompt_tokens = prompt_tokens or delta.prompt_tokens
                 num_tokens += delta.num_tokens
         finally:
             self.abort()
-        return TextDelta("".join(texts), num_tokens, delta.finish_reason, delta.stop_reason, tuple(tokens))
+        return TextDelta(
+            "".join(texts), num_tokens, delta.finish_reason, delta.stop_reason, tuple(tokens), prompt_tokens
+        )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
 from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
 from engine.outputs import FinishReason, TextDelta
 from engine.request import Request
@@ -123,6 +124,15 @@ async def collect_all(streams: Sequence["RequestStream | ParsedStream"]) -> list
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         abort_all(streams)
+
+
+async def render(write: Callable[[], str], deltas: Sequence[Delta]) -> Response:
+    """The response with the JSON that `write` makes: in a thread if it tells the tokens of a prompt.
+
+    They may be thousands, and take a tenth of a second.
+    """
+    has_prompt = any(delta.prompt_tokens for delta in deltas)
+    return Response(await asyncio.to_thread(write) if has_prompt else write(), media_type="application/json")
 
 
 async def while_connected(

@@ -57,18 +57,22 @@ def make_requests(
 ) -> list[Request]:
     """One engine request per answer: index = prompt number * n + sample number, sample i with seed + i.
 
-    The length a client asks for must fit; the default (None: all there is) is cut to fit.
+    With best_of there are more samples, of which n become answers. Only the first of them tells of the
+    prompt, unless they are streamed and cannot wait for each other. The length a client asks for must fit;
+    the default (None: all there is) is cut to fit.
     Raises InvalidRequest, ContextLengthExceeded.
     """
-    n = wire.n or 1
+    n, n_param = wire.num_samples, "n" if wire.num_samples == wire.n else "best_of"
     max_tokens, limit_param = wire.limit
     if n > limits.max_num_seqs:
-        raise InvalidRequest(f"n must be at most {limits.max_num_seqs} on this server.", "n")
-    most = min(MAX_ANSWERS, limits.max_queued)
-    if n * len(prompts) > most:  # it would be refused as too much for the queue, however idle the server is
-        param = "n" if n > 1 else prompt_param
+        raise InvalidRequest(f"{n_param} must be at most {limits.max_num_seqs} on this server.", n_param)
+    most_answers = min(MAX_ANSWERS, limits.max_queued)
+    if (
+        n * len(prompts) > most_answers
+    ):  # it would be refused as too much for the queue, however idle the server is
+        param = n_param if n > 1 else prompt_param
         raise InvalidRequest(
-            f"{param} asks for {n * len(prompts)} answers; this server queues at most {most}.", param
+            f"{param} asks for {n * len(prompts)} answers; this server queues at most {most_answers}.", param
         )
     if wire.priority and not limits.has_priorities:
         raise UnsupportedField("priority must be 0: this server serves first come, first served.", "priority")
@@ -77,14 +81,17 @@ def make_requests(
         if not prompt:
             raise InvalidRequest("The prompt has no tokens.", prompt_param)
         room = limits.max_model_len - len(prompt)
-        if room < 1:
+        if room < (1 if max_tokens is None else min(1, max_tokens)):
             raise overflow(limits, f"your prompt has {len(prompt)} tokens", prompt_param)
         if max_tokens is not None and max_tokens > room:
             asked = f"you asked for {len(prompt)} tokens of prompt and {max_tokens} of output ({limit_param})"
             raise overflow(limits, asked, limit_param)
-        sampling = sampling_params(wire, limits, max_tokens or min(room, default_max_tokens or room))
+        most = max_tokens if max_tokens is not None else min(room, default_max_tokens or room)
+        sampling = sampling_params(wire, limits, most)
         token_ids = tuple(prompt)
         for sample in range(n):
+            if sample and not wire.stream:
+                sampling = replace(sampling, prompt_logprobs=None)
             if sampling.seed is not None and sample:
                 seed = (sampling.seed + 1 + INT64) % (2 * INT64) - INT64
                 sampling = replace(sampling, seed=seed)
@@ -105,7 +112,8 @@ def make_requests(
 def token_details(wire: ChatRequest | CompletionRequest) -> TokenDetails:
     """What the answer says about its tokens."""
     return TokenDetails(
-        has_logprobs=wire.num_logprobs is not None,
+        num_logprobs=wire.num_logprobs,
+        num_prompt_logprobs=wire.prompt_logprobs,
         has_ids=bool(wire.return_token_ids),
         ids_as_text=bool(wire.return_tokens_as_token_ids),
     )
@@ -120,6 +128,9 @@ def sampling_params(wire: ChatRequest | CompletionRequest, limits: Limits, max_t
     check_ids(wire.stop_token_ids or (), "stop_token_ids", limits)
     for text in wire.stop or ():
         check_text(text, "stop")
+    num_logprobs = wire.num_logprobs
+    if num_logprobs is None and wire.num_samples > (wire.n or 1):
+        num_logprobs = 0  # which are the best?
 
     def choose(name: str, fallback: float) -> float:
         value = getattr(wire, name)
@@ -137,7 +148,8 @@ def sampling_params(wire: ChatRequest | CompletionRequest, limits: Limits, max_t
         frequency_penalty=wire.frequency_penalty or 0.0,
         repetition_penalty=choose("repetition_penalty", 1.0),
         logit_bias=bias,
-        logprobs=wire.num_logprobs,
+        logprobs=num_logprobs,
+        prompt_logprobs=wire.num_prompt_logprobs,
         stop=wire.stop or (),
         stop_token_ids=frozenset(wire.stop_token_ids or ()),
         ignore_eos=bool(wire.ignore_eos),

@@ -1,11 +1,19 @@
 """Tokens the engine tells -> the log-probabilities and token ids of an answer."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.outputs import OutputToken, TokenPiece
-from server.schema.logprobs import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from server.schema.logprobs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
 
 # JSON has no -inf. vLLM's number for it, so that clients meet the same.
 LOWEST_LOGPROB = -9999.0
@@ -15,16 +23,18 @@ LOWEST_LOGPROB = -9999.0
 class TokenDetails:
     """What an answer says about its tokens, and how.
 
-    `has_logprobs` says whether it has log-probabilities, `has_ids` token ids; `ids_as_text` spells tokens as
-    `token_id:7`.
+    `num_logprobs` and `num_prompt_logprobs`: how many likeliest tokens it tells in each place of the answer
+    and of the prompt; None: not even the one that stands there. `has_ids`: whether it has token ids;
+    `ids_as_text` spells tokens as `token_id:7`.
     """
 
-    has_logprobs: bool = False
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
     has_ids: bool = False
     ids_as_text: bool = False
 
     def __bool__(self) -> bool:
-        return self.has_logprobs or self.has_ids
+        return self.num_logprobs is not None or self.has_ids
 
     def ids(self, tokens: Sequence[OutputToken]) -> dict[str, Any]:
         """The field with the ids of all sampled tokens, shown or not, if they are wanted."""
@@ -32,7 +42,7 @@ class TokenDetails:
 
     def chat(self, tokens: Sequence[OutputToken]) -> ChatLogprobs | None:
         """Log-probabilities of the shown ones of `tokens`, if they are wanted."""
-        if not self.has_logprobs:
+        if self.num_logprobs is None:
             return None
         content = [
             TokenLogprob(
@@ -49,17 +59,35 @@ class TokenDetails:
         ]
         return ChatLogprobs(content=content, refusal=None)
 
-    def completion(self, tokens: Sequence[OutputToken]) -> CompletionLogprobs | None:
-        """Log-probabilities of the shown ones of `tokens`, if they are wanted."""
-        if not self.has_logprobs:
+    def completion(
+        self,
+        tokens: Sequence[OutputToken],
+        echoed: Sequence[OutputToken] = (),
+        num_echoed_chars: int = 0,
+    ) -> CompletionLogprobs | None:
+        """Log-probabilities of the shown ones of `tokens`, if they are wanted.
+
+        In front of these stand all tokens of the prompt that are `echoed`, and its characters.
+        """
+        if self.num_logprobs is None:
             return None
         shown = [token for token in tokens if token.is_shown]
+        all_tokens = [*echoed, *shown]
         return CompletionLogprobs(
-            text_offset=[token.offset for token in shown],
-            token_logprobs=[None if token.logprob is None else finite(token.logprob) for token in shown],
-            tokens=[self._text(token.piece, "bytes:") for token in shown],
-            top_logprobs=[self._places(token) for token in shown],
+            text_offset=[
+                *(token.offset for token in echoed),
+                *(num_echoed_chars + token.offset for token in shown),
+            ],
+            token_logprobs=[None if token.logprob is None else finite(token.logprob) for token in all_tokens],
+            tokens=[self._text(token.piece, "bytes:") for token in all_tokens],
+            top_logprobs=[self._places(token, self.num_logprobs) for token in all_tokens],
         )
+
+    def prompt(self, tokens: Sequence[OutputToken]) -> PromptLogprobs | None:
+        """What could stand in each place of a prompt, if it is wanted."""
+        if self.num_prompt_logprobs is None:
+            return None
+        return [self._candidates(token, self.num_prompt_logprobs) for token in tokens]
 
     def _text(self, piece: TokenPiece, if_bytes: str = "") -> str:
         """The text of a token; bytes that are no character as OpenAI writes them, after `if_bytes`."""
@@ -70,13 +98,27 @@ class TokenDetails:
         except UnicodeDecodeError:
             return if_bytes + piece.data.decode("utf-8", "backslashreplace")
 
-    def _places(self, token: OutputToken) -> dict[str, float] | None:
+    def _places(self, token: OutputToken, num_top: int) -> dict[str, float] | None:
         """The most likely tokens and the one that stands there, which may be none of them."""
         if token.logprob is None:
             return None
-        places = {self._text(piece, "bytes:"): finite(logprob) for piece, logprob in token.top}
+        places = {self._text(piece, "bytes:"): finite(logprob) for piece, logprob in token.top[:num_top]}
         places.setdefault(self._text(token.piece, "bytes:"), finite(token.logprob))
         return places
+
+    def _candidates(self, token: OutputToken, num_top: int) -> dict[str, PromptLogprob] | None:
+        """The same by token id, with ranks."""
+        if token.logprob is None:
+            return None
+        found = {
+            str(piece.token_id): self._candidate(piece, logprob, rank)
+            for rank, (piece, logprob) in enumerate(token.top[:num_top], 1)
+        }
+        found.setdefault(str(token.piece.token_id), self._candidate(token.piece, token.logprob, None))
+        return found
+
+    def _candidate(self, piece: TokenPiece, logprob: float, rank: int | None) -> PromptLogprob:
+        return PromptLogprob(logprob=finite(logprob), rank=rank, decoded_token=self._text(piece))
 
 
 NO_DETAILS = TokenDetails()
@@ -84,4 +126,10 @@ NO_DETAILS = TokenDetails()
 
 def finite(logprob: float) -> float:
     """A number that JSON can write."""
-    return max(logprob, LOWEST_LOGPROB)
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
+
+
+def mean_logprob(tokens: Sequence[OutputToken]) -> float:
+    """How likely an answer was, for each of its tokens, shown or not; -inf for one without tokens."""
+    logprobs = [token.logprob for token in tokens if token.logprob is not None]
+    return sum(logprobs) / len(logprobs) if logprobs else -math.inf

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from engine.errors import EngineError
 from engine.outputs import TextDelta
 from server.answer import Answer, Delta, abort_all, chat_finish_of, finish_of
+from server.echo import NO_ECHO, Echo
 from server.errors import DeadlinePassed, envelope
 from server.logprobs import NO_DETAILS, TokenDetails
 from server.schema.chat import ChatChunk, ChatChunkChoice, ChatDelta, ChatFinish
@@ -201,23 +202,45 @@ class CompletionFrames(ChunkFrames):
     kind = "text_completion"
 
     def __init__(
-        self, answer: Answer, options: StreamOptions | None, details: TokenDetails = NO_DETAILS
+        self,
+        answer: Answer,
+        options: StreamOptions | None,
+        details: TokenDetails = NO_DETAILS,
+        echo: Echo = NO_ECHO,
     ) -> None:
+        self._echo = echo
         self._begun: set[int] = set()
         super().__init__(answer, options, details)
 
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """The event for new text; in front of the first stands what is echoed of the prompt."""
+        if index not in self._begun and (delta.text or delta.finish_reason is not None):
+            self._begun.add(index)
+            if self._echo or self.details:
+                return self.event([self._first(index, delta)], with_counts=self.is_continuous)
+        return super().delta(index, delta)
+
+    def _first(self, index: int, delta: Delta) -> CompletionChunkChoice:
+        """The choice that begins with the prompt."""
+        echoed = self._echo.text(index)
+        more: dict[str, Any] = {}
+        if self.details.has_ids:
+            more["prompt_token_ids"] = self.answer.prompt_ids(index)
+        if delta.prompt_tokens:
+            more["logprobs"] = self.details.completion(delta.tokens, delta.prompt_tokens, len(echoed))
+        return self.choice(index, delta._replace(text=echoed + delta.text)).model_copy(update=more)
+
     def choice(self, index: int, delta: Delta) -> CompletionChunkChoice:
         """New text."""
-        ids = self.details.ids(delta.tokens)
-        if ids and index not in self._begun:
-            self._begun.add(index)
-            ids["prompt_token_ids"] = self.answer.prompt_ids(index)
+        logprobs = None
+        if delta.shows_tokens:
+            logprobs = self.details.completion(delta.tokens, (), len(self._echo.text(index)))
         return CompletionChunkChoice(
             index=index,
             text=delta.text,
-            logprobs=self.details.completion(delta.tokens) if delta.shows_tokens else None,
+            logprobs=logprobs,
             **ending_fields(delta),
-            **ids,
+            **self.details.ids(delta.tokens),
         )
 
     def opening(self) -> bytes:
@@ -285,7 +308,10 @@ async def events(frames: Frames) -> AsyncGenerator[bytes, None]:
         async with aclosing(merge(frames.answer.streams)) as deltas:
             async for index, delta in deltas:
                 num_open -= delta.finish_reason is not None
-                event = frames.delta(index, delta)
+                if delta.prompt_tokens:  # they may be thousands
+                    event = await asyncio.to_thread(frames.delta, index, delta)
+                else:
+                    event = frames.delta(index, delta)
                 if not num_open:
                     last = event  # it leaves in one write with the ending
                 elif event:

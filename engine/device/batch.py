@@ -1,6 +1,7 @@
 """StepPlan -> the tensors a forward pass takes."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,17 +9,18 @@ import torch
 
 from engine.device.slots import StateSlots
 from engine.device.staging import upload
-from engine.outputs import NO_PAGE, StepPlan
+from engine.outputs import NO_PAGE, Row, StepPlan
 from kernels.paged_attention import AttentionBatch
 from models.decoder import ForwardBatch
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """A step on the device: the forward pass's input, and which of its rows are sampled.
+    """A step on the device: the forward pass's input, which of its rows are sampled, what is scored.
 
-    The forward pass is asked for the tokens to be sampled from. `slots` and `positions`, both int64
-    [num_sampled]: slot and position of the tokens to be sampled; `slots_host`: the slots as a list, and
+    The forward pass is asked for the tokens to be sampled from, and behind them for those in front of
+    `scored` int64 [num_scored], the tokens whose log-probabilities are wanted. `slots` and `positions`, both
+    int64 [num_sampled]: slot and position of the tokens to be sampled; `slots_host`: the slots as a list, and
     `newest_host`: the positions before.
     """
 
@@ -27,6 +29,7 @@ class StepBatch:
     positions: torch.Tensor
     slots_host: list[int]
     newest_host: list[int]
+    scored: torch.Tensor
 
 
 def build_batch(plan: StepPlan, slots: StateSlots, page_size: int, device: torch.device) -> StepBatch:
@@ -42,6 +45,7 @@ def build_batch(plan: StepPlan, slots: StateSlots, page_size: int, device: torch
     sampled = [*range(num_decode), *(index for index, row in enumerate(chunks, num_decode) if row.sample)]
     started = [row for row in chunks if row.init is not None]
     num_known = plan.num_tokens - num_decode
+    before_scored, scored = _scored(chunks, query_start[num_decode:])
     on_device = upload(
         device,
         (
@@ -51,7 +55,8 @@ def build_batch(plan: StepPlan, slots: StateSlots, page_size: int, device: torch
             np.arange(plan.num_tokens) + np.repeat(starts - query_start[:-1], query_lens),
             np.repeat(np.arange(plan.num_rows), query_lens),
             np.fromiter(itertools.chain.from_iterable(row.token_ids for row in chunks), np.int64, num_known),
-            query_start[1:][sampled] - 1,
+            np.concatenate((query_start[1:][sampled] - 1, before_scored)),
+            scored,
             row_slots[sampled],
             context_lens[sampled],
             _new_pages(plan, page_size),
@@ -60,9 +65,9 @@ def build_batch(plan: StepPlan, slots: StateSlots, page_size: int, device: torch
         ),
     )
     device_slots, device_lens, device_query_start, positions, token_rows, known = on_device[:6]
-    wanted, sampled_slots, sampled_positions, new_pages = on_device[6:10]
+    wanted, scored_tokens, sampled_slots, sampled_positions, new_pages = on_device[6:11]
     if started:
-        slots.start(started, *on_device[10:])
+        slots.start(started, *on_device[11:])
     slots.page_table[new_pages[0], new_pages[1]] = new_pages[2].to(torch.int32)
     page_table = slots.page_table[device_slots, : -(-int(context_lens.max()) // page_size)]
     page = page_table[token_rows, positions // page_size].to(torch.int64)
@@ -82,7 +87,23 @@ def build_batch(plan: StepPlan, slots: StateSlots, page_size: int, device: torch
         positions=sampled_positions,
         slots_host=row_slots[sampled].tolist(),
         newest_host=(context_lens[sampled] - 1).tolist(),
+        scored=scored_tokens,
     )
+
+
+def _scored(chunks: Sequence[Row], first_tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Places in the step of the tokens in front of the scored ones, and the scored ones: int64 [num_scored].
+
+    first_tokens int64 [at least len(chunks)]: place of the first token of each chunk.
+    """
+    places = [
+        np.arange(len(row.scored.token_ids)) + (first + row.scored.start - row.start)
+        for row, first in zip(chunks, first_tokens, strict=False)
+        if row.scored is not None
+    ]
+    token_ids = [token_id for row in chunks if row.scored is not None for token_id in row.scored.token_ids]
+    empty = np.zeros(0, np.int64)
+    return np.concatenate((empty, *places)), np.array(token_ids, np.int64)
 
 
 def _new_pages(plan: StepPlan, page_size: int) -> np.ndarray:

@@ -15,8 +15,9 @@ from engine.device.devices import choose_device, does_not_fit, raise_if_lost, se
 from engine.device.graphs import DecodeGraphs
 from engine.device.kv_cache import KVCache
 from engine.device.piecewise import PiecewiseGraphs
-from engine.device.sampler import Sampler
+from engine.device.sampler import Sampled, Sampler
 from engine.device.samples import HostSamples, step_output
+from engine.device.scores import score
 from engine.device.slots import StateSlots
 from engine.device.staging import upload
 from engine.errors import ModelError, StepFailed
@@ -211,9 +212,11 @@ class ModelRunner:
         self._constraints.start(plan.chunks)
         masks = self._constraints.begin(batch.slots_host)
         hidden = self._forward(batch.forward)
-        if not batch.slots_host:
-            return HostSamples(batch.slots)
-        logits = self._model.logits(hidden)
+        num_sampled = len(batch.slots_host)
+        scores = score(self._model.logits, hidden[num_sampled:], batch.scored, self.vocab_size)
+        if not num_sampled:
+            return HostSamples.of(Sampled(batch.slots), 0, (), scores)
+        logits = self._model.logits(hidden[:num_sampled])
         state = self._slots
         state.allow_ends(batch.slots_host, batch.newest_host)
         ended = self._constrain(masks, on_wait)
@@ -224,7 +227,8 @@ class ModelRunner:
             )
         else:
             samples = self._sampler.plain(logits, batch.slots, batch.positions)
-        return self._note(HostSamples.of(samples, len(batch.slots_host), num_logprobs), masks, ended)
+        on_host = HostSamples.of(samples, num_sampled, num_logprobs, scores)
+        return self._note(on_host, masks, ended)
 
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
         if self._piecewise is not None:

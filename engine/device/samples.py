@@ -1,46 +1,56 @@
 """What was sampled, on its way from the device to a StepOutput."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.device.sampler import Logprobs, Sampled
-from engine.outputs import StepOutput, StepPlan, TokenLogprobs
+from engine.outputs import Row, StepOutput, StepPlan, TokenLogprobs
 
 
 @dataclass(frozen=True)
 class HostSamples:
     """Samples on their way to the host; `num_logprobs`: how many most likely tokens each wants told.
 
-    The rows `ended`, of `num_constrained` that waited for a mask, have no token: their constraints let none
-    follow.
+    `scores`: of the known tokens that are scored, in slices, row after row. The rows `ended`, of
+    `num_constrained` that waited for a mask, have no token: their constraints let none follow.
     """
 
     tokens: torch.Tensor
     logprobs: Logprobs | None = None
     num_logprobs: Sequence[int | None] = ()
+    scores: Sequence[Logprobs] = ()
     ended: Sequence[int] = ()
     num_constrained: int = 0
 
     @classmethod
-    def of(cls, samples: Sampled, num_rows: int, num_logprobs: Sequence[int | None]) -> "HostSamples":
+    def of(
+        cls,
+        samples: Sampled,
+        num_rows: int,
+        num_logprobs: Sequence[int | None],
+        scores: Sequence[Logprobs] = (),
+    ) -> "HostSamples":
         """Copy the first `num_rows`, without waiting; log-probabilities only where one is wanted."""
         tokens = _to_host(samples.tokens[:num_rows])
+        on_host = [Logprobs(*map(_to_host, logprobs)) for logprobs in scores]
         if not num_logprobs or samples.logprobs is None:
-            return cls(tokens)
+            return cls(tokens, scores=on_host)
         logprobs = Logprobs(*(_to_host(tensor[:num_rows]) for tensor in samples.logprobs))
-        return cls(tokens, logprobs, num_logprobs)
+        return cls(tokens, logprobs, num_logprobs, on_host)
 
-    def told(self) -> Iterator[TokenLogprobs | None]:
-        """The log-probabilities of each sample, None for those that want none."""
-        assert self.logprobs is not None
-        columns = (tensor.tolist() for tensor in self.logprobs)
-        for logprob, values, ids, count in zip(*columns, self.num_logprobs, strict=True):
-            if count is None:
-                yield None
-            else:
-                yield TokenLogprobs(logprob, tuple(zip(ids[:count], values[:count], strict=True)))
+
+def _told(slices: Iterable[Logprobs], num_logprobs: Iterable[int | None]) -> Iterator[TokenLogprobs | None]:
+    """What has reached the host, with as many most likely tokens as each row wants; None for none at all."""
+    columns = (zip(*(tensor.tolist() for tensor in logprobs), strict=True) for logprobs in slices)
+    rows = itertools.chain.from_iterable(columns)
+    for (logprob, values, ids), count in zip(rows, num_logprobs, strict=True):
+        if count is None:
+            yield None
+        else:
+            yield TokenLogprobs(logprob, tuple(zip(ids[:count], values[:count], strict=True)))
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -60,9 +70,22 @@ def step_output(plan: StepPlan, samples: HostSamples, start_seconds: float, end_
     tokens = [next(values) if there else () for there in is_sampled]
     logprobs = None
     if samples.logprobs is not None:
-        told: list[tuple[TokenLogprobs | None, ...]] = [(entry,) for entry in samples.told()]
+        told: list[tuple[TokenLogprobs | None, ...]] = [
+            (entry,) for entry in _told([samples.logprobs], samples.num_logprobs)
+        ]
         for index in samples.ended:
             told[index] = ()
         entries = iter(told)
         logprobs = [next(entries) if there else () for there in is_sampled]
-    return StepOutput(plan.step_id, tokens, start_seconds, end_seconds, logprobs, samples.num_constrained)
+    scores = _scores(plan.chunks, samples.scores) if samples.scores else None
+    return StepOutput(
+        plan.step_id, tokens, start_seconds, end_seconds, logprobs, scores, samples.num_constrained
+    )
+
+
+def _scores(chunks: Sequence[Row], slices: Sequence[Logprobs]) -> list[tuple[TokenLogprobs, ...]]:
+    """The scores of each chunk."""
+    wanted = [(len(row.scored.token_ids), row.scored.num_top) if row.scored else (0, 0) for row in chunks]
+    told = _told(slices, [num_top for num_tokens, num_top in wanted for _ in range(num_tokens)])
+    scores = (token for token in told if token is not None)
+    return [tuple(itertools.islice(scores, num_tokens)) for num_tokens, _ in wanted]

@@ -59,8 +59,8 @@ class Admission:
         num_prompt_tokens = len(request.prompt_token_ids)
         if num_prompt_tokens == 0:
             raise InvalidRequest("The prompt is empty: at least one token is needed.", "prompt")
-        if request.sampling.max_tokens < 1:
-            raise InvalidRequest("At least one output token must be asked for.", "max_tokens")
+        if request.sampling.max_tokens < 0:
+            raise InvalidRequest("A number of output tokens must not be negative.", "max_tokens")
         total = num_prompt_tokens + request.sampling.max_tokens
         if total > self._max_tokens:
             raise ContextLengthExceeded(
@@ -142,5 +142,6 @@ class Admission:
         if num_scheduled < num_history:
             ready = step - 1 - (num_scheduled - num_history) // self._token_budget
             return Outlook(num_history, ready, ready + max(0, num_final - num_history))
-        num_tokens = min(num_scheduled + 1, sequence.max_num_tokens - 1)
+        most = max(sequence.num_prompt_tokens, sequence.max_num_tokens - 1)
+        num_tokens = min(num_scheduled + 1, most)
         return Outlook(num_tokens, step, step + max(0, num_final - num_tokens))

@@ -59,8 +59,13 @@ class Holdings:
         return self._pool.allocate(count)
 
     def find(self, sequence: Sequence, step: int) -> Found:
-        """Computed tokens of a waiting sequence. At least its last one is computed again, for its logits."""
+        """Computed tokens of a waiting sequence. At least its last one is computed again, for its logits.
+
+        And all of a prompt whose log-probabilities are wanted.
+        """
         page_size = self._pool.page_size
+        if sequence.lacks_scores:
+            return Found(NO_PAGES, 0)
         num_tokens = sequence.num_tokens - 1
         num_pages = num_tokens // page_size
         leader = self._groups.leader_of(sequence, step)
@@ -87,7 +92,7 @@ class Holdings:
         sequence.num_computed_tokens = 0 if self._groups.start(sequence, found.leader) else found.num_tokens
         if not sequence.has_started:
             sequence.num_cached_tokens = found.num_tokens
-            if found.leader is not None or self._is_cacheable(sequence):
+            if not sequence.lacks_scores and (found.leader is not None or self._is_cacheable(sequence)):
                 self.num_queried_tokens += sequence.num_prompt_tokens
                 self.num_cached_tokens += found.num_tokens
         self._admission.started(sequence, step, found.pages)

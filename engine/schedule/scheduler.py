@@ -17,7 +17,17 @@ from collections.abc import Sequence as Many
 from typing import NamedTuple
 
 from engine.errors import QueueFull
-from engine.outputs import NO_PAGE, NO_TOKEN, DecodeRows, FinishReason, Row, SlotInit, StepOutput, StepPlan
+from engine.outputs import (
+    NO_PAGE,
+    NO_TOKEN,
+    DecodeRows,
+    FinishReason,
+    Row,
+    Scored,
+    SlotInit,
+    StepOutput,
+    StepPlan,
+)
 from engine.request import Request
 from engine.schedule.admission import Admission
 from engine.schedule.budget import StepBudget
@@ -349,10 +359,20 @@ class Scheduler:
             slot=sequence.slot,
             start=start,
             token_ids=tuple(sequence.token_ids[start:end]),
-            sample=is_last,
+            sample=is_last and end < sequence.max_num_tokens,
             new_pages=new_pages,
             init=init,
+            scored=self._scored(sequence, start, end) if sequence.lacks_scores else None,
         )
+
+    def _scored(self, sequence: Sequence, start: int, end: int) -> Scored | None:
+        """The tokens of a prompt behind those from `start` to `end`, without what was scored before."""
+        prompt = sequence.request.prompt_token_ids
+        start = max(start, sequence.num_scored_tokens)
+        num_top = sequence.request.sampling.prompt_logprobs
+        if num_top is None or start >= min(end, len(prompt) - 1):
+            return None
+        return Scored(start, prompt[start + 1 : end + 1], num_top)
 
     # Taking in what a step computed
 
@@ -371,8 +391,9 @@ class Scheduler:
                     if sequence.is_finished:
                         sampled = sampled[:index]
                         break
-            if not sampled:  # its constraints let nothing follow
-                self._finish(sequence, FinishReason.STOP, None)
+            if not sampled:  # its constraints let nothing follow, or its prompt is all that was wanted
+                is_all = sequence.num_tokens >= sequence.max_num_tokens
+                self._finish(sequence, FinishReason.LENGTH if is_all else FinishReason.STOP, None)
             progress.append((sequence, sampled))
         return progress
 
@@ -394,7 +415,9 @@ class Scheduler:
                 if sequence.slot >= 0:
                     sequence.num_computed_tokens = row.start + row.num_tokens
                     self._holdings.remember(sequence)
-                if row.sample:
+                if row.scored is not None:
+                    sequence.num_scored_tokens = row.scored.start + len(row.scored.token_ids)
+                if row.sample or row.start + row.num_tokens == sequence.max_num_tokens:
                     yield sequence, sampled
 
     def _end_at(self, sequence: Sequence, token_id: int) -> None:
@@ -431,5 +454,5 @@ class Scheduler:
         del self._sequences[sequence.id]
         self._waiting.release(sequence)
         self._groups.forget(sequence)
-        if sequence.has_started:
+        if sequence.has_started and sequence.request.sampling.max_tokens:
             self._admission.ended(sequence.num_output_tokens, is_complete=reason is FinishReason.STOP)

@@ -30,8 +30,9 @@ class Sequence:
 
     `num_history_tokens` were known when the sequence took its slot: their KV is computed from token ids of
     the host, that of every later token from the slot's newest. `num_cached_tokens` of them need not be
-    computed when it first starts. `final_token_ids` may end the sequence. `rank` is its place in the order:
-    smaller ones start earlier, and give their pages up later.
+    computed when it first starts. Of the prompt `num_scored_tokens`, those behind the first one, have got
+    their log-probabilities, if these are wanted. `final_token_ids` may end the sequence. `rank` is its place
+    in the order: smaller ones start earlier, and give their pages up later.
     """
 
     id: int
@@ -49,6 +50,7 @@ class Sequence:
     num_rows_in_flight: int = 0
     num_history_tokens: int = 0
     num_cached_tokens: int = 0
+    num_scored_tokens: int = 0
     num_preemptions: int = 0
     pages: "array[int]" = field(default_factory=_ints, repr=False)
     slot: int = -1
@@ -70,6 +72,12 @@ class Sequence:
     def ends_with_final_token(self) -> bool:
         """Whether its newest output token is one of those that may end it."""
         return self.num_output_tokens > 0 and self.token_ids[-1] in self.final_token_ids
+
+    @property
+    def lacks_scores(self) -> bool:
+        """Whether log-probabilities of its prompt are wanted that have not come."""
+        wants_them = self.request.sampling.prompt_logprobs is not None
+        return wants_them and self.num_scored_tokens < self.num_prompt_tokens - 1
 
     @property
     def has_started(self) -> bool:

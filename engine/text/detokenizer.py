@@ -66,13 +66,21 @@ class AddTokens(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
+class TellPrompt(NamedTuple):
+    """The next tokens of the prompt of a sequence that tells its tokens, for its first delta."""
+
+    sequence_id: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...]
+
+
 class CloseStream(NamedTuple):
     """Forget a sequence that ended without a last delta (abort, error)."""
 
     sequence_id: int
 
 
-Job = OpenStream | AddTokens | CloseStream
+Job = OpenStream | TellPrompt | AddTokens | CloseStream
 
 
 class Decoded(NamedTuple):
@@ -147,6 +155,10 @@ class Detokenizer:
                     additions.append((job, stream))
             elif isinstance(job, OpenStream):
                 self._open(job)
+            elif isinstance(job, TellPrompt):
+                stream = self._streams.get(job.sequence_id)
+                if stream is not None and stream.log is not None:
+                    stream.log.tell_prompt(job.token_ids, job.logprobs)
             else:
                 self._streams.pop(job.sequence_id, None)
         self._decode_new([stream for _, stream in additions])
@@ -330,7 +342,10 @@ class Detokenizer:
             if stream.log is not None:
                 is_cut = stream.matched_stop is not None
                 tokens = stream.log.end(len(text), is_cut=is_cut, hides_last=job.hide_last and not is_cut)
-        delta = TextDelta(text, stream.num_unreported_tokens, finish_reason, stop_reason, tokens)
+        prompt_tokens = stream.log.take_prompt() if stream.log is not None else ()
+        delta = TextDelta(
+            text, stream.num_unreported_tokens, finish_reason, stop_reason, tokens, prompt_tokens
+        )
         stream.num_unreported_tokens = 0
         return Decoded(job.sequence_id, delta, stream.num_output_tokens, stream.num_reasoning_tokens)
 

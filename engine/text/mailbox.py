@@ -16,6 +16,7 @@ class Mailbox:
         self._texts: list[str] = []
         self._num_tokens = 0
         self._tokens: list[OutputToken] = []
+        self._prompt_tokens: tuple[OutputToken, ...] = ()
         self._last: TextDelta | None = None
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -31,6 +32,8 @@ class Mailbox:
         self._num_tokens += delta.num_tokens
         if delta.tokens:
             self._tokens += delta.tokens
+        if delta.prompt_tokens:
+            self._prompt_tokens = delta.prompt_tokens
         if delta.finish_reason is not None:
             self._last = delta
         self._wake()
@@ -56,9 +59,11 @@ class Mailbox:
             self._last.finish_reason if self._last else None,
             self._last.stop_reason if self._last else None,
             tuple(self._tokens),
+            self._prompt_tokens,
         )
         self._texts.clear()
         self._tokens.clear()
+        self._prompt_tokens = ()
         self._num_tokens = 0
         return delta
 

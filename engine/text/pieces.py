@@ -34,6 +34,7 @@ class TokenPieces:
         }
         self._is_byte_level = False
         self._has_byte_fallback = False
+        self.strips_first_space = False  # a tokenizer that puts a space in front of a text
         self._replacements: list[tuple[str, str]] = []
         if backend.decoder is not None:
             self._read(json.loads(backend.decoder.__getstate__()))
@@ -53,7 +54,10 @@ class TokenPieces:
             self._is_byte_level = True
         elif kind == "ByteFallback":
             self._has_byte_fallback = True
+        elif kind == "Strip":
+            self.strips_first_space = decoder["content"] == " " and decoder["start"] > 0
         elif kind == "Metaspace":
+            self.strips_first_space = decoder["prepend_scheme"] != "never"
             self._replacements.append((decoder["replacement"], " "))
         elif kind == "Replace" and "String" in decoder["pattern"]:
             self._replacements.append((decoder["pattern"]["String"], decoder["content"]))

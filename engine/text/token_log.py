@@ -28,6 +28,26 @@ class TokenLog:
         self._waiting: deque[_Waiting] = deque()
         self._num_chars = 0
         self._num_left = 0
+        self._prompt: list[OutputToken] = []
+        self._num_prompt_chars = 0
+        self._strips_space = pieces.strips_first_space
+
+    def tell_prompt(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs | None, ...]) -> None:
+        """The next tokens of the prompt. Nothing of it is held back, so its characters can be counted."""
+        for token_id, told in zip(token_ids, logprobs, strict=True):
+            is_hidden = self._skip_special_tokens and self._pieces.is_special(token_id)
+            data = b"" if is_hidden else self._pieces.piece(token_id).data
+            if data and self._strips_space:
+                data, self._strips_space = data.removeprefix(b" "), False
+            # The rest of a character that has been counted belongs to it.
+            offset = self._num_prompt_chars - (data[:1] != b"" and is_continuation(data[0]))
+            self._prompt.append(self._tell(token_id, told, max(0, offset), is_shown=not is_hidden))
+            self._num_prompt_chars += sum(not is_continuation(byte) for byte in data)
+
+    def take_prompt(self) -> tuple[OutputToken, ...]:
+        """The tokens of the prompt, once."""
+        prompt, self._prompt = tuple(self._prompt), []
+        return prompt
 
     def expect(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> None:
         """Tokens that will be decoded next, in order; with or without their log-probabilities."""
@@ -37,7 +57,7 @@ class TokenLog:
         """The next token has been decoded: `num_chars` more are final, and all of its own if `is_whole`."""
         token_id, logprobs = self._coming.popleft()
         is_hidden = self._skip_special_tokens and self._pieces.is_special(token_id)
-        token = self._tell(token_id, logprobs, is_shown=not is_hidden)
+        token = self._tell(token_id, logprobs, self._num_chars, is_shown=not is_hidden)
         self._num_chars += num_chars
         self._waiting.append(_Waiting(token, self._num_chars if is_whole else self._num_chars + 1))
 
@@ -65,12 +85,19 @@ class TokenLog:
             is_behind = is_cut and self._num_left < min(end, token.offset + 1)
             tokens.append(token._replace(is_shown=False) if is_behind else token)
         if hides_last and self._coming:
-            tokens.append(self._tell(*self._coming.popleft(), is_shown=False))
+            tokens.append(self._tell(*self._coming.popleft(), self._num_chars, is_shown=False))
         return tuple(tokens)
 
-    def _tell(self, token_id: int, logprobs: TokenLogprobs | None, *, is_shown: bool) -> OutputToken:
+    def _tell(
+        self, token_id: int, logprobs: TokenLogprobs | None, offset: int, *, is_shown: bool
+    ) -> OutputToken:
         piece = self._pieces.piece
         if logprobs is None:
-            return OutputToken(piece(token_id), self._num_chars, None, (), is_shown)
+            return OutputToken(piece(token_id), offset, None, (), is_shown)
         top = tuple((piece(other), value) for other, value in logprobs.top)
-        return OutputToken(piece(token_id), self._num_chars, logprobs.logprob, top, is_shown)
+        return OutputToken(piece(token_id), offset, logprobs.logprob, top, is_shown)
+
+
+def is_continuation(byte: int) -> bool:
+    """Whether a byte of UTF-8 goes on with a character."""
+    return byte & 0xC0 == 0x80

@@ -6,11 +6,12 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from server.answer import Answer, Delta, chat_finish_of, collect_all
+from server.answer import Answer, Delta, chat_finish_of, collect_all, render
 from server.context import ServerContext
 from server.convert import make_requests, token_details
 from server.errors import UnsupportedField
 from server.handler import answered
+from server.logprobs import TokenDetails
 from server.prompt import encode_chat
 from server.schema.chat import AssistantMessage, ChatChoice, ChatRequest, ChatResponse
 from server.schema.fields import CHAT
@@ -65,7 +66,14 @@ async def reply(context: ServerContext, wire: ChatRequest, answer: Answer) -> Re
         frames = ParsedChatFrames if answer.is_parsed else ChatFrames
         return stream_answer(context.config, frames(answer, wire.stream_options, details), started)
     deltas = await collect_all(answer.streams)
-    response = ChatResponse(
+    return await render(
+        lambda: response_of(answer, deltas, details).model_dump_json(exclude_unset=True), deltas
+    )
+
+
+def response_of(answer: Answer, deltas: list[Delta], details: TokenDetails) -> ChatResponse:
+    """The body of the answer."""
+    return ChatResponse(
         id=answer.id,
         object="chat.completion",
         created=answer.created,
@@ -84,8 +92,8 @@ async def reply(context: ServerContext, wire: ChatRequest, answer: Answer) -> Re
         ],
         usage=answer.usage(),
         prompt_token_ids=answer.prompt_ids(0) if details.has_ids else None,
+        prompt_logprobs=details.prompt(deltas[0].prompt_tokens),
     )
-    return Response(response.model_dump_json(exclude_unset=True), media_type="application/json")
 
 
 def message(delta: Delta) -> AssistantMessage:

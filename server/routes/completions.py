@@ -5,10 +5,12 @@ import asyncio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from server.answer import Answer, collect_all, finish_of
+from server.answer import Answer, Delta, collect_all, finish_of, render
 from server.context import ServerContext
 from server.convert import make_requests, token_details
+from server.echo import Echo
 from server.handler import answered
+from server.logprobs import TokenDetails, mean_logprob
 from server.prompt import encode_prompts
 from server.schema.completions import CompletionChoice, CompletionRequest, CompletionResponse
 from server.schema.fields import COMPLETION
@@ -26,38 +28,58 @@ async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer)
     """Encode, submit, and stream or collect."""
     started = asyncio.get_running_loop().time()
     limits = context.limits
+    prompts = await encode_prompts(wire, context.engine.tokenizer, limits)
     requests = make_requests(
         wire,
-        await encode_prompts(wire, context.engine.tokenizer, limits),
+        prompts,
         answer.id,
         limits,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         prompt_param="prompt",
     )
-    await answer.submit(context.engine, requests, n=wire.n or 1)
+    echo = await Echo.of(wire, prompts, context.engine.tokenizer)
+    await answer.submit(context.engine, requests, n=wire.num_samples)
     context.metrics.request_params(answer.n)
     details = token_details(wire)
     if wire.stream:
-        return stream_answer(context.config, CompletionFrames(answer, wire.stream_options, details), started)
+        frames = CompletionFrames(answer, wire.stream_options, details, echo)
+        return stream_answer(context.config, frames, started)
     deltas = await collect_all(answer.streams)
-    response = CompletionResponse(
+    return await render(
+        lambda: response_of(answer, deltas, wire.n or 1, details, echo).model_dump_json(), deltas
+    )
+
+
+def response_of(
+    answer: Answer, deltas: list[Delta], n: int, details: TokenDetails, echo: Echo
+) -> CompletionResponse:
+    """The body of the answer: of the samples of each prompt the `n` best ones."""
+    choices: list[CompletionChoice] = []
+    for first in range(0, len(deltas), answer.n):
+        samples = deltas[first : first + answer.n]
+        prompt_tokens = samples[0].prompt_tokens
+        if n < answer.n:
+            samples = sorted(samples, key=lambda delta: mean_logprob(delta.tokens), reverse=True)[:n]
+        text = echo.text(first)
+        choices += (
+            CompletionChoice(
+                index=index,
+                text=text + delta.text,
+                logprobs=details.completion(delta.tokens, prompt_tokens if echo else (), len(text)),
+                finish_reason=finish_of(delta),
+                stop_reason=delta.stop_reason,
+                prompt_token_ids=answer.prompt_ids(first) if details.has_ids else None,
+                prompt_logprobs=details.prompt(prompt_tokens),
+                **details.ids(delta.tokens),
+            )
+            for index, delta in enumerate(samples, len(choices))
+        )
+    return CompletionResponse(
         id=answer.id,
         object="text_completion",
         created=answer.created,
         model=answer.model,
         system_fingerprint=answer.fingerprint,
-        choices=[
-            CompletionChoice(
-                index=index,
-                text=delta.text,
-                logprobs=details.completion(delta.tokens),
-                finish_reason=finish_of(delta),
-                stop_reason=delta.stop_reason,
-                prompt_token_ids=answer.prompt_ids(index) if details.has_ids else None,
-                **details.ids(delta.tokens),
-            )
-            for index, delta in enumerate(deltas)
-        ],
+        choices=choices,
         usage=answer.usage(),
     )
-    return Response(response.model_dump_json(), media_type="application/json")

@@ -12,8 +12,15 @@ from pydantic import (
     model_validator,
 )
 
-from server.schema.logprobs import ChatLogprobs, is_none
-from server.schema.sampling import MAX_TOP_LOGPROBS, Finish, Usage, WireRequest
+from server.schema.logprobs import ChatLogprobs, PromptLogprobs, is_none
+from server.schema.sampling import (
+    MAX_TOP_LOGPROBS,
+    PROMPT_LOGPROBS,
+    Finish,
+    Usage,
+    WireRequest,
+    check_prompt_logprobs,
+)
 from server.schema.structured import StructuredRequest
 from server.schema.tools import (
     MAX_TOOL_CALLS,
@@ -150,6 +157,7 @@ class ChatRequest(StructuredRequest):
         le=MAX_TOP_LOGPROBS,
         description="with logprobs, also of so many most likely tokens in each place; default 0",
     )
+    prompt_logprobs: int | None = PROMPT_LOGPROBS
     return_tokens_as_token_ids: bool | None = Field(
         None, description="spell the tokens of log-probabilities as token_id:7; default false"
     )
@@ -172,6 +180,7 @@ class ChatRequest(StructuredRequest):
     parallel_tool_calls: bool | None = Field(
         None, description="false ends the answer after its first call; default true"
     )
+    _check_prompt_logprobs = field_validator("prompt_logprobs")(check_prompt_logprobs)
 
     @field_validator("top_logprobs")
     @classmethod
@@ -209,6 +218,16 @@ class ChatRequest(StructuredRequest):
     def num_logprobs(self) -> int | None:
         """How many most likely tokens are told in each place; None without log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the tokens of the prompt."""
+        return self.prompt_logprobs
+
+    @property
+    def num_samples(self) -> int:
+        """Continuations computed for the conversation."""
+        return self.n or 1
 
 
 class WireResponse(BaseModel):
@@ -254,6 +273,9 @@ class ChatResponse(WireResponse):
     usage: Usage
     prompt_token_ids: list[int] | None = Field(
         None, exclude_if=is_none, description="only with return_token_ids"
+    )
+    prompt_logprobs: PromptLogprobs | None = Field(
+        None, exclude_if=is_none, description="only if asked for: what could stand in each place, by token id"
     )
 
 

@@ -2,14 +2,21 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator
 from pydantic.functional_validators import PlainValidator
 
 from server.schema.chat import WireResponse
-from server.schema.logprobs import CompletionLogprobs, is_none
-from server.schema.sampling import MAX_TOP_LOGPROBS, Finish, Usage
+from server.schema.logprobs import CompletionLogprobs, PromptLogprobs, is_none
+from server.schema.sampling import (
+    MAX_TOP_LOGPROBS,
+    PROMPT_LOGPROBS,
+    Finish,
+    Usage,
+    check_prompt_logprobs,
+)
 from server.schema.structured import StructuredRequest
 
+MAX_BEST_OF = 20
 MAX_PROMPTS = 1024
 
 Prompt = str | list[int]
@@ -63,7 +70,19 @@ class CompletionRequest(StructuredRequest):
     """Body of POST /v1/completions."""
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(check_prompts), WithJsonSchema(PROMPT_SCHEMA)]
-    max_tokens: int | None = Field(None, ge=1, lt=2**31, description="output tokens at most; default 16")
+    best_of: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_BEST_OF,
+        description="continuations to compute for each prompt, of which the n with the highest mean "
+        "log-probability are the answers; default n. Not in a stream",
+    )
+    echo: bool | None = Field(
+        None, description="put the prompt in front of the text, and of its log-probabilities; default false"
+    )
+    max_tokens: int | None = Field(
+        None, ge=0, lt=2**31, description="output tokens at most; default 16; 0 only with echo"
+    )
     add_special_tokens: bool | None = Field(
         None,
         description="let the tokenizer add its special tokens (such as BOS) to text prompts; default true",
@@ -74,12 +93,33 @@ class CompletionRequest(StructuredRequest):
         le=MAX_TOP_LOGPROBS,
         description="tell the log-probability of each token, and of so many most likely ones in its place",
     )
+    prompt_logprobs: int | None = PROMPT_LOGPROBS
     return_tokens_as_token_ids: bool | None = Field(
         None, description="spell the tokens of log-probabilities as token_id:7; default false"
     )
     return_token_ids: bool | None = Field(
         None, description="tell the ids of the prompt's and all sampled tokens; default false"
     )
+
+    @field_validator("max_tokens")
+    @classmethod
+    def check_max_tokens(cls, value: int | None, info: ValidationInfo) -> int | None:
+        """An answer without anything helps nobody."""
+        if value == 0 and not info.data.get("echo"):
+            raise ValueError("it must be at least 1, or 0 together with echo")
+        return value
+
+    @field_validator("best_of")
+    @classmethod
+    def check_best_of(cls, value: int | None, info: ValidationInfo) -> int | None:
+        """The answers are chosen among them."""
+        if value is not None and value < (info.data.get("n") or 1):
+            raise ValueError("it must be at least n")
+        if value is not None and value > (info.data.get("n") or 1) and info.data.get("stream"):
+            raise ValueError("the best are known only at the end: it must equal n in a stream")
+        return value
+
+    _check_prompt_logprobs = field_validator("prompt_logprobs")(check_prompt_logprobs)
 
     @property
     def limit(self) -> tuple[int | None, str]:
@@ -90,6 +130,17 @@ class CompletionRequest(StructuredRequest):
     def num_logprobs(self) -> int | None:
         """How many most likely tokens are told in each place; None without log-probabilities."""
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the tokens of the prompt, for whichever part of the answer they are."""
+        told = [self.logprobs if self.echo else None, self.prompt_logprobs]
+        return max((num_top for num_top in told if num_top is not None), default=None)
+
+    @property
+    def num_samples(self) -> int:
+        """Continuations computed for each prompt."""
+        return max(self.n or 1, self.best_of or 1)
 
 
 class CompletionChoice(WireResponse):
@@ -107,6 +158,9 @@ class CompletionChoice(WireResponse):
     )
     prompt_token_ids: list[int] | None = Field(
         None, exclude_if=is_none, description="only with return_token_ids"
+    )
+    prompt_logprobs: PromptLogprobs | None = Field(
+        None, exclude_if=is_none, description="only if asked for: what could stand in each place, by token id"
     )
 
 

@@ -38,7 +38,6 @@ USE_MAX_TOKENS = Refused((), "use max_tokens")
 # Of a sampler with a switch and further settings, the latter may have the value that is their usual default.
 BOTH: dict[str, Refused] = {
     # log-probabilities and token ids in the answer
-    "prompt_logprobs": Refused((), LOGPROBS),
     "logprob_token_ids": Refused(([],), LOGPROBS),
     "token_ids_logprob": Refused(([],), LOGPROBS),
     "return_logprob": Refused((False,), LOGPROBS),
@@ -163,7 +162,9 @@ CHAT: dict[str, Refused] = BOTH | {
     "add_special_tokens": Refused((False,), "the chat template writes the special tokens"),
 }
 
-COMPLETION: dict[str, Refused] = BOTH | {
+COMPLETION: dict[str, Refused] = {
+    name: refused for name, refused in BOTH.items() if name not in ("best_of", "echo")
+} | {
     "top_logprobs": Refused((0,), "logprobs says how many"),
     "suffix": Refused(("",), "filling in the middle is not available yet"),
     "max_completion_tokens": USE_MAX_TOKENS,

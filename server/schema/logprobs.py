@@ -35,6 +35,20 @@ class ChatLogprobs(BaseModel):
     refusal: None
 
 
+class PromptLogprob(BaseModel):
+    """A token in some place of a prompt, as vLLM describes it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    logprob: float
+    rank: int | None = Field(description="1 is the most likely token; null for one that is told beside these")
+    decoded_token: str
+
+
+# For each token of a prompt the most likely ones in its place and itself, by token id; null for the first.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
 class CompletionLogprobs(BaseModel):
     """The tokens of an answer, or of a chunk's text, in parallel lists."""
 

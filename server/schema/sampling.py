@@ -2,7 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
@@ -35,6 +43,22 @@ STOP_SCHEMA = {
         },
     ]
 }
+PROMPT_LOGPROBS = Field(
+    None,
+    ge=0,
+    le=MAX_TOP_LOGPROBS,
+    description="tell how likely each token of the prompt was, and so many likeliest ones in its place; the "
+    "whole prompt is computed for it. Not in a stream",
+)
+
+
+def check_prompt_logprobs(value: int | None, info: ValidationInfo) -> int | None:
+    """A stream has no place for them."""
+    if value is not None and info.data.get("stream"):
+        raise ValueError("it cannot be told in a stream")
+    return value
+
+
 Stop = Annotated[tuple[str, ...], BeforeValidator(check_stop), WithJsonSchema(STOP_SCHEMA)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 

@@ -86,6 +86,7 @@ class ParsedDelta(NamedTuple):
     events: list[Event]
     has_calls: bool = False
     tokens: tuple[OutputToken, ...] = ()
+    prompt_tokens: tuple[OutputToken, ...] = ()
 
     @property
     def shows_tokens(self) -> bool:
@@ -158,6 +159,7 @@ class ParsedStream:
             and self._parser.num_calls > 0
             and not self._parser.is_call_open,
             tokens=delta.tokens,
+            prompt_tokens=delta.prompt_tokens,
         )
 
     async def collect(self) -> ParsedDelta:
@@ -166,16 +168,22 @@ class ParsedStream:
             return await self._parsed(await self._stream.collect())
         events: list[Event] = []
         tokens: list[OutputToken] = []
+        prompt_tokens: tuple[OutputToken, ...] = ()
         num_tokens = 0
         try:
             async for parsed in self:
                 events += parsed.events
                 tokens += parsed.tokens
+                prompt_tokens = prompt_tokens or parsed.prompt_tokens
                 num_tokens += parsed.num_tokens
         finally:
             self.abort()
         return parsed._replace(
-            text=content_of(events), num_tokens=num_tokens, events=join(events), tokens=tuple(tokens)
+            text=content_of(events),
+            num_tokens=num_tokens,
+            events=join(events),
+            tokens=tuple(tokens),
+            prompt_tokens=prompt_tokens,
         )
 
 

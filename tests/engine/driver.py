@@ -38,6 +38,7 @@ class Driver:
     plans: list[StepPlan] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     num_failed_steps: int = 0
+    scored: dict[int, list[int]] = field(default_factory=dict)
     now: float = 0.0
     step_seconds: float = 1.0
 
@@ -98,6 +99,9 @@ class Driver:
             self.num_failed_steps += 1
             self.finished += self.scheduler.fail(plan)
         else:
+            for row in plan.chunks:
+                if row.scored is not None:
+                    self.scored.setdefault(row.sequence_id, []).extend(row.scored.token_ids)
             self.finished += [s for s, _ in self.scheduler.commit(plan, output) if s.is_finished]
 
     def step(self) -> bool:

@@ -80,7 +80,7 @@ def test_what_can_never_run():
     admission = Desk(0.5, num_pages=20).admission
     for bad, error in (
         (make(0, 0, 1), InvalidRequest),
-        (make(0, 1, 0), InvalidRequest),
+        (make(0, 1, -1), InvalidRequest),
         (make(0, 15, 6), ContextLengthExceeded),
     ):
         with pytest.raises(error):

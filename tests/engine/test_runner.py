@@ -12,7 +12,7 @@ import torch
 from engine.config import EngineConfig
 from engine.device.devices import set_up_thread
 from engine.device.runner import ModelRunner
-from engine.outputs import NO_PAGE, NO_TOKEN, DecodeRows, Row, SlotInit, StepOutput, StepPlan
+from engine.outputs import NO_PAGE, NO_TOKEN, DecodeRows, Row, Scored, SlotInit, StepOutput, StepPlan
 from engine.request import SamplingParams
 from models.loader import random_decoder
 from models.shapes import SHAPES
@@ -156,3 +156,43 @@ def test_a_copied_page_continues_like_its_source(model):
         expected.append(both[0][0])
         tokens.append(both[1][0])
     assert tokens == expected
+
+
+def test_scores_are_those_of_the_raw_logits_whatever_the_slices(model, monkeypatch):
+    """Two pieces of a prompt and a sampled row in one step; the second piece comes with a row of its own."""
+    from engine.device import scores
+
+    prompt = tuple(range(10, 22))
+    sampling = SamplingParams(max_tokens=9, temperature=0.0, prompt_logprobs=2, logit_bias=((17, 1000.0),))
+    told = []
+    for slice_bytes in (scores.SLICE_BYTES, 1, 4 * 3 * model.spec.vocab_size):
+        monkeypatch.setattr(scores, "SLICE_BYTES", slice_bytes)
+        steps = Steps(model)
+        steps.start(0, SamplingParams(max_tokens=9))
+        init = SlotInit(sampling, 11, prompt, ())
+        pages = tuple(range(4, 8))
+        rows = [
+            Row(1, 1, 0, prompt[:5], False, pages, init, Scored(2, prompt[3:6], 2)),
+            Row(1, 1, 5, prompt[5:], True, (), None, Scored(5, prompt[6:], 3)),
+        ]
+        found = []
+        for row in rows:
+            decode = DecodeRows([0], [0], [steps.lengths[0]], [NO_PAGE])
+            steps.lengths[0] += 1
+            output = steps.runner.launch(StepPlan(0, decode, (row,), row.num_tokens + 1)).wait()
+            assert output.scores is not None and len(output.scores) == 1
+            assert (output.logprobs, [len(tokens) for tokens in output.tokens]) == (None, [1, row.sample])
+            found += output.scores[0]
+        told.append(found)
+    for others in told[1:]:
+        for one, other in zip(told[0], others, strict=True):
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+    assert [len(token.top) for token in told[0]] == [2] * 3 + [3] * 6
+    # Sampled greedily one after the other, they would have had the same log-probabilities.
+    for place, token in enumerate(told[0], 3):
+        options = {"temperature": 0.0, "logprobs": 2, "logit_bias": ((prompt[place], 1e6),)}
+        output = Steps(model).start(0, SamplingParams(max_tokens=9, **options), prompt[:place])
+        assert output.tokens == [(prompt[place],)] and output.logprobs is not None
+        (sampled,) = output.logprobs[0]
+        assert sampled.logprob == pytest.approx(token.logprob, abs=1e-4)
+        assert [i for i, _ in sampled.top] == [i for i, _ in token.top[:2]]

@@ -62,7 +62,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12),
         n=st.sampled_from([1, 1, 2, 3]),
-        max_tokens=st.integers(1, 12),
+        max_tokens=st.integers(0, 12),
+        prompt_logprobs=st.sampled_from([None, None, None, 1]),
         ignore_eos=st.booleans(),
         use_prefix_cache=st.sampled_from([True, True, True, False]),
         cache_salt=st.sampled_from([None, None, "salt"]),
@@ -234,6 +235,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = list(sequence.request.prompt_token_ids)
         whole = reference(prompt, sampling.max_tokens, ignore_eos=sampling.ignore_eos, seed=sequence.seed)
         output = output_of(sequence)
+        if sampling.prompt_logprobs is not None and (output or sequence.finish_reason is FinishReason.LENGTH):
+            scored = self.driver.scored.get(sequence.id, [])
+            assert scored == prompt[1:], "each token of the prompt once, before anything else"
         if sequence.finish_reason is FinishReason.STOP and sequence.stop_reason == "s":
             assert output == whole[: self.stopped_at[sequence.id]]
         elif sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):

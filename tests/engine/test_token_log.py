@@ -11,6 +11,7 @@ from engine.outputs import FinishReason, OutputToken, TokenLogprobs
 from engine.request import Request, SamplingParams
 from engine.text.detokenizer import AddTokens, Detokenizer, OpenStream
 from engine.text.pieces import TokenPieces
+from engine.text.token_log import TokenLog
 from tests.engine.test_detokenizer import EOS, TEXTS, TOKENIZERS, byte_fallback, byte_level
 from tests.engine.toy import EOS as TOY_EOS
 from tests.engine.toy import reference, toy_logprobs
@@ -194,3 +195,80 @@ async def test_log_probabilities_go_through_the_engine(num_pages):
             assert token.logprob == logprob
             assert [(piece.token_id, value) for piece, value in token.top] == list(top)
             assert token.is_shown == (token.piece.token_id != TOY_EOS)
+
+
+def check_prompt(tokens: tuple[OutputToken, ...], prompt: list[int], num_top: int) -> None:
+    """The tokens of a prompt, each with what the toy model says; nothing comes before the first."""
+    assert [token.piece.token_id for token in tokens] == prompt
+    assert [token.offset for token in tokens] == list(range(len(prompt)))
+    for number, token in enumerate(tokens):
+        if number == 0:
+            assert (token.logprob, token.top) == (None, ())
+            continue
+        logprob, top = toy_logprobs(token.piece.token_id, num_top)
+        assert token.logprob == logprob
+        assert [(piece.token_id, value) for piece, value in token.top] == list(top)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 20])
+@pytest.mark.parametrize("num_pages", [64, 20])
+async def test_prompts_tell_their_tokens_once(num_pages, max_tokens):
+    """However they are cut into chunks, preempted, and found in the prefix cache by others."""
+    prompts = [[(7 * i + j) % 90 for j in range(length)] for i, length in enumerate([1, 2, 37, 33, 36, 50])]
+    sampling = SamplingParams(max_tokens=max_tokens, prompt_logprobs=2, seed=0)
+    async with toy_engine(num_pages=num_pages, token_budget=16, overcommit=1.0) as engine:
+        for _ in range(2):
+            requests = [Request(str(i), tuple(p), sampling) for i, p in enumerate(prompts)]
+            streams = [engine.submit(request) for request in requests]
+            read = [[delta async for delta in stream] for stream in streams[:3]]
+            read += [[await stream.collect()] for stream in streams[3:]]
+            for prompt, stream, deltas in zip(prompts, streams, read, strict=True):
+                check_prompt(deltas[0].prompt_tokens, prompt, 2)
+                assert all(delta.prompt_tokens == () for delta in deltas[1:])
+                output = [token.piece.token_id for token in tokens_of(deltas)]
+                assert output == reference(prompt, max_tokens)
+                assert stream.num_output_tokens == len(output)
+                assert deltas[-1].finish_reason is not None
+                assert stream.num_cached_tokens == 0, "all of it is computed"
+        known = engine.submit(Request("known", tuple(prompts[5]), SamplingParams(max_tokens=1)))
+        await known.collect()
+        assert known.num_cached_tokens == 48, "but left for others"
+
+
+async def test_samples_share_a_prompt_that_one_of_them_tells():
+    prompt = list(range(40))
+    told = SamplingParams(max_tokens=5, prompt_logprobs=0, seed=0)
+    plain = SamplingParams(max_tokens=5, seed=0)
+    async with toy_engine(token_budget=16) as engine:
+        requests = [Request(str(i), tuple(prompt), told if i == 0 else plain) for i in range(3)]
+        deltas = [await stream.collect() for stream in engine.submit_group(requests)]
+        assert len({delta.text for delta in deltas}) == 1
+        check_prompt(deltas[0].prompt_tokens, prompt, 0)
+        assert engine.stats().cached_prompt_tokens_total == 2 * 39
+        requests = [Request(str(i), tuple(prompt), told) for i in range(2)]
+        for stream in engine.submit_group(requests):
+            check_prompt((await stream.collect()).prompt_tokens, prompt, 0)
+        nothing = SamplingParams(max_tokens=0)
+        for stream in engine.submit_group([Request(str(i), tuple(prompt), nothing) for i in range(3)]):
+            assert await stream.collect() == ("", 0, FinishReason.LENGTH, None, (), ())
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("text", ["né👋🏽 and!", " and"])
+def test_offsets_in_a_prompt_count_characters(name, text):
+    tokenizer = TOKENIZERS[name]()
+    eos = tokenizer.token_to_id(EOS)
+    token_ids = (eos, *tokenizer.encode(text).ids)
+    log = TokenLog(TokenPieces(tokenizer), skip_special_tokens=True)
+    log.tell_prompt(token_ids[:3], (None, None, None))
+    log.tell_prompt(token_ids[3:], (None,) * len(token_ids[3:]))
+    tokens = log.take_prompt()
+    assert log.take_prompt() == ()
+    assert [token.is_shown for token in tokens] == [False] + [True] * (len(tokens) - 1)
+    data = b""
+    for token in tokens:
+        before = data.decode(errors="ignore")
+        assert token.offset == len(before if name == "byte_level" else before[1:]), before
+        data += token.piece.data if token.is_shown else b""
+    whole = tokenizer.decode(list(token_ids))
+    assert data.decode().removeprefix(" " if name == "byte_fallback" else "") == whole

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.outputs import NO_PAGE, StepOutput, StepPlan, TokenLogprobs
+from engine.outputs import NO_PAGE, Row, StepOutput, StepPlan, TokenLogprobs
 
 VOCAB_SIZE = 97
 EOS = 96
@@ -103,7 +103,21 @@ class ToyRunner:
                 tuple(None if num_top is None else toy_logprobs(token, num_top) for token in row)
                 for row, num_top in zip(tokens, wanted, strict=True)
             ]
-        return ToyStep(StepOutput(plan.step_id, tokens, start_seconds, time.perf_counter(), logprobs))
+        scores = None
+        if any(row.scored is not None for row in plan.chunks):
+            scores = [self._scores(row) for row in plan.chunks]
+        end_seconds = time.perf_counter()
+        return ToyStep(StepOutput(plan.step_id, tokens, start_seconds, end_seconds, logprobs, scores))
+
+    def _scores(self, row: Row) -> tuple[TokenLogprobs, ...]:
+        """What the toy model says about the scored tokens of a chunk, which it must have computed."""
+        if row.scored is None:
+            return ()
+        start, token_ids, num_top = row.scored
+        assert row.start <= start and start + len(token_ids) <= row.start + row.num_tokens
+        within = row.start + row.num_tokens - start - 1
+        assert token_ids[:within] == row.token_ids[start - row.start + 1 :][: len(token_ids)]
+        return tuple(toy_logprobs(token_id, num_top) for token_id in token_ids)
 
     def spoil(self, plan: StepPlan) -> None:
         """Make it as if this newest step had failed: garbage in all places it wrote to."""

@@ -66,9 +66,26 @@ def fake_token(request: Request, number: int, said: str, offset: int, *, is_show
     num_top = request.sampling.logprobs
     if num_top is None:
         return OutputToken(piece, offset, None, (), is_shown)
-    logprob = -math.inf if "never" in said else -number / 8
+    logprob = -math.inf if "never" in said else -number / 8 - (request.sampling.seed or 0) % 7
     others = [(TokenPiece(i, bytes([0xF0, 0x9F, i]), False), -1.0 - i) for i in range(1, num_top)]
     return OutputToken(piece, offset, logprob, ((piece, logprob), *others)[:num_top], is_shown)
+
+
+def fake_prompt(request: Request) -> tuple[OutputToken, ...]:
+    """The tokens of a prompt, if they are wanted; 65 is the likeliest in every place but the first."""
+    num_top = request.sampling.prompt_logprobs
+    if num_top is None:
+        return ()
+    tokens = []
+    for place, token_id in enumerate(request.prompt_token_ids):
+        piece = TokenPiece(token_id, chr(token_id).encode(), False)
+        top = [(TokenPiece(65 + i, bytes([65 + i]), False), -0.5 - i) for i in range(num_top)]
+        tokens.append(
+            OutputToken(piece, place, -place / 4, tuple(top), is_shown=True)
+            if place
+            else OutputToken(piece, place, None, (), is_shown=True)
+        )
+    return tuple(tokens)
 
 
 class FakeStream:
@@ -120,7 +137,8 @@ class FakeStream:
                 self.news.set()
             num_tokens = sum(delta.num_tokens for delta in taken)
             tokens = tuple(token for delta in taken for token in delta.tokens)
-            return TextDelta(text, num_tokens, last.finish_reason, last.stop_reason, tokens)
+            prompt_tokens = taken[0].prompt_tokens
+            return TextDelta(text, num_tokens, last.finish_reason, last.stop_reason, tokens, prompt_tokens)
         self._is_over = True
         assert self.error is not None
         raise self.error
@@ -128,14 +146,16 @@ class FakeStream:
     async def collect(self) -> TextDelta:
         text, num_tokens = "", 0
         tokens: tuple[OutputToken, ...] = ()
+        prompt_tokens: tuple[OutputToken, ...] = ()
         try:
             async for delta in self:
                 text += delta.text
                 tokens += delta.tokens
+                prompt_tokens += delta.prompt_tokens
                 num_tokens += delta.num_tokens
         finally:
             self.abort()
-        return TextDelta(text, num_tokens, delta.finish_reason, delta.stop_reason, tokens)
+        return TextDelta(text, num_tokens, delta.finish_reason, delta.stop_reason, tokens, prompt_tokens)
 
 
 class FakeEngine:
@@ -216,6 +236,9 @@ class FakeEngine:
         request, offset = stream.request, 0
         if "hang" in orders:
             await asyncio.Event().wait()
+        if limit == 0:
+            del self.live[stream.request_id]
+            stream.put(TextDelta("", 0, FinishReason.LENGTH, None, (), fake_prompt(request)))
         for number, piece in enumerate(pieces[:limit]):
             await asyncio.sleep(delay)
             if number == fail:
@@ -237,10 +260,11 @@ class FakeEngine:
             if is_last:
                 del self.live[stream.request_id]
             tokens: tuple[OutputToken, ...] = ()
+            prompt_tokens = () if number else fake_prompt(request)
             if request.tell_tokens or request.sampling.logprobs is not None:
                 tokens = (fake_token(request, number, whole, offset, is_shown=bool(piece)),)
                 offset += len(piece)
-            stream.put(TextDelta(piece, 1, finish, stop, tokens))
+            stream.put(TextDelta(piece, 1, finish, stop, tokens, prompt_tokens))
             if is_last:
                 break
         self.observer.request_finished(

@@ -188,7 +188,6 @@ async def test_neutral_values_no_ops_and_unknown_fields_are_accepted(client: htt
     [
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("structural_tag", "{}"),
-        ("prompt_logprobs", 1),
         ("echo", True),
         ("best_of", 3),
         ("use_beam_search", True),

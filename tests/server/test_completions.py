@@ -98,7 +98,6 @@ async def test_bad_prompts_are_refused(
     ("name", "value"),
     [
         ("suffix", "x"),
-        ("echo", True),
         ("top_logprobs", 1),
         ("messages", []),
         ("tools", [{}]),
@@ -116,8 +115,8 @@ async def test_fields_that_are_not_built_are_refused(
 
 
 async def test_a_refused_field_comes_before_what_the_schema_finds(client: httpx.AsyncClient) -> None:
-    response = await client.post("/v1/completions", json={"prompt": "a", "echo": True, "max_tokens": 0})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "echo")
+    response = await client.post("/v1/completions", json={"prompt": "a", "suffix": "b", "max_tokens": -1})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "suffix")
 
 
 @pytest.mark.parametrize(("n", "prompts", "param"), [(1, 6, "prompt"), (3, 2, "n")])

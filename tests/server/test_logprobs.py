@@ -128,7 +128,7 @@ async def test_streamed_they_are_the_same(client: httpx.AsyncClient, path: str) 
 async def test_numbers_are_finite(client: httpx.AsyncClient) -> None:
     found = await answer(client, CHAT, "size=1 tokens=1", logprobs=True, top_logprobs=1)
     assert found["choices"][0]["logprobs"]["content"][0]["logprob"] == 0.0
-    details = TokenDetails(has_logprobs=True)
+    details = TokenDetails(num_logprobs=1)
     token = OutputToken(TokenPiece(1, b"x", False), 0, -float("inf"), (), is_shown=True)
     chat, text = details.chat([token]), details.completion([token])
     assert chat is not None and chat.content[0].logprob == -9999.0
@@ -184,7 +184,7 @@ def test_chunks_with_tokens_are_chunks_of_the_schema(frames_of: Any) -> None:
     made = Answer("id-", "model", FakeEngine().model)
     made.requests = [Request("r", (1, 2), SamplingParams(max_tokens=1))]
     made.streams = [object()]  # type: ignore[list-item]
-    frames = frames_of(made, None, TokenDetails(has_logprobs=True, has_ids=True))
+    frames = frames_of(made, None, TokenDetails(num_logprobs=1, has_ids=True))
     piece = TokenPiece(3, b"\xc3", False)
     token = OutputToken(piece, 0, -1.5, ((piece, -1.5),), is_shown=True)
     chunk = ChatChunk if frames_of is ChatFrames else CompletionChunk
