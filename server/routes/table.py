@@ -26,7 +26,8 @@ from server.schema.errors import AnthropicError, ErrorResponse, NativeError
 from server.schema.fields import CHAT, COMPLETION, Refused
 from server.schema.models import Load, ModelCard, ModelList, ModelName, TokenLoad, Version
 from server.schema.native import GENERATE, GenerateEvent, GenerateRequest, GenerateResponse
-from server.schema.responses import RESPONSES, ResponseEvent, ResponseObject, ResponsesRequest
+from server.schema.response_events import ResponseEvent
+from server.schema.responses import RESPONSES, ResponseObject, ResponsesRequest
 from server.schema.tokenize import (
     REFUSED,
     REFUSED_TOKENS,

@@ -28,7 +28,6 @@ EMPTY = Refused(([],))
 LOGPROBS = "log-probabilities are not available yet"
 STRUCTURED = Refused((), "structured output is not available yet")
 ADAPTERS = Refused((), "adapters are not available yet")
-TOOLS = "tool calls are not available yet"
 THINKING = Refused((), "use reasoning_effort, or what the template knows in chat_template_kwargs")
 SHORTEN = Refused((), "shorten the prompt before sending it")
 CHAT_ONLY = Refused((), "only chat has a template")

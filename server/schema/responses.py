@@ -1,8 +1,8 @@
-"""POST /v1/responses of the OpenAI API, without state on the server: request, response and events."""
+"""POST /v1/responses of the OpenAI API, without state on the server: request and response."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, RootModel, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from server.schema.chat import (
     MAX_MESSAGES,
@@ -13,8 +13,9 @@ from server.schema.chat import (
     allow_string,
     as_parts,
 )
-from server.schema.fields import LOGPROBS, TOOLS, Refused, strangers
+from server.schema.fields import LOGPROBS, Refused, strangers
 from server.schema.sampling import SamplingRequest, WireRequest
+from server.schema.tools import MAX_TOOLS, NAME, ToolName, allow_word, as_choice
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
 
@@ -119,6 +120,59 @@ class TextOptions(WireRequest):
     format: TextFormat | None = None
 
 
+class InputTool(WireRequest):
+    """A function the model may call. Tools that a server would run itself are refused by name."""
+
+    type: str = Field(max_length=64)
+    name: str | None = Field(None, pattern=NAME)
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(
+        None, description="JSON schema of the arguments, an object; default: there are none"
+    )
+    strict: bool | None = Field(None, description="accepted; arguments are not held to the schema yet")
+
+    @model_validator(mode="after")
+    def check_type(self) -> "InputTool":
+        """Nothing is searched for, run or fetched here."""
+        if self.type != "function":
+            raise ValueError(f"tools of type {self.type!r} are not supported; only functions")
+        if self.name is None:
+            raise ValueError("a function needs the field 'name'")
+        return self
+
+    @property
+    def for_chat(self) -> dict[str, Any]:
+        """The same tool in chat."""
+        function = self.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
+        return {"type": "function", "function": function}
+
+
+class InputChoice(WireRequest):
+    """Which tools may or must be called: a word, one function by name, or some."""
+
+    type: Literal["none", "auto", "required", "function", "allowed_tools"]
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[ToolName] | None = Field(None, min_length=1, max_length=MAX_TOOLS)
+
+    @model_validator(mode="after")
+    def check_parts(self) -> "InputChoice":
+        """What a type needs is there."""
+        if self.type == "function" and self.name is None:
+            raise ValueError("a choice of type 'function' needs the field 'name'")
+        if self.type == "allowed_tools" and (self.mode is None or self.tools is None):
+            raise ValueError("a choice of type 'allowed_tools' needs the fields 'mode' and 'tools'")
+        return self
+
+    @property
+    def for_chat(self) -> dict[str, Any]:
+        """The same choice in chat."""
+        if self.type == "allowed_tools":
+            names = [{"type": "function", "function": {"name": tool.name}} for tool in self.tools or ()]
+            return {"type": self.type, "allowed_tools": {"mode": self.mode, "tools": names}}
+        return {"type": self.type, "name": self.name}
+
+
 class ResponsesRequest(SamplingRequest):
     """Body of POST /v1/responses. The sampling fields of chat that Responses does not know are extensions."""
 
@@ -136,7 +190,15 @@ class ResponsesRequest(SamplingRequest):
     truncation: Literal["disabled"] | None = Field(None, description="a prompt that is too long is an error")
     include: list[str] | None = Field(None, max_length=32, description="nothing that can be had is left out")
     metadata: dict[str, str] | None = Field(None, max_length=16, description="given back with the response")
-    parallel_tool_calls: bool | None = None
+    tools: list[InputTool] | None = Field(
+        None, max_length=MAX_TOOLS, description="what the model may call; an empty list is none"
+    )
+    tool_choice: (
+        Annotated[InputChoice, Field(json_schema_extra=allow_word), BeforeValidator(as_choice)] | None
+    ) = Field(None, description="default auto if there are tools")
+    parallel_tool_calls: bool | None = Field(
+        None, description="false ends the answer after its first call; default true"
+    )
 
     @field_validator("include")
     @classmethod
@@ -153,9 +215,7 @@ RESPONSES: dict[str, Refused] = strangers(ResponsesRequest, ChatRequest) | {
     "conversation": Refused((), STATELESS),
     "background": Refused((False,), STATELESS),
     "prompt": Refused((), "send instructions and input"),
-    "tools": Refused(([],), TOOLS),
-    "tool_choice": Refused(("none", "auto"), TOOLS),
-    "max_tool_calls": Refused((), TOOLS),
+    "max_tool_calls": Refused((), "no tool is run here; parallel_tool_calls limits an answer to one call"),
     "context_management": Refused(([],), "shorten the input before sending it"),
     "n": Refused((1,), "a response is one answer"),
     "messages": Refused((), "send input"),
@@ -174,14 +234,48 @@ class OutputText(WireResponse):
     logprobs: list[None] = Field(default_factory=list, max_length=0)
 
 
+class ReasoningText(WireResponse):
+    """What the model thought."""
+
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputReasoning(WireResponse):
+    """What the model thought before its answer. It is not summed up."""
+
+    type: Literal["reasoning"] = "reasoning"
+    id: str
+    status: ItemStatus
+    summary: list[None] = Field(default_factory=list, max_length=0)
+    content: list[ReasoningText]
+
+
+class OutputCall(WireResponse):
+    """A call of a function, with its arguments as JSON in a string."""
+
+    type: Literal["function_call"] = "function_call"
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
 class OutputMessage(WireResponse):
     """The answer."""
 
     type: Literal["message"] = "message"
     id: str
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: ItemStatus
     role: Literal["assistant"] = "assistant"
     content: list[OutputText]
+
+
+OutputItem = OutputReasoning | OutputMessage | OutputCall
 
 
 class InputDetails(WireResponse):
@@ -257,6 +351,16 @@ class ReasoningSettings(WireResponse):
     summary: None = None
 
 
+class FunctionTool(WireResponse):
+    """A function that could be called."""
+
+    type: Literal["function"] = "function"
+    name: str
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: bool
+
+
 class ResponseObject(WireResponse):
     """Answer of POST /v1/responses. The fields of the request come back as they were understood."""
 
@@ -271,88 +375,15 @@ class ResponseObject(WireResponse):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
+    output: list[Annotated[OutputItem, Field(discriminator="type")]]
     parallel_tool_calls: bool
     previous_response_id: None = None
     reasoning: ReasoningSettings
     store: Literal[False] = False
     temperature: float
     text: TextSettings = TextSettings()
-    tool_choice: Literal["auto"] = "auto"
-    tools: list[None] = Field(default_factory=list, max_length=0)
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
+    tools: list[FunctionTool] = Field(default_factory=list)
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None
-
-
-StateKind = Literal[
-    "response.created",
-    "response.in_progress",
-    "response.completed",
-    "response.incomplete",
-    "response.failed",
-]
-ItemKind = Literal["response.output_item.added", "response.output_item.done"]
-PartKind = Literal["response.content_part.added", "response.content_part.done"]
-
-
-class StateEvent(WireResponse):
-    """The response has reached a state."""
-
-    type: StateKind
-    sequence_number: int
-    response: ResponseObject
-
-
-class ItemEvent(WireResponse):
-    """An item of the output begins, or is whole."""
-
-    type: ItemKind
-    sequence_number: int
-    output_index: int
-    item: OutputMessage
-
-
-class PartEvent(WireResponse):
-    """A part of an item begins, or is whole."""
-
-    type: PartKind
-    sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: int
-    part: OutputText
-
-
-class TextDeltaEvent(WireResponse):
-    """More text."""
-
-    type: Literal["response.output_text.delta"] = "response.output_text.delta"
-    sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: int
-    delta: str
-    logprobs: list[None] = Field(default_factory=list, max_length=0)
-
-
-class TextDoneEvent(WireResponse):
-    """All of the text."""
-
-    type: Literal["response.output_text.done"] = "response.output_text.done"
-    sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: int
-    text: str
-    logprobs: list[None] = Field(default_factory=list, max_length=0)
-
-
-class ResponseEvent(
-    RootModel[
-        Annotated[
-            StateEvent | ItemEvent | PartEvent | TextDeltaEvent | TextDoneEvent, Field(discriminator="type")
-        ]
-    ]
-):
-    """One event of a streamed response; `event:` repeats its type, and the numbers count up from 0."""

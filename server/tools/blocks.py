@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from engine.outputs import TextDelta
+from engine.outputs import FinishReason, TextDelta
 from server.tools.events import Arguments, CallBegun, CallEnded, Content, Event, Reasoning
 from server.tools.output import ParsedDelta
 
@@ -13,13 +13,17 @@ Kind = Literal["text", "reasoning", "call"]
 
 @dataclass(slots=True)
 class Block:
-    """One block, its number counting from 0. A call has an id and a name, and its text are its arguments."""
+    """One block, its number counting from 0. A call has an id and a name, and its text are its arguments.
+
+    `is_cut`: the limit of tokens ended the answer in it. A call that is whole `is_complete`.
+    """
 
     number: int
     kind: Kind
     id: str = ""
     name: str = ""
     is_complete: bool = False
+    is_cut: bool = False
     parts: list[str] = field(default_factory=list)
 
     @property
@@ -42,7 +46,7 @@ class More(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A block is whole; a call that is not `is_complete` broke off."""
+    """Nothing more comes of a block."""
 
     block: Block
 
@@ -65,6 +69,8 @@ class Blocks:
         elif delta.text:
             yield from self._take(Content(delta.text))
         if delta.finish_reason is not None:
+            if self._open is not None:
+                self._open.is_cut = delta.finish_reason is FinishReason.LENGTH
             yield from self._end()
 
     def _take(self, event: Event) -> Iterator[Step]:

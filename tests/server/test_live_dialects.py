@@ -185,6 +185,26 @@ def test_openai_response_errors(gpt: openai.OpenAI) -> None:
     assert last.response.error.message == "Computing this request failed."
 
 
+def test_openai_response_tools_and_reasoning(thinker: LiveServer) -> None:
+    tools: list[Any] = [{"type": "function", "name": "get_weather", "parameters": SCHEMA, "strict": False}]
+    turns: list[Any] = user(f"say:<think>Hm.</think>I look.\n{CALL}")
+    with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key="none", max_retries=0) as gpt:
+        with gpt.responses.stream(model="fake-model", input=turns, tools=tools) as stream:
+            kinds = {event.type for event in stream}
+            streamed = stream.get_final_response()
+        assert {"response.reasoning_text.delta", "response.function_call_arguments.delta"} < kinds
+        answer = gpt.responses.create(model="fake-model", input=turns, tools=tools)
+        for found in (streamed, answer):
+            assert [item.type for item in found.output] == ["reasoning", "message", "function_call"]
+            assert found.output_text == "I look."
+        call = answer.output[-1]
+        assert call.type == "function_call" and call.arguments == '{"city": "Paris"}'
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
+        last = gpt.responses.create(model="fake-model", input=[*turns, *answer.output, result], tools=tools)
+    assert last.usage is not None and answer.usage is not None
+    assert last.usage.input_tokens > answer.usage.input_tokens
+
+
 def test_huggingface_hub_generates(live: LiveServer) -> None:
     with InferenceClient(live.url, token="none") as hub:
         assert hub.text_generation("tokens=3", max_new_tokens=20) == "t0 t1 t2 "

@@ -1,6 +1,7 @@
 """The Responses API over ASGI, with a FakeEngine; the official client meets it in test_live_dialects.py."""
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -10,7 +11,8 @@ from openai.types.responses import ResponseStreamEvent as SdkEvent
 from pydantic import TypeAdapter
 
 from server.schema.errors import ErrorResponse
-from server.schema.responses import ResponseEvent, ResponseObject
+from server.schema.response_events import ResponseEvent
+from server.schema.responses import ResponseObject
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
 
@@ -103,6 +105,97 @@ async def test_an_answer_without_text_still_has_its_message(
 async def test_text_survives(client: httpx.AsyncClient, text: str) -> None:
     events = await stream(client, input=f"say:{text}", max_output_tokens=50)
     assert text_of(events) == text
+
+
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": False,
+}
+NOW = {"type": "function", "name": "now"}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+CALL_NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+SAY = f"say:<think>Hm.</think>I look.\n{CALL}\n{CALL_NOW}"
+
+
+@pytest.fixture
+async def thinker(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a model that thinks first and calls tools in Hermes' format."""
+    engine.tokenizer.chat_template = "{{ messages }}{{ tools }}<tool_call><think>"
+    async with client_for(engine) as client:
+        yield client
+
+
+async def test_thoughts_and_calls_are_items_of_their_own(thinker: httpx.AsyncClient) -> None:
+    answer = await ask(thinker, input=SAY, tools=[WEATHER, NOW])
+    thought, said, weather, now = answer["output"]
+    assert (thought["type"], thought["summary"]) == ("reasoning", [])
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+    assert (said["type"], said["content"][0]["text"]) == ("message", "I look.")
+    assert (weather["type"], weather["name"], weather["arguments"]) == (
+        "function_call",
+        "get_weather",
+        '{"city": "Paris"}',
+    )
+    assert (now["name"], now["arguments"]) == ("now", "{}")
+    assert {item["status"] for item in answer["output"]} == {"completed"}
+    assert len({item["id"] for item in answer["output"]}) == 4
+    assert weather["call_id"] != now["call_id"]
+    assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == len("<think>Hm.</think>")
+    assert answer["tools"][1] == NOW | {"description": None, "parameters": None, "strict": False}
+
+
+async def test_streamed_items_begin_grow_and_end_one_after_the_other(thinker: httpx.AsyncClient) -> None:
+    events = await stream(thinker, input=SAY, tools=[WEATHER, NOW])
+    output = events[-1]["response"]["output"]
+    kinds = ["reasoning", "message", "function_call", "function_call"]
+    assert [item["type"] for item in output] == kinds
+    assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == output
+    names = {
+        "reasoning": "reasoning_text",
+        "message": "output_text",
+        "function_call": "function_call_arguments",
+    }
+    for index, item in enumerate(output):
+        own = [event for event in events if event.get("output_index") == index]
+        assert own == events[events.index(own[0]) : events.index(own[-1]) + 1], "items do not mix"
+        name = f"response.{names[item['type']]}"
+        text = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+        pieces = [event["delta"] for event in own if event["type"] == f"{name}.delta"]
+        assert "".join(pieces) == text and len(pieces) > 1
+        [done] = [event for event in own if event["type"] == f"{name}.done"]
+        assert done["arguments" if item["type"] == "function_call" else "text"] == text
+        assert {event["item_id"] for event in own if "item_id" in event} == {item["id"]}
+
+
+@pytest.mark.parametrize("limit", [5, 25, 80])
+async def test_only_the_item_in_which_an_answer_is_cut_is_incomplete(
+    thinker: httpx.AsyncClient, limit: int
+) -> None:
+    fields = {"input": SAY, "tools": [WEATHER, NOW], "max_output_tokens": limit}
+    answer = await ask(thinker, **fields)
+    statuses = [item["status"] for item in answer["output"]]
+    assert statuses == ["completed"] * (len(statuses) - 1) + ["incomplete"]
+    events = await stream(thinker, **fields)
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [item["status"] for item in done] == statuses
+    assert done == events[-1]["response"]["output"]
+
+
+async def test_choices_of_tools_act(thinker: httpx.AsyncClient, engine: FakeEngine) -> None:
+    fields = {"input": f"say:{CALL}\n{CALL_NOW}", "tools": [WEATHER, NOW]}
+    one = await ask(thinker, **fields, parallel_tool_calls=False)
+    assert [item["name"] for item in one["output"]] == ["get_weather"]
+    told = engine.tokenizer.chats[-1][1]["template_kwargs"]["tools"]
+    assert told[0]["function"]["description"] == "Weather of a city."
+    none = await ask(thinker, **fields, tool_choice="none")
+    assert ([item["type"] for item in none["output"]], none["tool_choice"]) == (["message"], "none")
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "now"}]}
+    some = await ask(thinker, **fields, tool_choice=allowed)
+    assert [item.get("name") for item in some["output"]] == [None, "now"]
+    assert some["tool_choice"] == allowed
 
 
 async def test_an_answer_cut_by_its_limit_is_incomplete(client: httpx.AsyncClient) -> None:
@@ -219,8 +312,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": "a", "conversation": "conv_1"}, "conversation"),
     ({"input": "a", "background": True}, "background"),
     ({"input": "a", "prompt": {"id": "p"}}, "prompt"),
-    ({"input": "a", "tools": [{"type": "web_search"}]}, "tools"),
+    ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0]"),
+    ({"input": "a", "tools": [{"type": "function"}]}, "tools[0]"),
+    ({"input": "a", "tools": [{"type": "function", "name": "f g"}]}, "tools[0].name"),
+    ({"input": "a", "tools": [{"type": "function", "name": "f"}] * 2}, "tools"),
     ({"input": "a", "tool_choice": "required"}, "tool_choice"),
+    ({"input": "a", "tool_choice": {"type": "function"}}, "tool_choice"),
+    ({"input": "a", "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice"),
+    ({"input": "a", "max_tool_calls": 1}, "max_tool_calls"),
     ({"input": "a", "truncation": "auto"}, "truncation"),
     ({"input": "a", "text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"input": "a", "include": ["message.output_text.logprobs"]}, "include"),

@@ -37,6 +37,9 @@ def chat_request(wire: ResponsesRequest) -> ResponsesChat:
         "reasoning_effort": wire.reasoning.effort if wire.reasoning else None,
         "stop": list(wire.stop) if wire.stop else None,
         "response_format": response_format(wire.text.format if wire.text else None),
+        "tools": [tool.for_chat for tool in wire.tools or ()],
+        "tool_choice": wire.tool_choice.for_chat if wire.tool_choice else None,
+        "parallel_tool_calls": wire.parallel_tool_calls,
     }
     try:
         return ResponsesChat.model_validate(fields)

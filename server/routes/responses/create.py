@@ -11,7 +11,8 @@ from server.context import ServerContext
 from server.handler import answered
 from server.routes.chat import submit
 from server.routes.responses.convert import chat_request
-from server.routes.responses.events import ResponseFrames, begun, ended
+from server.routes.responses.events import ResponseFrames
+from server.routes.responses.items import begun, whole
 from server.schema.responses import RESPONSES, ResponsesRequest
 from server.stream import stream_answer
 
@@ -35,5 +36,5 @@ async def reply(context: ServerContext, wire: ResponsesRequest, answer: Answer) 
     if wire.stream:
         return stream_answer(context.config, ResponseFrames(answer, response), started)
     [delta] = await collect_all(answer.streams)
-    body = ended(response, answer, delta)
+    body = whole(response, answer, delta)
     return Response(body.model_dump_json(), media_type="application/json")

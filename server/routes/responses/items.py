@@ -1,0 +1,148 @@
+"""A response and the items of its output, from what was asked for and the blocks of the answer."""
+
+from typing import Any, Literal
+
+from engine.outputs import FinishReason
+from server.answer import Answer, Delta
+from server.convert import Limits
+from server.schema.responses import (
+    FunctionTool,
+    IncompleteDetails,
+    InputChoice,
+    InputDetails,
+    ItemStatus,
+    JsonObject,
+    JsonSchema,
+    OutputCall,
+    OutputDetails,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
+    PlainText,
+    ReasoningSettings,
+    ReasoningText,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseUsage,
+    TextSettings,
+)
+from server.tools.blocks import Block, Kind, blocks_of
+
+ID_PREFIXES: dict[Kind, str] = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
+
+
+def item_id(answer: Answer, block: Block) -> str:
+    """The id of the item that a block is: the first message has the response's number, the others theirs."""
+    number = f"_{block.number}" if block.number else ""
+    return answer.id.replace("resp_", ID_PREFIXES[block.kind]) + number
+
+
+def item_of(answer: Answer, block: Block, status: ItemStatus) -> OutputItem:
+    """A block as an item of the output; one in progress has no content yet."""
+    name = item_id(answer, block)
+    if block.kind == "call":
+        return OutputCall(id=name, status=status, call_id=block.id, name=block.name, arguments=block.text)
+    has_content = status != "in_progress"
+    if block.kind == "reasoning":
+        thought = [ReasoningText(text=block.text)] if has_content else []
+        return OutputReasoning(id=name, status=status, content=thought)
+    said = [OutputText(text=block.text)] if has_content else []
+    return OutputMessage(id=name, status=status, content=said)
+
+
+def status_of(block: Block) -> ItemStatus:
+    """How a block ended: a call may have broken off at a stop string, too."""
+    is_broken = block.is_cut or (block.kind == "call" and not block.is_complete)
+    return "incomplete" if is_broken else "completed"
+
+
+def begun(answer: Answer, wire: ResponsesRequest, limits: Limits) -> ResponseObject:
+    """The response before there is any output."""
+    defaults = limits.generation_defaults
+    return ResponseObject(
+        id=answer.id,
+        created_at=answer.created,
+        status="in_progress",
+        instructions=wire.instructions,
+        max_output_tokens=wire.max_output_tokens,
+        metadata=wire.metadata or {},
+        model=answer.model,
+        output=[],
+        parallel_tool_calls=wire.parallel_tool_calls is not False,
+        reasoning=ReasoningSettings(effort=wire.reasoning.effort if wire.reasoning else None),
+        temperature=defaults.get("temperature", 1.0) if wire.temperature is None else wire.temperature,
+        tool_choice=choice_of(wire.tool_choice),
+        tools=[
+            FunctionTool(
+                name=tool.name or "",
+                description=tool.description,
+                parameters=tool.parameters,
+                strict=bool(tool.strict),
+            )
+            for tool in wire.tools or ()
+        ],
+        top_p=defaults.get("top_p", 1.0) if wire.top_p is None else wire.top_p,
+        text=TextSettings(format=text_format(wire)),
+        usage=None,
+    )
+
+
+def text_format(wire: ResponsesRequest) -> PlainText | JsonObject | JsonSchema:
+    """The form of the text, as it was asked for."""
+    wanted = wire.text and wire.text.format
+    if not wanted or wanted.type == "text":
+        return PlainText()
+    if wanted.type == "json_object":
+        return JsonObject()
+    return JsonSchema(
+        name=wanted.name,
+        description=wanted.description,
+        schema_=wanted.schema_ or {},
+        strict=wanted.strict is not False,
+    )
+
+
+def choice_of(choice: InputChoice | None) -> Literal["none", "auto", "required"] | dict[str, Any]:
+    """The choice as the API writes it: a word, or an object with what its type needs."""
+    if choice is None:
+        return "auto"
+    if choice.type == "function":
+        return {"type": "function", "name": choice.name}
+    if choice.type == "allowed_tools":
+        tools = [{"type": "function", "name": tool.name} for tool in choice.tools or ()]
+        return {"type": "allowed_tools", "mode": choice.mode, "tools": tools}
+    return choice.type
+
+
+def ended(response: ResponseObject, answer: Answer, delta: Delta, blocks: list[Block]) -> ResponseObject:
+    """The response with its whole output."""
+    is_cut = delta.finish_reason is FinishReason.LENGTH
+    counts = answer.usage()
+    usage = ResponseUsage(
+        input_tokens=counts.prompt_tokens,
+        input_tokens_details=InputDetails(cached_tokens=counts.prompt_tokens_details.cached_tokens),
+        output_tokens=counts.completion_tokens,
+        output_tokens_details=OutputDetails(
+            reasoning_tokens=counts.completion_tokens_details.reasoning_tokens
+        ),
+        total_tokens=counts.total_tokens,
+    )
+    return response.model_copy(
+        update={
+            "status": "incomplete" if is_cut else "completed",
+            "incomplete_details": IncompleteDetails() if is_cut else None,
+            "output": [item_of(answer, block, status_of(block)) for block in blocks],
+            "usage": usage,
+        }
+    )
+
+
+def whole(response: ResponseObject, answer: Answer, delta: Delta) -> ResponseObject:
+    """The response to an answer that comes at once. One without text still has its message."""
+    return ended(response, answer, delta, blocks_of(delta) or [empty_block(delta)])
+
+
+def empty_block(delta: Delta) -> Block:
+    """The message of an answer without text."""
+    return Block(0, "text", is_cut=delta.finish_reason is FinishReason.LENGTH)
