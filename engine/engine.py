@@ -36,6 +36,7 @@ from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
 from engine.stream import RequestStream
+from engine.text.after_reasoning import bind
 from engine.text.detokenizer import Decoded
 from engine.text.grammar import GrammarCompiler
 from engine.text.mailbox import Mailbox
@@ -183,7 +184,8 @@ class Engine:
         grammar = request.sampling.grammar
         if grammar is None:
             return request
-        return replace(request, constraints=(*request.constraints, await self._grammars.compile(grammar)))
+        constraint = bind(await self._grammars.compile(grammar), request.sampling)
+        return replace(request, constraints=(*request.constraints, constraint))
 
     def submit(self, request: Request) -> RequestStream:
         """Check and queue a request, which prepare() has returned if it has a grammar.

@@ -14,6 +14,7 @@ from engine.outputs import StepPlan
 from engine.record.reader import Arrived, Landed, Planned, Record, Tokens
 from engine.request import SamplingParams
 from engine.startup import find, load_tokenizer
+from engine.text.after_reasoning import bind
 from engine.text.grammar import Vocabulary, compile_grammar
 from models.catalog import ModelFiles
 from models.fingerprint import fingerprint
@@ -93,7 +94,7 @@ class _Constrainer:
     def __call__(self, sampling: SamplingParams) -> tuple[Constraint, ...]:
         if sampling.grammar is None:
             return ()
-        return (compile_grammar(sampling.grammar, self._vocabulary),)
+        return (bind(compile_grammar(sampling.grammar, self._vocabulary), sampling),)
 
 
 def compare(record: Record, runner: Runner) -> Replayed:

@@ -6,10 +6,12 @@ On a GPU decode steps are replayed graphs, so the same tests show that both samp
 from collections.abc import Iterator
 from itertools import count
 
+import numpy as np
 import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.constraint import Standing
 from engine.device.devices import set_up_thread
 from engine.device.runner import ModelRunner
 from engine.outputs import NO_PAGE, NO_TOKEN, DecodeRows, Row, Scored, SlotInit, StepOutput, StepPlan
@@ -45,9 +47,11 @@ class Steps:
         self.ids: Iterator[int] = count()
         self.lengths: dict[int, int] = {}
 
-    def start(self, slot: int, sampling: SamplingParams, prompt=PROMPT, outputs=()) -> StepOutput:
+    def start(
+        self, slot: int, sampling: SamplingParams, prompt=PROMPT, outputs=(), constraints=()
+    ) -> StepOutput:
         tokens = (*prompt, *outputs)
-        init = SlotInit(sampling, seed=11, prompt_token_ids=prompt, output_token_ids=tuple(outputs))
+        init = SlotInit(sampling, 11, prompt, tuple(outputs), tuple(constraints))
         pages = tuple(range(slot * 4, slot * 4 + 4))
         self.lengths[slot] = len(tokens)
         row = Row(slot, slot, 0, tokens, True, pages, init)
@@ -93,6 +97,53 @@ def test_no_end_before_min_tokens(model):
     resumed = SamplingParams(max_tokens=50, min_tokens=3, **forced)
     first = steps.start(0, resumed, outputs=tokens[:2]).tokens[0][0]
     assert [first, steps.decode(0).tokens[0][0]] == tokens[2:4], "the same after a preemption"
+
+
+class Script:
+    """A constraint, and what follows it, in one: these tokens, and then the end."""
+
+    def __init__(self, *token_ids: int):
+        self.left = list(token_ids)
+
+    def follow(self):
+        return Script(*self.left)
+
+    @classmethod
+    def restrict(cls, followers, new_token_ids, masks):
+        for follower, new, mask in zip(followers, new_token_ids, masks, strict=True):
+            assert follower.left[: len(new)] == list(new), "told what was chosen, once and in order"
+            del follower.left[: len(new)]
+            bits = np.zeros(len(mask) * 32, np.uint8)
+            bits[follower.left[:1]] = 1
+            mask &= np.packbits(bits, bitorder="little").view(np.int32)
+        return [Standing.GOES_ON if follower.left else Standing.MAY_END for follower in followers]
+
+
+def test_a_constrained_row_obeys_and_disturbs_no_other(model):
+    steps = Steps(model)
+    expected = steps.run(1, 6, temperature=0.0)
+    script = (17, 200, 40, 17, 255)
+    steps.start(1, SamplingParams(max_tokens=50, temperature=0.0))
+    told = [steps.start(0, SamplingParams(max_tokens=50), constraints=[Script(*script)])]
+    assert told[0].num_constrained == 1
+    told += [steps.decode(1, 0) for _ in range(5)]
+    assert [step.tokens[-1] for step in told] == [*((token,) for token in script), ()]
+    assert [step.tokens[0][0] for step in told[1:]] == expected[1:]
+    assert steps.decode(1).num_constrained == 0
+    resumed = steps.start(0, SamplingParams(max_tokens=50), outputs=script[:2], constraints=[Script(*script)])
+    assert [*resumed.tokens[0], *steps.decode(0).tokens[0]] == list(script[2:4]), (
+        "the same after a preemption"
+    )
+    assert steps.run(0, 6, temperature=0.0) == expected, (
+        "a slot forgets the constraint of the sequence before"
+    )
+
+
+def test_a_constraint_and_the_other_masks_hold_together(model):
+    steps = Steps(model)
+    allowed = SamplingParams(max_tokens=50, allowed_token_ids=frozenset([17, 18]))
+    told = steps.start(0, allowed, constraints=[Script(17, 40)])
+    assert [told.tokens[0], steps.decode(0).tokens[0]] == [(17,), (NO_TOKEN,)]
 
 
 def test_penalties_see_prompt_and_output(model):
