@@ -14,7 +14,7 @@ from server.schema.chat import (
     as_parts,
 )
 from server.schema.errors import AnthropicError
-from server.schema.fields import STRUCTURED, Refused, strangers
+from server.schema.fields import Refused, strangers
 from server.schema.sampling import SamplingRequest, Stop, WireRequest
 from server.schema.tools import MAX_TOOLS, NAME
 
@@ -160,11 +160,18 @@ class InputChoice(WireRequest):
         return "required" if self.type == "any" else self.type
 
 
+class OutputFormat(WireRequest):
+    """JSON that a schema describes."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
 class OutputConfig(WireRequest):
     """How much effort, and which form, the answer should have."""
 
     effort: ReasoningEffort | None = Field(None, description="given to the chat template")
-    format: None = Field(None, description=STRUCTURED.hint)
+    format: OutputFormat | None = None
 
 
 class Conversation(WireRequest):

@@ -2,17 +2,21 @@
 
 import asyncio
 import json
+import random
 import threading
 
+import jsonschema
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 import engine.text.grammar as room
 from engine.constraint import Standing
 from engine.errors import InvalidRequest
 from engine.request import Grammar
-from engine.text.grammar import GrammarCompiler, Vocabulary
+from engine.text.grammar import GrammarCompiler, Vocabulary, compile_grammar
 from tests.engine.tiny_engine import EOS, VOCAB_SIZE, tiny_tokenizer, tiny_vocabulary
 
 NUM_WORDS = -(-VOCAB_SIZE // 32)
@@ -216,3 +220,65 @@ async def test_a_mask_allows_only_what_the_grammar_does(compiler):
             return
         new = [max(bits - {EOS})]
         spelled += data[new[0]]
+
+
+names = st.text(alphabet='ab"\\ä\n', min_size=1, max_size=3)
+leaves = st.one_of(
+    st.sampled_from([{"type": "null"}, {"type": "boolean"}, {"const": "ä"}, {"enum": [1, "x", None]}]),
+    st.builds(
+        lambda low, size: {"type": "integer", "minimum": low, "maximum": low + size},
+        st.integers(-1000, 1000),
+        st.integers(0, 300),
+    ),
+    st.builds(
+        lambda low, size: {"type": "string", "minLength": low, "maxLength": low + size},
+        st.integers(0, 3),
+        st.integers(0, 3),
+    ),
+    st.sampled_from(["^[a-c]{1,3}$", "^(ja|nein)$", "^[ä-ö]$"]).map(
+        lambda p: {"type": "string", "pattern": p}
+    ),
+)
+
+
+def compound(inner):
+    """Schemas made of others."""
+    arrays = st.builds(
+        lambda items, low, size: {"type": "array", "items": items, "minItems": low, "maxItems": low + size},
+        inner,
+        st.integers(0, 2),
+        st.integers(0, 2),
+    )
+    objects = st.builds(
+        lambda properties, num_required: {
+            "type": "object",
+            "properties": properties,
+            "required": list(properties)[:num_required],
+            "additionalProperties": False,
+        },
+        st.dictionaries(names, inner, max_size=3),
+        st.integers(0, 3),
+    )
+    return st.one_of(
+        arrays, objects, st.lists(inner, min_size=1, max_size=3).map(lambda some: {"anyOf": some})
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(wanted=st.recursive(leaves, compound, max_leaves=6), seed=st.integers(0, 2**31))
+def test_whatever_the_masks_let_through_is_what_the_schema_describes(wanted, seed):
+    """A walk through the masks, with any token they allow: at every place where it may end, it is valid."""
+    draw, vocabulary = random.Random(seed), tiny_vocabulary()
+    follower = compile_grammar(schema(wanted), vocabulary).follow()
+    spelled, new = b"", []
+    for _ in range(300):
+        masks = np.full((1, NUM_WORDS), -1, np.int32)
+        [standing] = follower.restrict([follower], [new], masks)
+        allowed = np.unpackbits(masks.view(np.uint8), bitorder="little").nonzero()[0].tolist()
+        if standing is Standing.MAY_END:
+            jsonschema.validate(json.loads(spelled), wanted, jsonschema.Draft202012Validator)
+            if not allowed or EOS in allowed:
+                return
+        assert allowed and max(allowed) <= EOS, f"stuck after {spelled!r}"
+        new = [draw.choice(allowed)]
+        spelled += vocabulary.tokenizer.decode_bytes(new)

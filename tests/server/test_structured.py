@@ -133,6 +133,15 @@ async def test_responses_have_their_own_place_for_it(client, engine):
     assert (await client.post("/v1/responses", json=body)).json()["error"]["param"] == "text.format"
 
 
+async def test_messages_have_their_own_place_for_it(client, engine):
+    body = {"model": "fake-model", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+    body["output_config"] = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    response = await client.post("/v1/messages", json=body)
+    assert response.status_code == 200, response.text
+    grammar = engine.requests[-1].sampling.grammar
+    assert (grammar, grammar.param) == (JSON, "output_config.format")
+
+
 @pytest.mark.parametrize(
     ("parameters", "expected", "param"),
     [

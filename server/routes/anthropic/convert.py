@@ -12,6 +12,12 @@ from server.schema.chat import ChatRequest
 from server.schema.sampling import SamplingRequest
 
 
+class MessagesChat(ChatRequest):
+    """A chat request whose format has the name this API gives it."""
+
+    FORMAT_PARAM = "output_config.format"
+
+
 def chat_request(wire: Conversation) -> ChatRequest:
     """The same conversation, and the same sampling, as chat has them. Raises InvalidRequest.
 
@@ -43,11 +49,14 @@ def chat_request(wire: Conversation) -> ChatRequest:
         fields["parallel_tool_calls"] = not wire.tool_choice.disable_parallel_tool_use
     if wire.output_config is not None:
         fields["reasoning_effort"] = wire.output_config.effort
+        if (wanted := wire.output_config.format) is not None:
+            schema = {"schema": wanted.schema_}
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(wire, MessagesRequest):
         fields |= wire.model_dump(include=set(SamplingRequest.model_fields))
         fields["stop"] = list(wire.stop_sequences or ()) or None
     try:
-        return ChatRequest.model_validate(fields)
+        return MessagesChat.model_validate(fields)
     except ValidationError as error:  # more turns than chat takes: a message may become several
         raise invalid_request(error) from None
 
