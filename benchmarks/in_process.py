@@ -81,6 +81,7 @@ async def engine_around(
         name=name,
         max_model_len=runner.max_model_len,
         vocab_size=runner.vocab_size,
+        hidden_size=runner.hidden_size,
         eos_token_ids=(),
         generation_defaults={},
         dtype=runner.dtype,

@@ -5,6 +5,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from engine.request import Pooling
+
 
 class EngineConfig(BaseModel):
     """Settings of model, memory, steps and threads. None means: chosen at start from model and machine."""
@@ -66,6 +68,11 @@ class EngineConfig(BaseModel):
         0.0,
         ge=0,
         description="how much later a request comes for each unit of its `priority`; 0: nobody overtakes",
+    )
+    pooling: Pooling = Field(
+        "mean",
+        description="what an embedding is made of: the mean of the final hidden states of all tokens, or "
+        "that of the last one",
     )
     target_step_seconds: float | None = Field(
         None,

@@ -54,6 +54,7 @@ class ModelInfo:
     name: str
     max_model_len: int
     vocab_size: int
+    hidden_size: int
     eos_token_ids: tuple[int, ...]
     generation_defaults: dict[str, Any]
     dtype: str
@@ -368,6 +369,8 @@ class Engine:
                 self._num_corrupted += not sequence.request.constraints
                 self._end(sequence.id, FinishReason.ERROR, _no_token(sequence))
             elif sequence.id in self._live:
+                if output.pooled is not None and sequence.id in output.pooled:
+                    self._live[sequence.id].stream.pooled = output.pooled[sequence.id]
                 self._delivery.add(sequence, token_ids, now, logprobs.get(sequence.id, ()))
         self._observe_step(plan, output)
 
@@ -411,7 +414,7 @@ class Engine:
         live.stream.num_output_tokens = decoded.num_output_tokens
         live.stream.num_cached_tokens = live.sequence.num_cached_tokens
         live.stream.num_reasoning_tokens = decoded.num_reasoning_tokens
-        if live.first_token is None:
+        if live.first_token is None and delta.num_tokens:
             live.first_token = now
             self._observer.first_token(now - live.arrival)
         elif live.last_token is not None and delta.num_tokens:

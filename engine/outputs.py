@@ -3,12 +3,14 @@
 loop --StepPlan--> device thread --StepOutput--> loop --DetokenizeJob--> detokenizer --TextDelta--> loop
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+import numpy as np
+
 from engine.constraint import Constraint
-from engine.request import SamplingParams
+from engine.request import Pooling, SamplingParams
 
 
 class FinishReason(StrEnum):
@@ -64,13 +66,20 @@ class Scored(NamedTuple):
     num_top: int
 
 
+class Pool(NamedTuple):
+    """A row of a sequence whose hidden states are pooled; with `is_last` the vector is whole after it."""
+
+    pooling: Pooling
+    is_last: bool
+
+
 class Row(NamedTuple):
     """A row whose tokens the host knows: a prompt or a piece of one, or the history of a resumed sequence.
 
     `token_ids` stand at positions from `start` on. `new_pages` continue the slot's page table; with `init`
     the slot starts anew and they are all its pages. With `sample` the logits of the last token are sampled,
     the token becomes the slot's newest and is returned. The logits of the tokens in front of the `scored`
-    ones say how likely those are.
+    ones say how likely those are. With `pool` the hidden states enter the slot's vector.
     """
 
     sequence_id: int
@@ -81,6 +90,7 @@ class Row(NamedTuple):
     new_pages: tuple[int, ...] = ()
     init: SlotInit | None = None
     scored: Scored | None = None
+    pool: Pool | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -129,6 +139,7 @@ class StepOutput(NamedTuple):
     for them, has an entry for each token of `tokens`, None where its row did not ask. `scores`, None if no
     chunk asked for them, are those of the `scored` tokens of each chunk. `start_seconds` and `end_seconds`
     are the device's own times of the step on one clock. `num_constrained` rows waited for a mask.
+    `pooled`: by sequence id the vectors that are whole, fp32 [hidden_size].
     """
 
     step_id: int
@@ -138,6 +149,7 @@ class StepOutput(NamedTuple):
     logprobs: Sequence[tuple[TokenLogprobs | None, ...]] | None = None
     scores: Sequence[tuple[TokenLogprobs, ...]] | None = None
     num_constrained: int = 0
+    pooled: Mapping[int, np.ndarray] | None = None
 
 
 class TokenPiece(NamedTuple):

@@ -9,6 +9,8 @@ from engine.errors import InvalidRequest
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 
+Pooling = Literal["mean", "last"]
+
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf"]
 
@@ -93,6 +95,9 @@ class SamplingParams:
 class Request:
     """One continuation to compute: token ids in, at most `sampling.max_tokens` tokens out.
 
+    With `max_tokens` 0 only the prompt is computed. Then `pooling` asks for one vector: the mean of the
+    hidden states of its tokens behind the final norm, or that of the last token.
+
     With `use_prefix_cache` what was computed for equal beginnings is used again, and left for others;
     `cache_salt` restricts that to requests of the same salt. A lower `priority` is served earlier. A request
     ends with an error when it has not started after `queue_timeout_seconds`, or not ended after
@@ -110,10 +115,12 @@ class Request:
     timeout_seconds: float | None = None
     tell_tokens: bool = False
     constraints: tuple[Constraint, ...] = field(default=(), repr=False)
+    pooling: Pooling | None = None
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest for a value that would read or write something else than what it names."""
         sampling = self.sampling
+        assert self.pooling is None or not sampling.max_tokens, "a request with pooling generates nothing"
         for param, token_ids in (
             ("prompt", self.prompt_token_ids),
             ("stop_token_ids", sampling.stop_token_ids),

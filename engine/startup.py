@@ -75,6 +75,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
             name=files.name,
             max_model_len=runner.max_model_len,
             vocab_size=runner.vocab_size,
+            hidden_size=runner.hidden_size,
             eos_token_ids=files.eos_token_ids,
             generation_defaults=files.generation_defaults,
             dtype=runner.dtype,

@@ -2,6 +2,8 @@
 
 from collections.abc import AsyncIterator, Callable
 
+import numpy as np
+
 from engine.errors import EngineError
 from engine.outputs import OutputToken, TextDelta
 from engine.text.mailbox import Mailbox
@@ -11,7 +13,8 @@ class RequestStream:
     """Async iterator over a request's TextDeltas; the one with a finish reason is the last.
 
     Iterating raises StepFailed, Draining or EngineDead when the request ended by a fault. The counts are
-    the engine's own ledger: what was computed and shown, final after the last delta.
+    the engine's own ledger: what was computed and shown, final after the last delta. `pooled` fp32
+    [hidden_size] is then the vector of a request with `pooling`.
     """
 
     def __init__(
@@ -28,6 +31,7 @@ class RequestStream:
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.num_reasoning_tokens = 0
+        self.pooled: np.ndarray | None = None
         self._mailbox = mailbox
         self._abort = abort
         self._on_collect = on_collect

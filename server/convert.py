@@ -66,14 +66,7 @@ def make_requests(
     max_tokens, limit_param = wire.limit
     if n > limits.max_num_seqs:
         raise InvalidRequest(f"{n_param} must be at most {limits.max_num_seqs} on this server.", n_param)
-    most_answers = min(MAX_ANSWERS, limits.max_queued)
-    if (
-        n * len(prompts) > most_answers
-    ):  # it would be refused as too much for the queue, however idle the server is
-        param = n_param if n > 1 else prompt_param
-        raise InvalidRequest(
-            f"{param} asks for {n * len(prompts)} answers; this server queues at most {most_answers}.", param
-        )
+    check_num_answers(n * len(prompts), limits, n_param if n > 1 else prompt_param)
     if wire.priority and not limits.has_priorities:
         raise UnsupportedField("priority must be 0: this server serves first come, first served.", "priority")
     requests: list[Request] = []
@@ -107,6 +100,13 @@ def make_requests(
                 )
             )
     return requests
+
+
+def check_num_answers(count: int, limits: Limits, param: str) -> None:
+    """Refuse what would be too much for the queue however idle the server is. Raises InvalidRequest."""
+    most = min(MAX_ANSWERS, limits.max_queued)
+    if count > most:
+        raise InvalidRequest(f"{param} asks for {count} answers; this server queues at most {most}.", param)
 
 
 def token_details(wire: ChatRequest | CompletionRequest) -> TokenDetails:

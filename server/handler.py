@@ -9,11 +9,12 @@ from starlette.responses import Response
 from server.answer import Answer, while_connected
 from server.body import read_json
 from server.context import ServerContext, context_of
+from server.schema.embeddings import EmbeddingsRequest
 from server.schema.fields import Refused, unknown_fields
 from server.schema.native import GenerateRequest
 from server.schema.sampling import SamplingRequest
 
-Wire = TypeVar("Wire", bound=SamplingRequest | GenerateRequest)
+Wire = TypeVar("Wire", bound=SamplingRequest | GenerateRequest | EmbeddingsRequest)
 
 
 async def answered(

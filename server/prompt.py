@@ -108,19 +108,23 @@ def template_input(
 
 async def encode_prompts(wire: CompletionRequest, tokenizer: Tokenizer, limits: Limits) -> list[list[int]]:
     """Token ids of each prompt; ids given by the client are checked, not changed."""
-    return [await encode_prompt(prompt, wire, tokenizer, limits) for prompt in wire.prompt]
+    add_special_tokens = wire.add_special_tokens is not False
+    return [
+        await encode_prompt(prompt, tokenizer, limits, add_special_tokens=add_special_tokens, param="prompt")
+        for prompt in wire.prompt
+    ]
 
 
 async def encode_prompt(
-    prompt: Prompt, wire: CompletionRequest, tokenizer: Tokenizer, limits: Limits
+    prompt: Prompt, tokenizer: Tokenizer, limits: Limits, *, add_special_tokens: bool, param: str
 ) -> list[int]:
-    """Token ids of one prompt."""
+    """Token ids of one prompt, which is the field `param` or an item of it."""
     if isinstance(prompt, list):
-        check_ids(prompt, "prompt", limits)
+        check_ids(prompt, param, limits)
         return prompt
-    check_text(prompt, "prompt")
-    check_length(len(prompt), tokenizer, limits, "prompt")
-    return await tokenizer.encode(prompt, add_special_tokens=wire.add_special_tokens is not False)
+    check_text(prompt, param)
+    check_length(len(prompt), tokenizer, limits, param)
+    return await tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
 
 def template_message(message: ChatMessage, path: str, *, knows_developer: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.device.pooling import pooled_tokens
 from engine.device.slots import StateSlots
 from engine.device.staging import upload
 from engine.outputs import NO_PAGE, Row, StepPlan
@@ -18,10 +19,10 @@ from models.decoder import ForwardBatch
 class StepBatch:
     """A step on the device: the forward pass's input, which of its rows are sampled, what is scored.
 
-    The forward pass is asked for the tokens to be sampled from, and behind them for those in front of
-    `scored` int64 [num_scored], the tokens whose log-probabilities are wanted. `slots` and `positions`, both
-    int64 [num_sampled]: slot and position of the tokens to be sampled; `slots_host`: the slots as a list, and
-    `newest_host`: the positions before.
+    The forward pass is asked for the tokens to be sampled from, behind them for those in front of `scored`
+    int64 [num_scored], the tokens whose log-probabilities are wanted, and at last for those that are pooled.
+    `slots` and `positions`, both int64 [num_sampled]: slot and position of the tokens to be sampled;
+    `slots_host`: the slots as a list, and `newest_host`: the positions before.
     """
 
     forward: ForwardBatch
@@ -46,6 +47,7 @@ def build_batch(plan: StepPlan, slots: StateSlots, page_size: int, device: torch
     started = [row for row in chunks if row.init is not None]
     num_known = plan.num_tokens - num_decode
     before_scored, scored = _scored(chunks, query_start[num_decode:])
+    pooled = pooled_tokens(chunks, query_start[num_decode:])
     on_device = upload(
         device,
         (
@@ -55,7 +57,7 @@ def build_batch(plan: StepPlan, slots: StateSlots, page_size: int, device: torch
             np.arange(plan.num_tokens) + np.repeat(starts - query_start[:-1], query_lens),
             np.repeat(np.arange(plan.num_rows), query_lens),
             np.fromiter(itertools.chain.from_iterable(row.token_ids for row in chunks), np.int64, num_known),
-            np.concatenate((query_start[1:][sampled] - 1, before_scored)),
+            np.concatenate((query_start[1:][sampled] - 1, before_scored, pooled)),
             scored,
             row_slots[sampled],
             context_lens[sampled],

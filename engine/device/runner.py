@@ -8,14 +8,15 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig
-from engine.device.batch import build_batch
+from engine.device.batch import StepBatch, build_batch
 from engine.device.clock import CudaClock
 from engine.device.constraints import Constraints, Masks
 from engine.device.devices import choose_device, does_not_fit, raise_if_lost, set_up_thread
 from engine.device.graphs import DecodeGraphs
 from engine.device.kv_cache import KVCache
 from engine.device.piecewise import PiecewiseGraphs
-from engine.device.sampler import Sampled, Sampler
+from engine.device.pooling import Pools
+from engine.device.sampler import Logprobs, Sampled, Sampler
 from engine.device.samples import HostSamples, step_output
 from engine.device.scores import score
 from engine.device.slots import StateSlots
@@ -87,6 +88,7 @@ class ModelRunner:
             device=self._device,
         )
         self._constraints = Constraints(self._slots, model.spec.vocab_size)
+        self._pools = Pools(num_slots, model.spec.hidden_size, self._device)
         self._sampler = Sampler(self._slots)
         self._clock: CudaClock | None = None
         self._graphs: DecodeGraphs | None = None
@@ -103,6 +105,7 @@ class ModelRunner:
         self.is_asynchronous = self._clock is not None
         self._last_step: QueuedStep | None = None
         self.vocab_size = model.spec.vocab_size
+        self.hidden_size = model.spec.hidden_size
         self.num_pages = kv_cache.num_pages
         self.max_model_len = max_model_len
         self.dtype = str(kv_cache.layers[0][0].dtype).removeprefix("torch.")
@@ -213,10 +216,27 @@ class ModelRunner:
         masks = self._constraints.begin(batch.slots_host)
         hidden = self._forward(batch.forward)
         num_sampled = len(batch.slots_host)
-        scores = score(self._model.logits, hidden[num_sampled:], batch.scored, self.vocab_size)
+        pooled_from = num_sampled + len(batch.scored)
+        scores = score(self._model.logits, hidden[num_sampled:pooled_from], batch.scored, self.vocab_size)
+        samples = self._sample(batch, hidden[:num_sampled], scores, masks, on_wait)
+        if len(hidden) == pooled_from:
+            return samples
+        pooled = self._pools.add(plan.chunks, hidden[pooled_from:])
+        return samples if pooled is None else samples.with_pooled(*pooled)
+
+    def _sample(
+        self,
+        batch: StepBatch,
+        hidden: torch.Tensor,
+        scores: Sequence[Logprobs],
+        masks: Masks | None,
+        on_wait: Callable[[], None],
+    ) -> HostSamples:
+        """Choose the tokens that follow those whose hidden states [num_sampled, hidden_size] these are."""
+        num_sampled = len(batch.slots_host)
         if not num_sampled:
             return HostSamples.of(Sampled(batch.slots), 0, (), scores)
-        logits = self._model.logits(hidden[:num_sampled])
+        logits = self._model.logits(hidden)
         state = self._slots
         state.allow_ends(batch.slots_host, batch.newest_host)
         ended = self._constrain(masks, on_wait)

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,7 +15,8 @@ class HostSamples:
     """Samples on their way to the host; `num_logprobs`: how many most likely tokens each wants told.
 
     `scores`: of the known tokens that are scored, in slices, row after row. The rows `ended`, of
-    `num_constrained` that waited for a mask, have no token: their constraints let none follow.
+    `num_constrained` that waited for a mask, have no token: their constraints let none follow. `pooled` fp32
+    [len(pooled_ids), hidden_size]: the vectors of these sequences.
     """
 
     tokens: torch.Tensor
@@ -24,6 +25,8 @@ class HostSamples:
     scores: Sequence[Logprobs] = ()
     ended: Sequence[int] = ()
     num_constrained: int = 0
+    pooled_ids: Sequence[int] = ()
+    pooled: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -40,6 +43,10 @@ class HostSamples:
             return cls(tokens, scores=on_host)
         logprobs = Logprobs(*(_to_host(tensor[:num_rows]) for tensor in samples.logprobs))
         return cls(tokens, logprobs, num_logprobs, on_host)
+
+    def with_pooled(self, ids: Sequence[int], vectors: torch.Tensor) -> "HostSamples":
+        """These samples, and vectors [len(ids), hidden_size] beside them."""
+        return replace(self, pooled_ids=ids, pooled=_to_host(vectors))
 
 
 def _told(slices: Iterable[Logprobs], num_logprobs: Iterable[int | None]) -> Iterator[TokenLogprobs | None]:
@@ -78,8 +85,11 @@ def step_output(plan: StepPlan, samples: HostSamples, start_seconds: float, end_
         entries = iter(told)
         logprobs = [next(entries) if there else () for there in is_sampled]
     scores = _scores(plan.chunks, samples.scores) if samples.scores else None
+    pooled = None
+    if samples.pooled is not None:
+        pooled = dict(zip(samples.pooled_ids, samples.pooled.numpy(), strict=True))
     return StepOutput(
-        plan.step_id, tokens, start_seconds, end_seconds, logprobs, scores, samples.num_constrained
+        plan.step_id, tokens, start_seconds, end_seconds, logprobs, scores, samples.num_constrained, pooled
     )
 
 

@@ -8,9 +8,9 @@ import orjson
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from engine.constraint import Constraint
-from engine.outputs import NO_PAGE, DecodeRows, FinishReason, Row, SlotInit, StepPlan
+from engine.outputs import NO_PAGE, DecodeRows, FinishReason, Pool, Row, Scored, SlotInit, StepPlan
 from engine.record.writer import FORMAT, VERSION
-from engine.request import SamplingParams
+from engine.request import Pooling, SamplingParams
 
 Tokens = tuple[int, ...]
 _SAMPLING = TypeAdapter(SamplingParams)
@@ -185,6 +185,8 @@ class Record:
         sample: bool,
         pages: list[int],
         is_new: bool,
+        scored: tuple[int, int, int] | None = None,
+        pool: tuple[Pooling, bool] | None = None,
     ) -> Row:
         known = self._known[sequence_id]
         num_prompt = len(known.prompt_token_ids)
@@ -195,7 +197,17 @@ class Record:
         self._slots[sequence_id] = slot
         self._scheduled[sequence_id] = start + count
         token_ids = tuple(known.tokens[start : start + count])
-        return Row(sequence_id, slot, start, token_ids, sample, tuple(pages), init)
+        return Row(
+            sequence_id,
+            slot,
+            start,
+            token_ids,
+            sample,
+            tuple(pages),
+            init,
+            None if scored is None else _scored(known.prompt_token_ids, *scored),
+            None if pool is None else Pool(*pool),
+        )
 
     def _landed(self, line: dict[str, Any]) -> Landed:
         tokens = [(found,) if isinstance(found, int) else tuple(found) for found in line["sampled"]]
@@ -204,3 +216,7 @@ class Record:
             if sequence_id in self._known:
                 self._known[sequence_id].tokens.extend(sampled)
         return Landed(line["tokens"], line["from"], line["to"], tokens)
+
+
+def _scored(prompt: Tokens, start: int, count: int, num_top: int) -> Scored:
+    return Scored(start, prompt[start + 1 : start + 1 + count], num_top)

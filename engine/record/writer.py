@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import orjson
 
 from engine.config import EngineConfig
-from engine.outputs import NO_PAGE, FinishReason, StepOutput, StepPlan
+from engine.outputs import NO_PAGE, FinishReason, Row, StepOutput, StepPlan
 from engine.request import Request
 from engine.schedule.sequence import Sequence
 
@@ -170,6 +170,7 @@ class Recorder:
                     row.sample,
                     row.new_pages,
                     row.init is not None,
+                    *_asides(row),
                 )
                 for row in plan.chunks
             ]
@@ -201,6 +202,14 @@ def _arrival(sequence_id: int, first: int, seed: int, request: Request, at: floa
     else:
         line["prompt_of"] = first
     return line
+
+
+def _asides(row: Row) -> tuple[Any, ...]:
+    """What is computed of a row beside a token: the known tokens that are scored, and the pooled states."""
+    if row.scored is None and row.pool is None:
+        return ()
+    scored = row.scored and (row.scored.start, len(row.scored.token_ids), row.scored.num_top)
+    return scored, None if row.pool is None else tuple(row.pool)
 
 
 def _plain(value: Any) -> Any:

@@ -123,4 +123,6 @@ class Holdings:
         sequence.num_computed_tokens = 0
 
     def _is_cacheable(self, sequence: Sequence) -> bool:
-        return self._with_prefix_cache and sequence.request.use_prefix_cache
+        """Whether its pages may be shared; not where the hidden states of every token are wanted."""
+        request = sequence.request
+        return self._with_prefix_cache and request.use_prefix_cache and request.pooling != "mean"

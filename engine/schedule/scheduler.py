@@ -22,6 +22,7 @@ from engine.outputs import (
     NO_TOKEN,
     DecodeRows,
     FinishReason,
+    Pool,
     Row,
     Scored,
     SlotInit,
@@ -354,6 +355,7 @@ class Scheduler:
         if is_last:
             self._admission.ready(sequence, self._next_step_id)
             self._groups.scheduled(sequence, self._next_step_id)
+        pooling = sequence.request.pooling
         return Row(
             sequence_id=sequence.id,
             slot=sequence.slot,
@@ -363,6 +365,7 @@ class Scheduler:
             new_pages=new_pages,
             init=init,
             scored=self._scored(sequence, start, end) if sequence.lacks_scores else None,
+            pool=None if pooling is None else Pool(pooling, is_last),
         )
 
     def _scored(self, sequence: Sequence, start: int, end: int) -> Scored | None:

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.routes import chat, completions, models, state, tokenize
+from server.routes import chat, completions, embeddings, models, state, tokenize
 from server.routes.anthropic import messages
 from server.routes.native import generate
 from server.routes.responses import create
@@ -22,6 +22,7 @@ from server.schema.anthropic import (
 )
 from server.schema.chat import ChatChunk, ChatRequest, ChatResponse
 from server.schema.completions import CompletionChunk, CompletionRequest, CompletionResponse
+from server.schema.embeddings import EMBEDDINGS, EmbeddingsRequest, EmbeddingsResponse
 from server.schema.errors import AnthropicError, ErrorResponse, NativeError
 from server.schema.fields import CHAT, COMPLETION, Refused
 from server.schema.models import Load, ModelCard, ModelList, ModelName, TokenLoad, Version
@@ -81,6 +82,15 @@ ENDPOINTS = (
         CompletionChunk,
         COMPLETION,
         example={"prompt": "Once upon a time", "max_tokens": 16},
+    ),
+    Endpoint(
+        "POST",
+        ("/v1/embeddings",),
+        embeddings.embeddings,
+        EmbeddingsResponse,
+        EmbeddingsRequest,
+        refused=EMBEDDINGS,
+        example={"input": "Hello!"},
     ),
     Endpoint(
         "POST",

@@ -86,6 +86,7 @@ def test_what_can_never_run():
         with pytest.raises(error):
             admission.check(bad.request)
     admission.check(make(0, 15, 5).request)
+    admission.check(make(0, 20, 0).request)
 
 
 def test_reserving_counts_every_output_in_full():

@@ -13,7 +13,7 @@ import pytest
 from engine import Engine
 from engine.config import EngineConfig
 from engine.errors import EngineError, ModelError, StepFailed
-from engine.outputs import DecodeRows, Row, SlotInit, StepPlan
+from engine.outputs import DecodeRows, Pool, Row, Scored, SlotInit, StepPlan
 from engine.record import writer
 from engine.record.reader import Ended, Landed, Planned, Record
 from engine.record.replay import compare, replay
@@ -36,9 +36,11 @@ def request(prompt, max_tokens=20, *, name="r", **sampling) -> Request:
 
 
 async def all_kinds_of_traffic(engine: Engine) -> None:
-    """Chunks, samples of one prompt, hits, aborts, and more than the pool holds."""
+    """Chunks, samples of one prompt, an embedding, hits, aborts, and more than the pool holds."""
     group = [request(COUNTING[:21], seed=seed) for seed in range(3)]
     streams = [*engine.submit_group(group), engine.submit(request(COUNTING, temperature=0.0))]
+    streams.append(engine.submit(Request("e", COUNTING, SamplingParams(max_tokens=0), pooling="mean")))
+    streams.append(engine.submit(request(COUNTING, 1, prompt_logprobs=2)))
     aborted = engine.submit(request(COUNTING[5:], 60, name="aborted", logit_bias=((3, 1.5),)))
     reader = asyncio.create_task(aborted.collect())
     await asyncio.gather(*(stream.collect() for stream in streams))
@@ -81,7 +83,7 @@ async def test_the_real_model_computes_the_same_again(checkpoint, tmp_path, run_
     assert any(row.init and row.init.output_token_ids for plan in plans for row in plan.chunks), "resumed"
     found = replay(path)
     assert (found.first, found.num_different, found.ending) == (None, 0, None)
-    assert (found.num_steps, found.num_sequences) == (num_steps, 13)
+    assert (found.num_steps, found.num_sequences) == (num_steps, 15)
 
     other = write_checkpoint(tmp_path / "other", seed=1)
     with pytest.raises(ValueError, match="recorded with another model"):
@@ -115,7 +117,7 @@ async def test_plans_are_read_as_they_were(tmp_path, run_ahead):
     events = list(Record(path).events())
     assert [event.plan for event in events if isinstance(event, Planned)] == launched
     ends = [event.sequence_id for event in events if isinstance(event, Ended)]
-    assert sorted(ends) == list(range(14)), "every request ends once"
+    assert sorted(ends) == list(range(16)), "every request ends once"
     assert compare(Record(path), ToyRunner(24, 4)).first is None
 
 
@@ -203,9 +205,12 @@ def test_a_plan_has_nothing_that_a_record_leaves_out():
     """Whoever adds a field adds it to the record, too, or replays would compute something else."""
     assert StepPlan._fields == ("step_id", "decode", "chunks", "num_tokens", "page_copies")
     assert DecodeRows._fields == ("sequence_ids", "slots", "starts", "new_pages")
-    assert Row._fields == ("sequence_id", "slot", "start", "token_ids", "sample", "new_pages", "init")
     made_again = "constraints"  # out of the sampling parameters
     assert SlotInit._fields == ("sampling", "seed", "prompt_token_ids", "output_token_ids", made_again)
+    pieces = ("sequence_id", "slot", "start", "token_ids", "sample", "new_pages", "init", "scored", "pool")
+    assert Row._fields == pieces
+    assert Scored._fields == ("start", "token_ids", "num_top")
+    assert Pool._fields == ("pooling", "is_last")
 
 
 # The writer

@@ -84,6 +84,7 @@ async def tiny_engine(*, has_eos: bool = True, token_budget: int = 64, **config:
         name="tiny",
         max_model_len=runner.max_model_len,
         vocab_size=runner.vocab_size,
+        hidden_size=runner.hidden_size,
         eos_token_ids=eos,
         generation_defaults={},
         dtype=runner.dtype,

@@ -15,6 +15,7 @@ from engine.outputs import NO_PAGE, Row, StepOutput, StepPlan, TokenLogprobs
 
 VOCAB_SIZE = 97
 EOS = 96
+HIDDEN_SIZE = 2
 
 
 def next_token(token_ids: list[int], seed: int = 0) -> int:
@@ -106,8 +107,11 @@ class ToyRunner:
         scores = None
         if any(row.scored is not None for row in plan.chunks):
             scores = [self._scores(row) for row in plan.chunks]
+        pooled = {row.sequence_id: self._pooled(row) for row in plan.chunks if row.pool and row.pool.is_last}
         end_seconds = time.perf_counter()
-        return ToyStep(StepOutput(plan.step_id, tokens, start_seconds, end_seconds, logprobs, scores))
+        return ToyStep(
+            StepOutput(plan.step_id, tokens, start_seconds, end_seconds, logprobs, scores, pooled=pooled)
+        )
 
     def _scores(self, row: Row) -> tuple[TokenLogprobs, ...]:
         """What the toy model says about the scored tokens of a chunk, which it must have computed."""
@@ -130,6 +134,12 @@ class ToyRunner:
         for position, token_id in enumerate(token_ids, start):
             page = self.tables[slot][position // self.page_size]
             self.cache[page, position % self.page_size] = token_id
+
+    def _pooled(self, row: Row) -> np.ndarray:
+        """The mean of the tokens before, or the last one, and how many there are."""
+        prefix = self.cache[self.tables[row.slot]].reshape(-1)[: row.start + row.num_tokens]
+        chosen = prefix if row.pool.pooling == "mean" else prefix[-1:]
+        return np.array([chosen.mean(), len(prefix)], np.float32)
 
     def _sample(self, slot: int, position: int) -> int:
         """The token after the one at `position`."""

@@ -14,7 +14,7 @@ from engine.outputs import StepPlan
 from engine.record.writer import Recorder
 from engine.text.grammar import GrammarCompiler
 from engine.text.tokenizer import TokenizerPool
-from tests.engine.toy import EOS, VOCAB_SIZE, ToyRunner
+from tests.engine.toy import EOS, HIDDEN_SIZE, VOCAB_SIZE, ToyRunner
 
 CHARS = [chr(0x4E00 + token_id) for token_id in range(VOCAB_SIZE)]
 
@@ -50,6 +50,7 @@ async def toy_engine(
         name="toy",
         max_model_len=max_model_len or num_pages * page_size,
         vocab_size=VOCAB_SIZE,
+        hidden_size=HIDDEN_SIZE,
         eos_token_ids=(EOS,),
         generation_defaults={},
         dtype="int64",

@@ -11,6 +11,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar
 
+import numpy as np
+
 from engine import ModelInfo
 from engine.config import EngineConfig
 from engine.errors import Draining, EngineDead, EngineError, InvalidRequest, QueueFull, StepFailed
@@ -98,6 +100,7 @@ class FakeStream:
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.num_reasoning_tokens = 0
+        self.pooled: np.ndarray | None = None
         self.waiting: list[TextDelta] = []
         self.error: EngineError | None = None
         self.news = asyncio.Event()
@@ -169,6 +172,7 @@ class FakeEngine:
             name=MODEL_NAME,
             max_model_len=4096,
             vocab_size=VOCAB_SIZE,
+            hidden_size=8,
             eos_token_ids=(0,),
             generation_defaults={},
             dtype="float32",
@@ -236,6 +240,9 @@ class FakeEngine:
         request, offset = stream.request, 0
         if "hang" in orders:
             await asyncio.Event().wait()
+        if request.pooling is not None:
+            first = math.nan if "nan" in orders else request.prompt_token_ids[0]
+            stream.pooled = np.array([first, *range(1, self.model.hidden_size)], np.float32)
         if limit == 0:
             del self.live[stream.request_id]
             stream.put(TextDelta("", 0, FinishReason.LENGTH, None, (), fake_prompt(request)))

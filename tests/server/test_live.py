@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import shutil
 import socket
 import subprocess
@@ -104,6 +105,15 @@ def test_sdk_completions_and_models(sdk: openai.OpenAI) -> None:
     assert text == '日本🎉\n"x\\'
     assert [model.id for model in sdk.models.list()] == ["fake-model"]
     assert sdk.models.retrieve("fake-model").id == "fake-model"
+
+
+def test_sdk_embeddings(sdk: openai.OpenAI) -> None:
+    answer = sdk.embeddings.create(model="fake-model", input=["a", "b"], dimensions=4)
+    assert [len(item.embedding) for item in answer.data] == [4, 4]
+    assert answer.data[0].embedding[0] == pytest.approx(97 / math.hypot(97, 1, 2, 3), abs=1e-6)
+    plain = sdk.embeddings.create(model="fake-model", input="a", encoding_format="float", dimensions=4)
+    assert plain.data[0].embedding == pytest.approx(answer.data[0].embedding, abs=1e-6)
+    assert answer.usage.prompt_tokens == 2
 
 
 def test_sdk_errors(sdk: openai.OpenAI) -> None:

@@ -1,0 +1,81 @@
+"""POST /v1/embeddings: request and response."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, WithJsonSchema
+from pydantic.functional_validators import PlainValidator
+
+from server.schema.completions import PROMPT_SCHEMA, Prompt, check_prompts
+from server.schema.fields import ADAPTERS, ONE, Refused
+from server.schema.sampling import WireRequest
+
+
+class EmbeddingsRequest(WireRequest):
+    """Body of POST /v1/embeddings."""
+
+    input: Annotated[tuple[Prompt, ...], PlainValidator(check_prompts), WithJsonSchema(PROMPT_SCHEMA)]
+    model: str | None = Field(
+        None, max_length=512, description="name from /v1/models; may be left out as one model is served"
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="numbers, or their little-endian float32 bytes in base64; default float"
+    )
+    dimensions: int | None = Field(
+        None,
+        ge=1,
+        lt=2**31,
+        description="keep so many of the first numbers, scaled to length 1 again; default: all there are",
+    )
+    add_special_tokens: bool | None = Field(
+        None,
+        description="let the tokenizer add its special tokens (such as BOS) to text inputs; default true",
+    )
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=128, description="share computed beginnings only with the same salt"
+    )
+
+
+class Embedding(BaseModel):
+    """The vector of one input, of length 1."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsUsage(BaseModel):
+    """Token counts of all inputs together."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(BaseModel):
+    """Answer of POST /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingsUsage
+
+
+INPUT_ONLY = Refused((), "send input")
+
+EMBEDDINGS: dict[str, Refused] = {
+    "messages": INPUT_ONLY,
+    "prompt": INPUT_ONLY,
+    "stream": Refused((False,), "an embedding comes as a whole"),
+    "n": ONE,
+    "normalize": Refused((True,), "vectors have the length 1"),
+    "embed_dtype": Refused(("float32",)),
+    "endianness": Refused(("native", "little")),
+    "pooling": Refused((), "it is a setting of the server"),
+    "input_type": Refused((), "write what the model expects in front of the input"),
+    "priority": Refused((0,)),
+    "adapter_id": ADAPTERS,
+    "lora": Refused(([],), ADAPTERS.hint),
+    "lora_path": ADAPTERS,
+    "lora_request": ADAPTERS,
+    "truncate_prompt_tokens": Refused((), "shorten the input before sending it"),
+    "truncation_side": Refused((), "shorten the input before sending it"),
+}
