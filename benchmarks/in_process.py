@@ -67,7 +67,9 @@ def number_tokenizer(vocab_size: int) -> Any:
     """Every token is a word: its number. Stands in for a real tokenizer's cost of decoding."""
     backend = Tokenizer(models.WordLevel({f" {i}": i for i in range(vocab_size)}, unk_token=" 0"))
     backend.decoder = decoders.Fuse()
-    return SimpleNamespace(backend=backend, max_token_chars=8, chat_template=None)
+    return SimpleNamespace(
+        backend=backend, max_token_chars=8, chat_template=None, added_tokens={}, response_template=None
+    )
 
 
 @asynccontextmanager
