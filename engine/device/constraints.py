@@ -73,7 +73,14 @@ class Constraints:
 
     def write(self, masks: Masks) -> list[int]:
         """Wait for masks and put them in place; returns the indices of rows that end without a token."""
-        words, standings = masks.words.result()
+        try:
+            words, standings = masks.words.result()
+        except Exception:
+            raise
+        except (
+            BaseException
+        ) as panic:  # what a fault in Rust raises is no Exception, and would end the thread
+            raise RuntimeError("computing masks failed") from panic
         for slot, row_words in zip(masks.slots, words, strict=True):
             base = self._slots.base_mask(slot)
             if base is not None:

@@ -5,6 +5,7 @@ llguidance bounds what a grammar may cost, in the making and at every token, and
 
 import asyncio
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,8 @@ from engine.request import Grammar
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
+
+logger = logging.getLogger("monoloop.engine")
 
 MAX_SOURCE_CHARS = 262_144
 MAX_EBNF_CHARS = 32_768  # its translation to Lark is Python, and holds the GIL
@@ -163,6 +166,11 @@ class GrammarCompiler:
             problem = "it is nested too deeply"
         except ValueError as error:
             problem = str(error)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:  # what a fault in Rust raises is no Exception
+            logger.exception("a grammar of kind %s could not be compiled", grammar.kind)
+            problem = "the compiler failed on it"
         raise InvalidRequest(f"Invalid {grammar.label}: {problem}", grammar.param)
 
     def close(self) -> None:

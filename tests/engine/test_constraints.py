@@ -81,6 +81,21 @@ async def test_several_constraints_hold_together():
                 await answers(engine, [scripted(Script("same"), Script("some", kind=kind))])
 
 
+async def test_a_fault_in_a_mask_ends_the_step_and_not_the_engine(run_ahead):
+    class Panic(BaseException):
+        """What a fault in Rust looks like."""
+
+    class Faulty(Follower):
+        @classmethod
+        def restrict(cls, followers, new_token_ids, masks):
+            raise Panic
+
+    async with tiny_engine(run_ahead=run_ahead) as engine:
+        with pytest.raises(StepFailed):
+            await answers(engine, [scripted(Script("abc", kind=Faulty))])
+        assert (await answers(engine, [scripted(Script("abc"))]))[0].text == "abc"
+
+
 async def test_where_it_must_go_on_and_cannot_the_request_fails_alone(run_ahead):
     async with tiny_engine(run_ahead=run_ahead) as engine:
         good, bad = await engine.prepare([scripted(Script("abc")), scripted(Script("ab", Standing.GOES_ON))])

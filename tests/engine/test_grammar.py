@@ -148,6 +148,19 @@ async def test_too_slow_is_refused(monkeypatch):
     compiler.close()
 
 
+async def test_a_fault_of_the_compiler_is_an_answer(compiler, monkeypatch, caplog):
+    class Panic(BaseException):
+        """What a fault in Rust looks like."""
+
+    def fail(grammar):
+        raise Panic
+
+    monkeypatch.setattr(room, "translate", fail)
+    with pytest.raises(InvalidRequest, match="the compiler failed"):
+        await compiler.compile(Grammar("json_object"))
+    assert "json_object" in caplog.text
+
+
 async def test_a_caller_that_leaves_takes_nothing_from_the_others(compiler, monkeypatch):
     gate, translate = threading.Event(), room.translate
     monkeypatch.setattr(room, "translate", lambda grammar: gate.wait() and translate(grammar))
