@@ -2,13 +2,14 @@
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, RootModel, field_validator, model_validator
+from pydantic import ConfigDict, Field, RootModel, ValidationInfo, field_validator, model_validator
 
 from server.schema.chat import WireResponse
 from server.schema.completions import CompletionRequest
 from server.schema.errors import NativeError
 from server.schema.fields import LOGPROBS, Refused, described, refuse_unsupported, strangers
-from server.schema.sampling import INT64, SamplingRequest, Stop, WireRequest
+from server.schema.logprobs import is_none
+from server.schema.sampling import INT64, MAX_TOP_LOGPROBS, SamplingRequest, Stop, WireRequest
 from server.schema.structured import Source, TypedGrammar
 
 IN_PARAMETERS = "it belongs in parameters"
@@ -38,6 +39,15 @@ class GenerateParameters(SamplingRequest):
     truncate: int | None = Field(None, ge=1, lt=2**31, description="keep the last so many tokens of inputs")
     return_full_text: bool | None = Field(None, description="put inputs in front of the text; default false")
     add_special_tokens: bool | None = Field(None, description="let the tokenizer add its own; default true")
+    details: bool | None = Field(
+        None, description="TGI: tell each token with its log-probability, and why the text ended"
+    )
+    decoder_input_details: bool | None = Field(
+        None, description="TGI: with details, the tokens of inputs, too; not in a stream"
+    )
+    top_n_tokens: int | None = Field(
+        None, ge=0, le=MAX_TOP_LOGPROBS, description="TGI: with details, the likeliest tokens in each place"
+    )
     grammar: TypedGrammar | None = Field(None, description="what the text must be, in TGI's words")
     guided_json: Source | None = Field(
         None, description="LightLLM: JSON schema of the text, or a string of it"
@@ -51,6 +61,14 @@ class GenerateParameters(SamplingRequest):
         """Known and not built comes first, as for fields at the top; what it raises is no matter of types."""
         if isinstance(value, dict):
             refuse_unsupported(value, PARAMETERS)
+        return value
+
+    @field_validator("top_n_tokens", "decoder_input_details")
+    @classmethod
+    def check_details(cls, value: int | None, info: ValidationInfo) -> int | None:
+        """They stand in the details."""
+        if value and not info.data.get("details"):
+            raise ValueError("it needs details to be true")
         return value
 
     @field_validator("stop", "stop_sequences")
@@ -93,9 +111,6 @@ PARAMETERS: dict[str, Refused] = strangers(GenerateParameters, CompletionRequest
     "stream_options": Refused(({},), "the last event always has the counts"),
     # TGI
     "best_of": Refused((1,), "one continuation is made"),
-    "details": Refused((False,), LOGPROBS),
-    "decoder_input_details": Refused((False,), LOGPROBS),
-    "top_n_tokens": Refused((0,), LOGPROBS),
     "typical_p": Refused((1,)),
     "watermark": Refused((False,)),
     # LightLLM
@@ -120,28 +135,61 @@ GENERATE: dict[str, Refused] = {
 }
 
 
+TgiReason = Literal["length", "eos_token", "stop_sequence"]
+
+
+class TgiPrefillToken(WireResponse):
+    """A token of the prompt; nothing comes before the first."""
+
+    id: int
+    text: str
+    logprob: float | None
+
+
+class TgiToken(WireResponse):
+    """One token with details; else new text, of one token or more: what belongs to a single one is null."""
+
+    id: int | None = None
+    text: str
+    logprob: float | None = None
+    special: bool
+
+
+class TgiStreamDetails(WireResponse):
+    """How a text ended."""
+
+    finish_reason: TgiReason
+    generated_tokens: int
+    seed: int | None
+    input_length: int
+
+
+class TgiDetails(WireResponse):
+    """How a text came about; `prefill` with decoder_input_details, `top_tokens` with top_n_tokens."""
+
+    finish_reason: TgiReason
+    generated_tokens: int
+    seed: int | None
+    prefill: list[TgiPrefillToken]
+    tokens: list[TgiToken]
+    top_tokens: list[list[TgiToken]] | None = Field(None, exclude_if=is_none)
+
+
 class TgiResponse(WireResponse):
     """TGI's answer of POST /generate; POST / puts it in a list."""
 
     generated_text: str
-
-
-class TgiToken(WireResponse):
-    """New text, of one token or more; what belongs to a single token is null."""
-
-    id: None = None
-    text: str
-    logprob: None = None
-    special: bool
+    details: TgiDetails | None = Field(None, exclude_if=is_none)
 
 
 class TgiEvent(WireResponse):
-    """TGI's event of a stream; only the last has `generated_text`."""
+    """TGI's event of a stream, with details one for each token; only the last has `generated_text`."""
 
     index: int = Field(description="output tokens so far")
     token: TgiToken
+    top_tokens: list[TgiToken] | None = Field(default=None, exclude_if=is_none)
     generated_text: str | None
-    details: None = None
+    details: TgiStreamDetails | None = None
 
 
 LightllmReason = Literal["stop", "length"]

@@ -182,6 +182,41 @@ async def test_other_page_sizes_and_budgets(reference, prompts):
 
 
 @pytest.mark.slow
+async def test_log_probabilities(reference, prompts):
+    """Of prompt and output, in chunks, beside others, and for what the prefix cache would have known."""
+    short = [prompts[index] for index in (1, 8, 15)]
+    sampling = SamplingParams(
+        max_tokens=8,
+        temperature=0.0,
+        ignore_eos=True,
+        logprobs=3,
+        prompt_logprobs=3,
+        skip_special_tokens=False,
+    )
+    engine = await Engine.start(EngineConfig(dtype="float32", device="cpu", token_budget=60))
+    try:
+        requests = [Request(str(index), tuple(prompt), sampling) for index, prompt in enumerate(short)]
+        await engine.submit(requests[-1]).collect()
+        deltas = await asyncio.gather(*(engine.submit(request).collect() for request in requests))
+    finally:
+        await engine.stop()
+    for prompt, delta in zip(short, deltas, strict=True):
+        tokens = [*delta.prompt_tokens, *delta.tokens]
+        token_ids = [token.piece.token_id for token in tokens]
+        assert token_ids[: len(prompt)] == prompt
+        assert len(token_ids) == len(prompt) + 8
+        assert delta.prompt_tokens[0].logprob is None, "nothing comes before it"
+        with torch.inference_mode():
+            expected = reference.model(torch.tensor([token_ids])).logits[0].log_softmax(-1)
+        for place, token in enumerate(tokens[1:]):
+            assert token.logprob == pytest.approx(expected[place, token.piece.token_id].item(), abs=1e-3)
+            values = [value for _, value in token.top]
+            assert values == pytest.approx(expected[place].topk(3).values.tolist(), abs=1e-3)
+            for piece, value in token.top:
+                assert value == pytest.approx(expected[place, piece.token_id].item(), abs=1e-3)
+
+
+@pytest.mark.slow
 async def test_from_the_prefix_cache(reference, prompts):
     """Every prompt a second time, as two samples that share its pages, and once with a turn added to it."""
     short = prompts[5:14:3]

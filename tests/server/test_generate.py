@@ -252,11 +252,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (with_parameters(truncate=0), "parameters.truncate"),
     (with_parameters(do_sample="yes"), "parameters.do_sample"),
     (with_parameters(stop_token_ids=[0x110000]), "stop_token_ids"),
-    (with_parameters(details=True), "details is not supported"),
     (with_parameters(return_details=True), "return_details is not supported"),
-    (with_parameters(decoder_input_details=True), "decoder_input_details is not supported"),
+    (with_parameters(decoder_input_details=True), "parameters.decoder_input_details"),
     (with_parameters(best_of=3), "best_of is not supported"),
-    (with_parameters(top_n_tokens=5), "top_n_tokens is not supported"),
+    (with_parameters(top_n_tokens=5), "parameters.top_n_tokens"),
+    (with_parameters(details=True, top_n_tokens=21), "parameters.top_n_tokens"),
     (with_parameters(typical_p=0.9), "typical_p is not supported"),
     (with_parameters(watermark=True), "watermark is not supported"),
     (with_parameters(adapter_id="x"), "adapter_id is not supported"),
@@ -354,3 +354,49 @@ def test_fields_are_declared_or_refused() -> None:
     assert not set(GENERATE) & set(GenerateRequest.model_fields)
     both = set(PARAMETERS) & set(GenerateParameters.model_fields)
     assert both == {"model", "stream", "stream_options", "min_tokens"}, "inherited, and not for here"
+
+
+async def test_details_tell_every_token(client: httpx.AsyncClient) -> None:
+    parameters = {"details": True, "decoder_input_details": True, "top_n_tokens": 2, "seed": 7}
+    response = await client.post("/generate", json={"inputs": "say:é!", "parameters": parameters})
+    body = response.json()
+    TgiResponse.model_validate(body)
+    details = body["details"]
+    assert body["generated_text"] == "é!"
+    assert (details["finish_reason"], details["generated_tokens"], details["seed"]) == ("eos_token", 2, 7)
+    assert details["tokens"] == [
+        {"id": 233, "text": "é", "logprob": 0.0, "special": False},
+        {"id": 33, "text": "!", "logprob": -0.125, "special": False},
+    ]
+    assert [token["text"] for token in details["prefill"]] == list("say:é!")
+    assert [token["logprob"] for token in details["prefill"][:2]] == [None, -0.25]
+    assert [len(tokens) for tokens in details["top_tokens"]] == [2, 2]
+    response = await client.post("/generate", json={"inputs": "say:é!", "parameters": {"details": True}})
+    assert "top_tokens" not in response.json()["details"]
+    assert response.json()["details"]["prefill"] == []
+
+
+async def test_streamed_details_have_an_event_for_each_token(client: httpx.AsyncClient) -> None:
+    parameters = {"details": True, "top_n_tokens": 1, "stop": ["d"], "return_full_text": True}
+    response = await client.post("/generate_stream", json={"inputs": "say:abcdef", "parameters": parameters})
+    events = [json.loads(line.removeprefix("data:")) for line in response.text.split("\n\n")[:-1]]
+    for event in events:
+        TgiEvent.model_validate(event)
+    assert [event["token"]["id"] for event in events] == [97, 98, 99, 100]
+    assert [event["token"]["text"] for event in events] == ["a", "b", "c", "d"]
+    assert [event["index"] for event in events] == [1, 2, 3, 4]
+    assert [event["token"]["logprob"] for event in events] == [0.0, -0.125, -0.25, -0.375]
+    assert all(len(event["top_tokens"]) == 1 for event in events)
+    assert [event["generated_text"] for event in events[:-1]] == [None] * 3
+    assert events[-1]["generated_text"] == "say:abcdefabcd"
+    assert events[-1]["details"] == {
+        "finish_reason": "stop_sequence", "generated_tokens": 4, "seed": None, "input_length": 10,
+    }  # fmt: skip
+
+
+async def test_details_are_tgis(lightllm: httpx.AsyncClient, client: httpx.AsyncClient) -> None:
+    response = await lightllm.post("/generate", json={"inputs": "a", "parameters": {"details": True}})
+    assert response.status_code == 400 and "details is not supported" in response.text
+    parameters = {"details": True, "decoder_input_details": True}
+    response = await client.post("/generate_stream", json={"inputs": "a", "parameters": parameters})
+    assert response.status_code == 400 and "decoder_input_details" in response.text

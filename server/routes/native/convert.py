@@ -52,6 +52,8 @@ def completion_request(wire: GenerateRequest, defaults: Defaults, limits: Limits
         "stop": list(parameters.stop or parameters.stop_sequences or ()) or None,
         "include_stop_str_in_output": True,
         "add_special_tokens": parameters.add_special_tokens,
+        "logprobs": (parameters.top_n_tokens or 0) if parameters.details else None,
+        "prompt_logprobs": 0 if parameters.decoder_input_details else None,
         "grammar": parameters.grammar and parameters.grammar.model_dump(),
         "guided_json": parameters.guided_json,
         "guided_grammar": parameters.guided_grammar,

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from engine.errors import InvalidRequest
 from engine.outputs import TextDelta
 from server.answer import Answer, Delta, finish_of
-from server.errors import native_envelope
+from server.errors import UnsupportedField, native_envelope
 from server.routes.native.convert import Defaults
 from server.routes.native.tgi import data_event, prefix
 from server.schema.native import GenerateRequest, LightllmEvent, LightllmResponse, LightllmToken
@@ -20,6 +20,8 @@ DEFAULTS = Defaults(max_new_tokens=16, samples_if_set=False, uses_generation_con
 
 def check(wire: GenerateRequest) -> None:
     """Refuse what these answers have no place for. Raises InvalidRequest."""
+    if wire.parameters.details:
+        raise UnsupportedField("details is not supported: LightLLM's answers have none.", "details")
     if wire.stream and (wire.parameters.n or 1) > 1:
         raise InvalidRequest("parameters.n must be 1 in a stream.", "parameters.n")
 
