@@ -12,7 +12,7 @@ MAX_LOGPROBS = 20
 Pooling = Literal["mean", "last"]
 
 
-GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf"]
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class Grammar:
 
     `source` of json_schema is the schema as JSON, of choice a JSON list of strings, of regex an expression
     without look-around or back-references (the whole output must match it), of ebnf a grammar in GBNF or Lark
-    syntax; json_object, any JSON object, needs none. `whitespace` is an expression for what may stand between
-    the tokens of JSON, empty for nothing. `param` and `label` are what messages call it,
-    and make no difference otherwise.
+    syntax, of lark one in llguidance's own Lark; json_object, any JSON object, needs none. `whitespace` is an
+    expression for what may stand between the tokens of JSON, empty for nothing; the grammars do without.
+    `param` and `label` are what messages call it, and make no difference otherwise.
     """
 
     kind: GrammarKind

@@ -104,8 +104,9 @@ def finish_of(delta: Delta) -> Finish:
 
 
 def chat_finish_of(delta: Delta) -> ChatFinish:
-    """The same in chat, where an answer may end in calls."""
-    return "tool_calls" if isinstance(delta, ParsedDelta) and delta.has_calls else finish_of(delta)
+    """The same in chat, where an answer may end in calls; OpenAI calls it stop if the tool was named."""
+    is_calling = isinstance(delta, ParsedDelta) and delta.has_calls and not delta.is_named
+    return "tool_calls" if is_calling else finish_of(delta)
 
 
 def abort_all(streams: Sequence["RequestStream | ParsedStream"]) -> None:

@@ -211,6 +211,8 @@ def translate(grammar: Grammar) -> str:
         raise ValueError("it contains a NUL character")
     if kind == "regex":
         return LLMatcher.grammar_from_regex(source)
+    if kind == "lark":
+        return LLMatcher.grammar_from_lark(source)
     if kind == "ebnf":
         try:
             return LLMatcher.grammar_from_lark(any_to_lark(source))

@@ -110,7 +110,9 @@ class InputTool(WireRequest):
     name: str = Field(pattern=NAME)
     description: str | None = None
     input_schema: dict[str, Any] | None = Field(None, validate_default=True, description="JSON schema")
-    strict: bool | None = Field(None, description="accepted; the input is not held to the schema yet")
+    strict: bool | None = Field(
+        None, description="a schema that cannot be obeyed to the letter is refused where a call is demanded"
+    )
 
     @field_validator("type")
     @classmethod

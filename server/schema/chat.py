@@ -174,8 +174,7 @@ class ChatRequest(StructuredRequest):
     )
     tool_choice: Choice | None = Field(
         None,
-        description="none, auto, or allowed_tools in the mode auto; default auto if there are tools. "
-        "required and a named tool are refused: they cannot be enforced yet",
+        description="none, auto, required, one tool by name, allowed_tools; default auto if there are tools",
     )
     parallel_tool_calls: bool | None = Field(
         None, description="false ends the answer after its first call; default true"

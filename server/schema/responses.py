@@ -129,7 +129,9 @@ class InputTool(WireRequest):
     parameters: dict[str, Any] | None = Field(
         None, description="JSON schema of the arguments, an object; default: there are none"
     )
-    strict: bool | None = Field(None, description="accepted; arguments are not held to the schema yet")
+    strict: bool | None = Field(
+        None, description="a schema that cannot be obeyed to the letter is refused where a call is demanded"
+    )
 
     @model_validator(mode="after")
     def check_type(self) -> "InputTool":

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 from engine.errors import InvalidRequest
-from server.errors import UnsupportedField
 from server.schema.chat import ChatRequest
-from server.schema.tools import Tool, ToolChoice
+from server.schema.tools import FunctionDefinition, Tool, ToolChoice
 from server.tools.parser import Tools
 
 
@@ -15,7 +14,7 @@ def offered_tools(wire: ChatRequest) -> Sequence[Tool]:
 
 
 def check_choice(wire: ChatRequest) -> None:
-    """A choice is among tools that are there, and can be kept. Raises InvalidRequest, UnsupportedField."""
+    """A choice is among tools that are there. Raises InvalidRequest."""
     choice = wire.tool_choice
     if choice is None or choice.type == "none" or (choice.type == "auto" and not wire.tools):
         return
@@ -25,15 +24,12 @@ def check_choice(wire: ChatRequest) -> None:
     for name in chosen_names(choice):
         if name not in names:
             raise InvalidRequest(f"tool_choice names {name[:128]!r}, which is not in tools.", "tool_choice")
-    if is_demand(choice):
-        raise UnsupportedField(
-            "tool_choice cannot force a call yet; use none, auto, or allowed_tools in the mode auto.",
-            "tool_choice",
-        )
 
 
-def is_demand(choice: ToolChoice) -> bool:
+def is_demand(choice: ToolChoice | None) -> bool:
     """Whether a tool must be called: only a grammar can see to that."""
+    if choice is None:
+        return False
     if choice.type == "allowed_tools" and choice.allowed_tools is not None:
         return choice.allowed_tools.mode == "required"
     return choice.type in ("required", "function")
@@ -53,9 +49,20 @@ def callable_tools(wire: ChatRequest) -> Tools | None:
     if not offered:
         return None
     choice = wire.tool_choice
-    only = chosen_names(choice) if choice and choice.type == "allowed_tools" else None
+    only = chosen_names(choice) if choice else []
+    is_named = choice is not None and choice.type == "function"
     return Tools(
         {tool.function.name: tool.function.parameters or {} for tool in offered},
-        only=None if only is None else frozenset(only),
-        parallel=wire.parallel_tool_calls is not False,
+        only=frozenset(only) if only else None,
+        parallel=wire.parallel_tool_calls is not False and not is_named,
+        is_named=is_named,
     )
+
+
+def demanded_tools(wire: ChatRequest, tools: Tools) -> list[FunctionDefinition]:
+    """The tools of which one must be called."""
+    return [
+        tool.function
+        for tool in offered_tools(wire)
+        if tools.only is None or tool.function.name in tools.only
+    ]

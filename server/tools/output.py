@@ -37,6 +37,11 @@ class OutputParser:
         return self._tools is not None and self._tools.is_call_open
 
     @property
+    def is_named(self) -> bool:
+        """Whether the request names the tool that is called."""
+        return self._tools is not None and self._tools.tools.is_named
+
+    @property
     def may_be_full(self) -> bool:
         """Whether the answer may end before the model ends it."""
         return self._tools is not None and not self._tools.tools.parallel
@@ -76,7 +81,8 @@ class OutputParser:
 class ParsedDelta(NamedTuple):
     """A TextDelta whose text has been parsed: `text` is the content in it, `events` are all of it.
 
-    `has_calls`, known at the end: the answer ended with one or more complete calls, and none cut.
+    `has_calls`, known at the end: the answer ended with one or more complete calls, and none cut; with
+    `is_named` they were the request's wish, not the model's.
     """
 
     text: str
@@ -85,6 +91,7 @@ class ParsedDelta(NamedTuple):
     stop_reason: str | int | None
     events: list[Event]
     has_calls: bool = False
+    is_named: bool = False
     tokens: tuple[OutputToken, ...] = ()
     prompt_tokens: tuple[OutputToken, ...] = ()
 
@@ -158,6 +165,7 @@ class ParsedStream:
             has_calls=finish_reason is FinishReason.STOP
             and self._parser.num_calls > 0
             and not self._parser.is_call_open,
+            is_named=self._parser.is_named,
             tokens=delta.tokens,
             prompt_tokens=delta.prompt_tokens,
         )

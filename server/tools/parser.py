@@ -20,11 +20,13 @@ class Tools:
     """The tools of a request: `parameters` is the JSON schema of each one's arguments, by name.
 
     With `only` calls of other names are content. Without `parallel` an answer ends after its first call.
+    `is_named`: the request names the one that must be called.
     """
 
     parameters: Mapping[str, Mapping[str, Any]]
     only: Collection[str] | None = None
     parallel: bool = True
+    is_named: bool = False
 
     def properties(self, name: str) -> Mapping[str, Any]:
         """The schemas of the arguments of `name`, in the order they are declared."""

@@ -1,13 +1,14 @@
 """How the answers to one chat are parsed: from the request, the model's formats and the prompt."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from engine.request import ReasoningSpan, Request
+from engine.request import Grammar, ReasoningSpan, Request
 from server.errors import UnsupportedField
 from server.schema.chat import ChatRequest
-from server.tools.choice import callable_tools, check_choice, offered_tools
+from server.tools.choice import callable_tools, check_choice, demanded_tools, is_demand, offered_tools
+from server.tools.demand import demand_grammar, demanded_format
 from server.tools.formats import Formats, has_place_for_tools
 from server.tools.output import OutputParser, ParsedStream
 from server.tools.parser import Marker, Tools
@@ -52,6 +53,10 @@ class Plan(NamedTuple):
                 )
             if formats.tools != "hermes" and not has_place_for_tools(chat_template or ""):
                 raise UnsupportedField("tools have no place in this model's chat template.", "tools")
+            if is_demand(wire.tool_choice):
+                formats = formats._replace(tools=demanded_format(formats.tools))
+                if formats.reasoning == RESPONSE_TEMPLATE:  # it would parse the calls, too
+                    formats = formats._replace(reasoning=None)
         if wire.separate_reasoning is False:
             formats = formats._replace(reasoning=None)
         return cls(wire, formats, tools) if tools or formats.reasoning else None
@@ -96,7 +101,15 @@ class Plan(NamedTuple):
 
         tokens = self.formats.tokens
         marks = tuple((tokens[text], text) for text in markers if text in tokens)
-        return Outputs(make, marks=marks, reasoning=span)
+        grammar = None
+        if self.tools is not None and is_demand(self.wire.tool_choice):
+            grammar = demand_grammar(
+                demanded_tools(self.wire, self.tools),
+                demanded_format(self.formats.tools or "hermes"),
+                tokens,
+                is_one=not self.tools.parallel,
+            )
+        return Outputs(make, marks=marks, reasoning=span, grammar=grammar)
 
     async def _is_open(self, prompt: list[int], tokenizer: Tokenizer, opener: str, closer: str) -> bool:
         """Whether the prompt ends inside reasoning, begun by the template or by the turn that goes on."""
@@ -114,12 +127,15 @@ class Outputs(NamedTuple):
     marks: tuple[tuple[int, str], ...] = ()
     reasoning: ReasoningSpan | None = None
     shows_special_tokens: bool = False
+    grammar: Grammar | None = None
 
     def watched(self, requests: Sequence[Request]) -> list[Request]:
-        """The requests, with markers and reasoning told to the engine."""
-        changes: Mapping[str, Any] = {"marks": self.marks, "reasoning": self.reasoning}
+        """The requests, with markers, reasoning and what is demanded told to the engine."""
+        changes: dict[str, Any] = {"marks": self.marks, "reasoning": self.reasoning}
         if self.shows_special_tokens:
             changes = {"skip_special_tokens": False}
+        if self.grammar is not None:
+            changes["grammar"] = self.grammar
         return [replace(request, sampling=replace(request.sampling, **changes)) for request in requests]
 
     def parsed(self, stream: "RequestStream") -> ParsedStream:

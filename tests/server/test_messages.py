@@ -286,6 +286,13 @@ async def test_choices_of_tools_act(thinker: httpx.AsyncClient, engine: FakeEngi
         "description": "Weather of a city.",
         "parameters": WEATHER["input_schema"],
     }
+    for choice, names in (
+        ({"type": "any"}, ["get_weather", "now"]),
+        ({"type": "tool", "name": "get_weather"}, ["get_weather"]),
+    ):
+        forced = await ask(thinker, **fields, tool_choice=choice)
+        assert ([block["name"] for block in forced["content"]], forced["stop_reason"]) == (names, "tool_use")
+        assert engine.requests[-1].sampling.grammar is not None
     none = await ask(thinker, **fields, tool_choice={"type": "none"})
     assert [block["type"] for block in none["content"]] == ["text"]
     assert "tools" not in engine.tokenizer.chats[-1][1]["template_kwargs"]

@@ -192,6 +192,10 @@ async def test_choices_of_tools_act(thinker: httpx.AsyncClient, engine: FakeEngi
     assert told[0]["function"]["description"] == "Weather of a city."
     none = await ask(thinker, **fields, tool_choice="none")
     assert ([item["type"] for item in none["output"]], none["tool_choice"]) == (["message"], "none")
+    for choice in ("required", {"type": "function", "name": "get_weather"}):
+        forced = await ask(thinker, **fields, tool_choice=choice)
+        assert (forced["output"][0]["name"], forced["tool_choice"]) == ("get_weather", choice)
+        assert engine.requests[-1].sampling.grammar is not None
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "now"}]}
     some = await ask(thinker, **fields, tool_choice=allowed)
     assert [item.get("name") for item in some["output"]] == [None, "now"]

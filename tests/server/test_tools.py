@@ -367,11 +367,6 @@ NO_OBJECT = {"type": "function", "function": {"name": "a", "parameters": []}}
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
-        ({"tool_choice": NAMED}, "tool_choice", "unsupported_parameter"),
-        ({"tool_choice": {"type": "function", "name": "now"}}, "tool_choice", "unsupported_parameter"),
-        ({"tool_choice": REQUIRED}, "tool_choice", "unsupported_parameter"),
-        ({"tool_choice": {**ALLOWED, "type": "required"}}, "tool_choice", "unsupported_parameter"),
         ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice", None),
         ({"tool_choice": {"type": "function"}}, "tool_choice.allowed_tools", None),
         ({"tool_choice": "any"}, "tool_choice.type", None),
@@ -393,6 +388,46 @@ async def test_what_cannot_be_kept_is_refused_by_name(
     found = await error(client, body("a") | fields)
     assert (found["param"], found["code"]) == (param, code), found["message"]
     assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "finish"),
+    [
+        ("required", ["get_weather", "now"], "tool_calls"),
+        (NAMED, ["now"], "stop"),
+        ({"type": "function", "name": "now"}, ["now"], "stop"),
+        (REQUIRED, ["now"], "tool_calls"),
+    ],
+)
+async def test_a_demand_is_a_grammar(
+    client: httpx.AsyncClient, engine: FakeEngine, choice: Any, names: list[str], finish: str
+) -> None:
+    found = (await answer(client, f"<think>Hm.</think>{CALL_NOW}", tool_choice=choice))["choices"][0]
+    assert [call["function"]["name"] for call in found["message"]["tool_calls"]] == ["now"]
+    assert found["finish_reason"] == finish
+    sampling = engine.requests[-1].sampling
+    assert sampling.grammar is not None and sampling.grammar.kind == "lark"
+    told = [name for name in ("get_weather", "now") if f'\\"name\\": \\"{name}\\"' in sampling.grammar.source]
+    assert told == names
+    assert sampling.reasoning is not None, "the grammar binds what follows"
+
+
+async def test_a_choice_is_no_grammar_and_one_that_cannot_be_obeyed_is_refused(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    for fields in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}, {"tool_choice": ALLOWED}):
+        await answer(client, "a", **fields)
+        assert engine.requests[-1].sampling.grammar is None
+    both = body("a", tool_choice="required", response_format={"type": "json_object"})
+    assert (await error(client, both))["param"] == "response_format"
+
+
+async def test_formats_without_a_grammar_write_demanded_calls_as_hermes(engine: FakeEngine) -> None:
+    async with client_for(engine, tool_parser="pythonic") as client:
+        found = (await answer(client, CALL_NOW, tool_choice="required"))["choices"][0]
+        assert found["finish_reason"] == "tool_calls"
+        found = (await answer(client, "[now()]"))["choices"][0]
+        assert found["finish_reason"] == "tool_calls"
 
 
 async def test_no_tools_and_auto_are_no_choice(client: httpx.AsyncClient) -> None:
