@@ -237,6 +237,25 @@ async def test_stream_and_answer_say_the_same(client: httpx.AsyncClient) -> None
         assert "".join(pieces) == call["function"]["arguments"]
 
 
+async def test_told_tokens_stand_beside_reasoning_and_calls(client: httpx.AsyncClient) -> None:
+    say = f"<think>Hm.</think>I look.\n{CALL}"
+    fields = {"logprobs": True, "top_logprobs": 1, "return_token_ids": True}
+    choice = (await answer(client, say, **fields))["choices"][0]
+    assert "".join(token["token"] for token in choice["logprobs"]["content"]) == say
+    assert choice["token_ids"] == [ord(char) for char in say]
+    parsed = await chunks(client, say, **fields)
+    choices = [chunk["choices"][0] for chunk in parsed]
+    told = [token for found in choices for token in (found["logprobs"] or {"content": []})["content"]]
+    assert told == choice["logprobs"]["content"], "each once, and in order"
+    assert [i for found in choices for i in found.get("token_ids", ())] == choice["token_ids"]
+    deltas = [found["delta"] for found in choices]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm."
+    assert "".join(delta.get("content", "") for delta in deltas) == "I look."
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Paris"}'
+    assert [found["finish_reason"] for found in choices if found["finish_reason"]] == ["tool_calls"]
+
+
 async def test_every_choice_has_a_parser_of_its_own(client: httpx.AsyncClient) -> None:
     parsed = await chunks(client, CALL, n=3)
     ids: dict[int, set[str]] = {0: set(), 1: set(), 2: set()}
