@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.config import EngineConfig
+from engine.constraint import Constraint
 from engine.delivery import Delivery
 from engine.device.thread import DeviceThread, StepFuture
 from engine.errors import (
@@ -37,6 +38,7 @@ from engine.schedule.sequence import Sequence
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
 from engine.stream import RequestStream
 from engine.text.after_reasoning import bind
+from engine.text.bad_words import BadWords, spellings
 from engine.text.detokenizer import Decoded
 from engine.text.grammar import GrammarCompiler
 from engine.text.mailbox import Mailbox
@@ -182,11 +184,16 @@ class Engine:
         return [await self._prepare(request) for request in requests]
 
     async def _prepare(self, request: Request) -> Request:
-        grammar = request.sampling.grammar
-        if grammar is None:
-            return request
-        constraint = bind(await self._grammars.compile(grammar), request.sampling)
-        return replace(request, constraints=(*request.constraints, constraint))
+        sampling = request.sampling
+        if sampling.bad_words:
+            ids = await spellings(
+                sampling.bad_words, lambda text: self.tokenizer.encode(text, add_special_tokens=False)
+            )
+            sampling = replace(sampling, bad_words=(), bad_words_ids=(*sampling.bad_words_ids, *ids))
+        constraints: tuple[Constraint, ...] = BadWords.of(sampling)
+        if sampling.grammar is not None:
+            constraints += (bind(await self._grammars.compile(sampling.grammar), sampling),)
+        return replace(request, sampling=sampling, constraints=constraints)
 
     def submit(self, request: Request) -> RequestStream:
         """Check and queue a request, which prepare() has returned if it has a grammar.
@@ -206,8 +213,11 @@ class Engine:
             raise Draining("The server is shutting down and takes no new requests.")
         for request in requests:
             request.check(self.model.vocab_size)
-            if request.sampling.grammar is not None and not request.constraints:
-                raise ValueError("a request with a grammar goes through prepare() before it is submitted")
+            sampling = request.sampling
+            if sampling.bad_words or (
+                (sampling.grammar or BadWords.of(sampling)) and not request.constraints
+            ):
+                raise ValueError("a request with constraints goes through prepare() before it is submitted")
         now = time.perf_counter()
         seeds = [request.sampling.seed for request in requests]
         sequences = self._scheduler.add_group(

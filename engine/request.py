@@ -53,7 +53,9 @@ class SamplingParams:
     after temperature: top-k, then top-p, then min-p (relative to the most likely token).
     `seed` None lets the engine draw one. Penalties: presence and frequency count output tokens only,
     repetition (1 = off) counts prompt and output, as in transformers. `logit_bias` has at most MAX_LOGIT_BIAS
-    entries; `allowed_token_ids`, if any, are the only ones that can be chosen. `logprobs` asks for the
+    entries; `allowed_token_ids`, if any, are the only ones that can be chosen. Of each of the
+    `bad_words_ids` the last token is never chosen after the others; Engine.prepare() adds the ids of
+    `bad_words` to them. `logprobs` asks for the
     log-probability of each chosen token and of that many most likely ones (0 to MAX_LOGPROBS),
     `prompt_logprobs` for the same of each token of the prompt but the first; for these it is computed as a
     whole, whatever is in the prefix cache. With `max_tokens` 0 nothing else is computed.
@@ -74,6 +76,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: frozenset[int] = frozenset()
+    bad_words: tuple[str, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     stop: tuple[str, ...] = ()
@@ -125,6 +129,7 @@ class Request:
             ("prompt", self.prompt_token_ids),
             ("stop_token_ids", sampling.stop_token_ids),
             ("allowed_token_ids", sampling.allowed_token_ids),
+            ("bad_words_ids", [token_id for ids in sampling.bad_words_ids for token_id in ids]),
             ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
         ):
             if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:

@@ -126,8 +126,12 @@ def sampling_params(wire: ChatRequest | CompletionRequest, limits: Limits, max_t
     bias = tuple((int(token_id), value) for token_id, value in (wire.logit_bias or {}).items())
     check_ids([token_id for token_id, _ in bias], "logit_bias", limits)
     check_ids(wire.stop_token_ids or (), "stop_token_ids", limits)
-    for text in wire.stop or ():
-        check_text(text, "stop")
+    check_ids(wire.allowed_token_ids or (), "allowed_token_ids", limits)
+    for ids in wire.bad_words_ids or ():
+        check_ids(ids, "bad_words_ids", limits)
+    for param in ("stop", "bad_words"):
+        for text in getattr(wire, param) or ():
+            check_text(text, param)
     num_logprobs = wire.num_logprobs
     if num_logprobs is None and wire.num_samples > (wire.n or 1):
         num_logprobs = 0  # which are the best?
@@ -148,6 +152,9 @@ def sampling_params(wire: ChatRequest | CompletionRequest, limits: Limits, max_t
         frequency_penalty=wire.frequency_penalty or 0.0,
         repetition_penalty=choose("repetition_penalty", 1.0),
         logit_bias=bias,
+        allowed_token_ids=frozenset(wire.allowed_token_ids or ()),
+        bad_words=tuple(wire.bad_words or ()),
+        bad_words_ids=tuple(map(tuple, wire.bad_words_ids or ())),
         logprobs=num_logprobs,
         prompt_logprobs=wire.num_prompt_logprobs,
         stop=wire.stop or (),

@@ -125,7 +125,8 @@ class StateSlots:
             )
             self.bias_ids[slot, : len(ids)] = ids
             self.bias_values[slot, : len(ids)] = values.float()
-        if sampling.min_tokens > len(init.output_token_ids) or sampling.allowed_token_ids:
+        is_masked = bool(sampling.allowed_token_ids or sampling.bad_words_ids)
+        if is_masked or sampling.min_tokens > len(init.output_token_ids):
             self._edited.add(slot)
             self._mask(slot, sampling, may_end=sampling.min_tokens <= len(init.output_token_ids))
         if sampling.min_tokens > len(init.output_token_ids):
@@ -150,12 +151,13 @@ class StateSlots:
         self.output_counts[slot].index_add_(0, outputs, ones)
 
     def _mask(self, slot: int, sampling: SamplingParams, *, may_end: bool) -> None:
-        """Write the slot's mask: `allowed_token_ids`, without what would end the sequence too early."""
+        """Write the slot's mask: what is allowed, without what would end the sequence too early."""
         bits = np.zeros(self.token_masks.shape[1] * WORD_BITS, np.uint8)
         if sampling.allowed_token_ids:
             bits[list(sampling.allowed_token_ids)] = 1
         else:
             bits[:] = 1
+        bits[[ids[0] for ids in sampling.bad_words_ids if len(ids) == 1]] = 0
         if not may_end:
             bits[list(sampling.stop_token_ids.union(self._eos_token_ids))] = 0
         words = np.packbits(bits, bitorder="little").view("<i4")
@@ -163,7 +165,7 @@ class StateSlots:
         self.write_masks([slot], words[None])
 
     def base_mask(self, slot: int) -> np.ndarray | None:
-        """What `allowed_token_ids` and `min_tokens` leave: int32 [num_words]; None if everything."""
+        """What holds for the whole output, and `min_tokens`, leave: int32 [num_words]; None if everything."""
         return self._base_masks.get(slot)
 
     def write_masks(self, slots: Sequence[int], words: np.ndarray) -> None:

@@ -15,6 +15,7 @@ from engine.record.reader import Arrived, Landed, Planned, Record, Tokens
 from engine.request import SamplingParams
 from engine.startup import find, load_tokenizer
 from engine.text.after_reasoning import bind
+from engine.text.bad_words import BadWords
 from engine.text.grammar import Vocabulary, compile_grammar
 from models.catalog import ModelFiles
 from models.fingerprint import fingerprint
@@ -92,9 +93,10 @@ class _Constrainer:
         return load_tokenizer(self._files)[1]
 
     def __call__(self, sampling: SamplingParams) -> tuple[Constraint, ...]:
+        bad_words = BadWords.of(sampling)
         if sampling.grammar is None:
-            return ()
-        return (bind(compile_grammar(sampling.grammar, self._vocabulary), sampling),)
+            return bad_words
+        return (*bad_words, bind(compile_grammar(sampling.grammar, self._vocabulary), sampling))
 
 
 def compare(record: Record, runner: Runner) -> Replayed:

@@ -116,11 +116,8 @@ BOTH: dict[str, Refused] = {
     "custom_params": Refused(({},)),
     "watermark": OFF,
     # which tokens and words may appear
-    "bad_words": EMPTY,
-    "bad_words_ids": EMPTY,
-    "banned_tokens": Refused(([], ""), "use logit_bias with -100 for up to 1024 tokens"),
-    "banned_strings": Refused(([], "")),
-    "allowed_token_ids": Refused((), "use logit_bias for up to 1024 tokens"),
+    "banned_tokens": Refused(([], ""), "use bad_words_ids"),
+    "banned_strings": Refused(([], ""), "use bad_words"),
     "spaces_between_special_tokens": Refused((True,)),
     "token_healing": OFF,
     # reasoning

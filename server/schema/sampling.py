@@ -18,6 +18,9 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_IDS = 1024
 MAX_LOGIT_BIASES = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
+MAX_BAD_WORD_TOKENS = 64
 INT64 = 2**63
 
 
@@ -107,6 +110,15 @@ class SamplingRequest(WireRequest):
     )
     logit_bias: dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None = Field(
         None, max_length=MAX_LOGIT_BIASES, description="token id, as a string, to what is added to its logit"
+    )
+    allowed_token_ids: list[int] | None = Field(
+        None, min_length=1, description="the only tokens that can be chosen; default: all"
+    )
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]] | None = Field(
+        None, max_length=MAX_BAD_WORDS, description="words that do not appear, as the tokenizer spells them"
+    )
+    bad_words_ids: list[Annotated[list[int], Field(min_length=1, max_length=MAX_BAD_WORD_TOKENS)]] | None = (
+        Field(None, max_length=MAX_BAD_WORDS, description="the same as token ids")
     )
     stop: Stop | None = Field(None, description="strings that end the answer and are not shown")
     stop_token_ids: list[int] | None = Field(

@@ -145,3 +145,32 @@ async def test_all_or_nothing_is_submitted(client: httpx.AsyncClient, engine: Fa
     assert response.status_code == 429
     assert not engine.live
     assert len(engine.aborted) == 2
+
+
+async def test_which_tokens_may_appear(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await complete(
+        client, prompt="a", allowed_token_ids=[1, 2], bad_words=["x y"], bad_words_ids=[[1], [2, 3]]
+    )
+    sampling = engine.requests[0].sampling
+    assert sampling.allowed_token_ids == {1, 2}
+    assert (sampling.bad_words, sampling.bad_words_ids) == (("x y",), ((1,), (2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [0x110000]),
+        ("bad_words", [""]),
+        ("bad_words", ["a\0"]),
+        ("bad_words", ["a"] * 129),
+        ("bad_words_ids", [[]]),
+        ("bad_words_ids", [[1, -1]]),
+    ],
+)
+async def test_tokens_that_cannot_be_meant_are_refused(
+    client: httpx.AsyncClient, field: str, value: Any
+) -> None:
+    response = await client.post("/v1/completions", json={"prompt": "a", field: value})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith(field)

@@ -261,7 +261,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (with_parameters(watermark=True), "watermark is not supported"),
     (with_parameters(adapter_id="x"), "adapter_id is not supported"),
     (with_parameters(guided_regex="a"), "guided_regex is not supported"),
-    (with_parameters(allowed_token_ids=[1]), "allowed_token_ids is not supported"),
     (with_parameters(input_penalty=True), "input_penalty is not supported"),
     (with_parameters(exponential_decay_length_penalty=[1, 1.1]), "exponential_decay_length_penalty"),
     (with_parameters(max_tokens=5), "use max_new_tokens"),

@@ -1,0 +1,93 @@
+"""Words that must not appear do not, whatever a model of random weights likes to say."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.constraint import Standing
+from engine.errors import InvalidRequest
+from engine.outputs import FinishReason
+from engine.request import SamplingParams
+from engine.text.bad_words import BadWords, spellings
+from tests.engine.tiny_engine import VOCAB_SIZE, answers, tiny_engine, tiny_request, tiny_tokenizer
+
+A, B, C = 65, 66, 67
+BAD = ((A, B), (C,), (B, B, A))
+
+
+def banned(follower, *token_ids: int) -> set[int]:
+    """What may not follow, once these tokens have come, too."""
+    masks = np.full((1, -(-VOCAB_SIZE // 32)), -1, np.int32)
+    assert type(follower).restrict([follower], [token_ids], masks) == [Standing.MAY_END]
+    bits = np.unpackbits(masks.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits == 0).tolist())
+
+
+def test_the_last_token_of_a_word_is_banned_after_the_others():
+    [constraint] = BadWords.of(
+        SamplingParams(max_tokens=1, bad_words_ids=((1, 2, 31), (2, 40), (7,), (9, 9)))
+    )
+    follower = constraint.follow()
+    assert banned(follower) == set()
+    assert banned(follower, 1) == set()
+    assert banned(follower, 2) == {31, 40}
+    assert banned(follower, 2) == {40}
+    assert banned(follower, 9) == {9}
+    assert banned(follower, 5, 1, 2) == {31, 40}, "several tokens at once, as after a preemption"
+    other = constraint.follow()
+    assert banned(other) == set(), "every continuation is followed by itself"
+
+
+def test_words_of_one_token_need_nobody_to_follow():
+    assert BadWords.of(SamplingParams(max_tokens=1, bad_words_ids=((7,),))) == ()
+
+
+async def test_a_word_is_spelled_at_the_beginning_and_after_a_space():
+    async def encode(text: str) -> list[int]:
+        return tiny_tokenizer().encode(text, add_special_tokens=False).ids
+
+    null = await encode("null")
+    assert await spellings(["null"], encode) == [tuple(null)], "with a space it is one token more"
+
+    async def words(text: str) -> list[int]:
+        return [hash(text) % 100]
+
+    assert len(await spellings(["bad", " bad"], words)) == 2, "both spellings, once each"
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+async def test_no_bad_word_in_what_a_random_model_says(run_ahead):
+    async with tiny_engine(run_ahead=run_ahead) as engine:
+        requests = [
+            replace(
+                tiny_request(
+                    "Say:",
+                    50,
+                    seed=seed,
+                    temperature=3.0,
+                    ignore_eos=True,
+                    allowed_token_ids=frozenset((A, B, C)),
+                    bad_words_ids=BAD if seed % 2 else (),
+                ),
+                tell_tokens=True,
+            )
+            for seed in range(8)
+        ]
+        deltas = await answers(engine, requests)
+    for seed, delta in enumerate(deltas):
+        ids = [token.piece.token_id for token in delta.tokens]
+        assert (len(ids), delta.finish_reason) == (50, FinishReason.LENGTH)
+        text = "".join(map(chr, ids))
+        assert set(text) <= set("ABC")
+        found = [word for word in ("AB", "C", "BBA") if word in text]
+        assert bool(found) == (seed % 2 == 0), f"{found} in {text}"
+
+
+async def test_ids_must_have_logits_and_words_must_be_prepared():
+    async with tiny_engine() as engine:
+        with pytest.raises(InvalidRequest, match="bad_words_ids"):
+            engine.submit(tiny_request("a", bad_words_ids=((VOCAB_SIZE,),)))
+        for fields in ({"bad_words": ("x",)}, {"bad_words_ids": ((1, 2),)}):
+            with pytest.raises(ValueError, match="prepare"):
+                engine.submit(tiny_request("a", **fields))
