@@ -25,7 +25,7 @@ ZERO = Refused((0,))
 ONE = Refused((1,))
 EMPTY = Refused(([],))
 
-LOGPROBS = "log-probabilities are not available yet"
+LOGPROBS = "logprobs and top_logprobs of chat and completions tell log-probabilities"
 STRUCTURED = Refused((), "structured output is not available yet")
 ADAPTERS = Refused((), "adapters are not available yet")
 THINKING = Refused((), "use reasoning_effort, or what the template knows in chat_template_kwargs")
