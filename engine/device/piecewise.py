@@ -17,10 +17,10 @@ from rich.progress import track
 from engine.device.graphs import capture
 from models.decoder import Decoder, ForwardBatch
 
-# A step is padded by less than this. Up to so many tokens a layer's weights take longer than its products.
-GRANULARITY = 64
-# Beyond it the device takes longer than the launches do, but for the step that recurs: a whole budget.
-LARGEST_FINE_SIZE = 1024
+# (up to, in steps of): up to the first a layer's weights take longer than its products.
+FINE_SIZES = ((512, 64), (2048, 128))
+# Beyond, the device takes longer than the launches do; only a whole budget, which recurs, has graphs there.
+LARGEST_FINE_SIZE = FINE_SIZES[-1][0]
 
 # Rows of the static inputs.
 TOKEN_IDS, POSITIONS, SLOTS = range(3)
@@ -28,14 +28,18 @@ TOKEN_IDS, POSITIONS, SLOTS = range(3)
 
 def piecewise_sizes(token_budget: int) -> list[int]:
     """Numbers of tokens worth graphs, ascending; the last is the budget."""
-    fine = range(GRANULARITY, min(token_budget, LARGEST_FINE_SIZE) + 1, GRANULARITY)
-    return sorted({*fine, token_budget})
+    sizes, size = {token_budget}, 0
+    for limit, step in FINE_SIZES:
+        while size < limit:
+            size += step
+            sizes.add(size)
+    return sorted(size for size in sizes if size <= token_budget)
 
 
 def padded_size(sizes: Sequence[int], num_tokens: int) -> int | None:
     """The size that a step of `num_tokens` is padded to; None if none is near."""
     index = bisect_left(sizes, num_tokens)
-    if index == len(sizes) or sizes[index] - num_tokens >= GRANULARITY:
+    if index == len(sizes) or sizes[index] > max(num_tokens, LARGEST_FINE_SIZE):
         return None
     return sizes[index]
 

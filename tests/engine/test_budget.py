@@ -65,6 +65,21 @@ def test_without_a_target_or_a_stream_to_protect_the_whole_budget_is_used():
     assert StepBudget(512, 0.001).prefill_tokens(0) == 512
 
 
+def test_few_tokens_are_no_way_out_where_a_mixed_step_costs_too_much_anyway():
+    """A target that any prompt exceeds: the prompt takes longer steps, and not for ever."""
+    machine = Machine(0.001, 0.00001, 0.000005, per_mixed_step=0.003)
+    steps = prefill(StepBudget(8192, 0.0025), machine, 16_000, rows=32)
+    assert len(steps) < 40
+    assert max(steps) < 0.00132 + 2.5 * 0.003
+
+
+def test_a_slower_machine_is_noticed():
+    budget = StepBudget(8192, 0.020)
+    prefill(budget, GPU, 16_000, rows=32)
+    slow = Machine(0.005, 0.00001, 0.00006, 2e-10, per_mixed_step=0.004)
+    assert max(prefill(budget, slow, 30_000, rows=32)[6:]) <= 1.3 * 0.020
+
+
 def test_prompts_come_through_even_if_the_target_cannot_be_met():
     budget = StepBudget(512, 0.001)
     steps = prefill(budget, LAPTOP, 1000, rows=32)

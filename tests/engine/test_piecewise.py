@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.device import piecewise
-from engine.device.piecewise import GRANULARITY, PiecewiseGraphs, padded_size, piecewise_sizes
+from engine.device.piecewise import LARGEST_FINE_SIZE, PiecewiseGraphs, padded_size, piecewise_sizes
 from kernels.paged_attention import AttentionBatch
 from models.decoder import ForwardBatch
 from models.loader import random_decoder
@@ -85,14 +85,14 @@ def test_pieces_compute_what_the_model_computes(model, no_capture, rows):
 
 def test_a_step_is_padded_by_little_or_not_captured():
     sizes = piecewise_sizes(8192)
-    assert sizes[0] == GRANULARITY and sizes[-1] == 8192 and sizes == sorted(set(sizes))
+    assert sizes[-1] == 8192 and sizes == sorted(set(sizes))
     for num_tokens in range(1, 8193):
         size = padded_size(sizes, num_tokens)
-        if size is None:
-            assert num_tokens > 1024
+        if num_tokens <= LARGEST_FINE_SIZE:
+            assert 0 <= size - num_tokens < max(64, num_tokens / 4)
         else:
-            assert 0 <= size - num_tokens < GRANULARITY
-    assert padded_size(sizes, 1024) == 1024
+            assert size == (8192 if num_tokens == 8192 else None)
+    assert padded_size(sizes, LARGEST_FINE_SIZE) == LARGEST_FINE_SIZE
     assert padded_size(sizes, 8193) is None
 
 
