@@ -12,6 +12,7 @@ import orjson
 from engine.errors import InvalidRequest
 from server.body import check_structure
 from server.convert import Limits, check_ids, check_text, overflow
+from server.errors import UnsupportedField
 from server.schema.chat import ChatMessage, ChatRequest
 from server.schema.completions import CompletionRequest, Prompt
 from server.tools.choice import offered_tools
@@ -43,6 +44,12 @@ TEMPLATE_DENYLIST = frozenset(
 MAX_DEPTH = 64
 
 
+class InfillTokens(Protocol):
+    """Tokens for filling in the middle."""
+
+    def prompt(self, start: list[int], before: list[int], behind: list[int]) -> list[int]: ...
+
+
 class Tokenizer(Protocol):
     """What is used of the engine's TokenizerPool."""
 
@@ -50,6 +57,9 @@ class Tokenizer(Protocol):
 
     @property
     def chat_template(self) -> str | None: ...
+
+    @property
+    def infill(self) -> InfillTokens | None: ...
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
@@ -109,8 +119,28 @@ def template_input(
 async def encode_prompts(wire: CompletionRequest, tokenizer: Tokenizer, limits: Limits) -> list[list[int]]:
     """Token ids of each prompt; ids given by the client are checked, not changed."""
     add_special_tokens = wire.add_special_tokens is not False
+    if wire.suffix:
+        return await encode_infills(wire, wire.suffix, tokenizer, limits)
     return [
         await encode_prompt(prompt, tokenizer, limits, add_special_tokens=add_special_tokens, param="prompt")
+        for prompt in wire.prompt
+    ]
+
+
+async def encode_infills(
+    wire: CompletionRequest, suffix: str, tokenizer: Tokenizer, limits: Limits
+) -> list[list[int]]:
+    """For each prompt the token ids that ask for what belongs between it and `suffix`."""
+    infill = tokenizer.infill
+    if infill is None:
+        raise UnsupportedField("suffix is not supported: this model has no tokens for it.", "suffix")
+    if wire.echo:
+        raise UnsupportedField("echo is not supported together with suffix.", "echo")
+    plain = {"add_special_tokens": False}
+    start = [] if wire.add_special_tokens is False else await tokenizer.encode("", add_special_tokens=True)
+    behind = await encode_prompt(suffix, tokenizer, limits, param="suffix", **plain)
+    return [
+        infill.prompt(start, await encode_prompt(prompt, tokenizer, limits, param="prompt", **plain), behind)
         for prompt in wire.prompt
     ]
 

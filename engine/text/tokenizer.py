@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from engine.errors import InvalidRequest, ModelError
 from engine.text.detokenizer import BatchDecoder
+from engine.text.infill import InfillTokens
 from engine.text.pieces import TokenPieces
 
 T = TypeVar("T")
@@ -161,7 +162,7 @@ def _first_line(error: Exception) -> str:
 class TokenizerPool:
     """The tokenizer behind a few threads: the loop awaits, other streams go on.
 
-    `pieces` knows the bytes of each token.
+    `pieces` knows the bytes of each token, `infill` the tokens for filling in the middle, if there are any.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, num_threads: int, max_model_len: int) -> None:
@@ -170,6 +171,7 @@ class TokenizerPool:
         # No text longer than this can fit: every token of it would have to be the longest there is.
         self.max_prompt_chars = max_model_len * tokenizer.max_token_chars
         self.pieces = TokenPieces(tokenizer.backend)
+        self.infill = InfillTokens.of(tokenizer.backend)
 
     @property
     def chat_template(self) -> str | None:

@@ -80,6 +80,9 @@ class CompletionRequest(StructuredRequest):
     echo: bool | None = Field(
         None, description="put the prompt in front of the text, and of its log-probabilities; default false"
     )
+    suffix: str | None = Field(
+        None, description="what comes behind the answer; for models that can fill in the middle"
+    )
     max_tokens: int | None = Field(
         None, ge=0, lt=2**31, description="output tokens at most; default 16; 0 only with echo"
     )

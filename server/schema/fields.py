@@ -162,7 +162,6 @@ COMPLETION: dict[str, Refused] = {
     name: refused for name, refused in BOTH.items() if name not in ("best_of", "echo")
 } | {
     "top_logprobs": Refused((0,), "logprobs says how many"),
-    "suffix": Refused(("",), "filling in the middle is not available yet"),
     "max_completion_tokens": USE_MAX_TOKENS,
     "messages": Refused((), "/v1/completions takes a prompt; chat takes messages"),
     "documents": CHAT_ONLY,

@@ -20,6 +20,7 @@ from engine.outputs import FinishReason, OutputToken, TextDelta, TokenPiece
 from engine.request import Request
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
 from engine.text.grammar import translate
+from engine.text.infill import InfillTokens
 from engine.text.watch import Watch
 
 VOCAB_SIZE = 0x110000
@@ -30,6 +31,7 @@ class FakeTokenizer:
     """A token is a character."""
 
     max_prompt_chars = 8192
+    infill: InfillTokens | None = None
     chat_template: str | None = "{{ messages }}{{ tools }}"
     added_tokens: ClassVar[dict[str, int]] = {}
     response_template: dict[str, Any] | None = None

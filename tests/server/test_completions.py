@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from engine.config import EngineConfig
+from engine.text.infill import InfillTokens
 from server.schema.completions import CompletionResponse
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
@@ -115,8 +116,10 @@ async def test_fields_that_are_not_built_are_refused(
 
 
 async def test_a_refused_field_comes_before_what_the_schema_finds(client: httpx.AsyncClient) -> None:
-    response = await client.post("/v1/completions", json={"prompt": "a", "suffix": "b", "max_tokens": -1})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "suffix")
+    response = await client.post(
+        "/v1/completions", json={"prompt": "a", "chat_template": "b", "max_tokens": -1}
+    )
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template")
 
 
 @pytest.mark.parametrize(("n", "prompts", "param"), [(1, 6, "prompt"), (3, 2, "n")])
@@ -174,3 +177,26 @@ async def test_tokens_that_cannot_be_meant_are_refused(
     response = await client.post("/v1/completions", json={"prompt": "a", field: value})
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith(field)
+
+
+async def test_a_suffix_makes_a_hole_to_fill(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.tokenizer.infill = InfillTokens(1, 2, 3)
+    await complete(client, prompt="ab", suffix="z")
+    await complete(client, prompt=ids("c"), suffix="z")
+    assert [request.prompt_token_ids for request in engine.requests] == [
+        (1, *ids("ab"), 2, *ids("z"), 3),
+        (1, *ids("c"), 2, *ids("z"), 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"), [({"suffix": "z", "echo": True}, "echo"), ({"suffix": "z\0"}, "suffix")]
+)
+async def test_a_suffix_that_cannot_be_is_refused(
+    client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], param: str
+) -> None:
+    response = await client.post("/v1/completions", json={"prompt": "a", "suffix": "z"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "suffix"), "no such tokens"
+    engine.tokenizer.infill = InfillTokens(1, 2, 3)
+    response = await client.post("/v1/completions", json={"prompt": "a", **fields})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
