@@ -114,7 +114,7 @@ def test_anthropic(url: str) -> None:
         fields: Any = {
             "model": MODEL,
             "max_tokens": 12,
-            "temperature": 0,
+            "extra_body": {"temperature": 0},  # the client has no such argument any more
             "messages": [{"role": "user", "content": QUESTION}],
         }
         answer: Any = client.messages.create(**fields)
