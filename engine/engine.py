@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.config import EngineConfig
-from engine.constraint import Constraint
 from engine.delivery import Delivery
 from engine.device.thread import DeviceThread, StepFuture
 from engine.errors import (
@@ -190,7 +189,7 @@ class Engine:
                 sampling.bad_words, lambda text: self.tokenizer.encode(text, add_special_tokens=False)
             )
             sampling = replace(sampling, bad_words=(), bad_words_ids=(*sampling.bad_words_ids, *ids))
-        constraints: tuple[Constraint, ...] = BadWords.of(sampling)
+        constraints = (*request.constraints, *BadWords.of(sampling))
         if sampling.grammar is not None:
             constraints += (bind(await self._grammars.compile(sampling.grammar), sampling),)
         return replace(request, sampling=sampling, constraints=constraints)

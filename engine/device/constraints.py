@@ -73,14 +73,11 @@ class Constraints:
 
     def write(self, masks: Masks) -> list[int]:
         """Wait for masks and put them in place; returns the indices of rows that end without a token."""
-        try:
-            words, standings = masks.words.result()
-        except Exception:
-            raise
-        except (
-            BaseException
-        ) as panic:  # what a fault in Rust raises is no Exception, and would end the thread
-            raise RuntimeError("computing masks failed") from panic
+        # A fault in Rust raises what is no Exception, and would end this thread.
+        fault = masks.words.exception()
+        if fault is not None:
+            raise RuntimeError("computing masks failed") from fault
+        words, standings = masks.words.result()
         for slot, row_words in zip(masks.slots, words, strict=True):
             base = self._slots.base_mask(slot)
             if base is not None:
