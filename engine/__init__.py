@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 # two busy processes on two cores, decoding at batch 16 was five times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from engine.beam import search_beams
 from engine.engine import Engine, ModelInfo
 from engine.stream import RequestStream
 
@@ -51,4 +52,4 @@ def write_timeline(path: Path, target: Path) -> str | None:
     return write_timeline(path, target)
 
 
-__all__ = ["Engine", "ModelInfo", "RequestStream", "pull", "replay", "write_timeline"]
+__all__ = ["Engine", "ModelInfo", "RequestStream", "pull", "replay", "search_beams", "write_timeline"]

@@ -96,6 +96,20 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamParams:
+    """How outputs are searched for instead of drawn: `width` of them grow side by side.
+
+    The best have the highest sum of log-probabilities / length ** `length_penalty`, tokens that end
+    an output included. `early_stopping`: True ends the search with `width` outputs; False when no growing one,
+    as long as it is, is better than the worst of them; "never" when none can become better.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One continuation to compute: token ids in, at most `sampling.max_tokens` tokens out.
 

@@ -7,6 +7,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from server.answer import Answer, Delta, chat_finish_of, collect_all, render
+from server.beams import submit_beams
 from server.context import ServerContext
 from server.convert import make_requests, token_details
 from server.errors import UnsupportedField
@@ -46,6 +47,15 @@ async def submit(
         default_max_tokens=default_max_tokens or limits.generation_defaults.get("max_new_tokens"),
         prompt_param="messages",
     )
+    if wire.beams is not None:
+        if plan:
+            raise UnsupportedField(
+                "use_beam_search is not available where tools may be called or the model reasons.",
+                "use_beam_search",
+            )
+        submit_beams(answer, context.engine, requests, len(requests), wire.beams, limits)
+        context.metrics.request_params(answer.n)
+        return
     outputs = await plan.outputs(prompt, tokenizer) if plan else None
     grammar = requests[0].sampling.grammar
     if grammar is not None and plan and plan.tools:

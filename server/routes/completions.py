@@ -6,6 +6,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from server.answer import Answer, Delta, collect_all, finish_of, render
+from server.beams import submit_beams
 from server.context import ServerContext
 from server.convert import make_requests, token_details
 from server.echo import Echo
@@ -38,7 +39,10 @@ async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer)
         prompt_param="prompt",
     )
     echo = await Echo.of(wire, prompts, context.engine.tokenizer)
-    await answer.submit(context.engine, requests, n=wire.num_samples)
+    if wire.beams is not None:
+        submit_beams(answer, context.engine, requests, wire.num_samples, wire.beams, limits)
+    else:
+        await answer.submit(context.engine, requests, n=wire.num_samples)
     context.metrics.request_params(answer.n)
     details = token_details(wire)
     if wire.stream:

@@ -12,6 +12,7 @@ from pydantic import (
     model_validator,
 )
 
+from server.schema.beam import BeamRequest
 from server.schema.logprobs import ChatLogprobs, PromptLogprobs, is_none
 from server.schema.sampling import (
     MAX_TOP_LOGPROBS,
@@ -21,7 +22,6 @@ from server.schema.sampling import (
     WireRequest,
     check_prompt_logprobs,
 )
-from server.schema.structured import StructuredRequest
 from server.schema.tools import (
     MAX_TOOL_CALLS,
     MAX_TOOLS,
@@ -126,7 +126,7 @@ class ReasoningOptions(WireRequest):
     effort: ReasoningEffort | None = None
 
 
-class ChatRequest(StructuredRequest):
+class ChatRequest(BeamRequest):
     """Body of POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator
 from pydantic.functional_validators import PlainValidator
 
+from server.schema.beam import MAX_BEST_OF, BeamRequest
 from server.schema.chat import WireResponse
 from server.schema.logprobs import CompletionLogprobs, PromptLogprobs, is_none
 from server.schema.sampling import (
@@ -14,9 +15,7 @@ from server.schema.sampling import (
     Usage,
     check_prompt_logprobs,
 )
-from server.schema.structured import StructuredRequest
 
-MAX_BEST_OF = 20
 MAX_PROMPTS = 1024
 
 Prompt = str | list[int]
@@ -66,7 +65,7 @@ PROMPT_SCHEMA: dict[str, Any] = {
 }
 
 
-class CompletionRequest(StructuredRequest):
+class CompletionRequest(BeamRequest):
     """Body of POST /v1/completions."""
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(check_prompts), WithJsonSchema(PROMPT_SCHEMA)]
@@ -75,7 +74,7 @@ class CompletionRequest(StructuredRequest):
         ge=1,
         le=MAX_BEST_OF,
         description="continuations to compute for each prompt, of which the n with the highest mean "
-        "log-probability are the answers; default n. Not in a stream",
+        "log-probability are the answers, or beams to search with; default n. Not in a stream",
     )
     echo: bool | None = Field(
         None, description="put the prompt in front of the text, and of its log-probabilities; default false"
@@ -143,7 +142,7 @@ class CompletionRequest(StructuredRequest):
     @property
     def num_samples(self) -> int:
         """Continuations computed for each prompt."""
-        return max(self.n or 1, self.best_of or 1)
+        return self.n or 1 if self.use_beam_search else max(self.n or 1, self.best_of or 1)
 
 
 class CompletionChoice(WireResponse):

@@ -70,7 +70,7 @@ BOTH: dict[str, Refused] = {
     # sampling
     "best_of": Refused((), "it must be left out or equal n"),
     "use_beam_search": OFF,
-    "num_beams": ONE,
+    "num_beams": Refused((1,), "use_beam_search searches with max(n, best_of) beams"),
     "early_stopping": OFF,
     "length_penalty": Refused((1, 0)),
     "penalty_alpha": ZERO,
@@ -151,7 +151,10 @@ BOTH: dict[str, Refused] = {
     "kv_transfer_params": Refused(),
 }
 
-CHAT: dict[str, Refused] = BOTH | {
+# Chat and completions have these; other dialects refuse them.
+BEAMS = ("use_beam_search", "length_penalty", "early_stopping", "best_of")
+
+CHAT: dict[str, Refused] = {name: refused for name, refused in BOTH.items() if name not in BEAMS} | {
     "prompt": Refused((), "chat takes messages; /v1/completions takes a prompt"),
     "suffix": Refused(("",), "chat takes messages"),
     "chat_template": Refused((), "templates come with the model; chat_template_kwargs sets their variables"),
@@ -159,7 +162,7 @@ CHAT: dict[str, Refused] = BOTH | {
 }
 
 COMPLETION: dict[str, Refused] = {
-    name: refused for name, refused in BOTH.items() if name not in ("best_of", "echo")
+    name: refused for name, refused in BOTH.items() if name not in (*BEAMS, "echo")
 } | {
     "top_logprobs": Refused((0,), "logprobs says how many"),
     "max_completion_tokens": USE_MAX_TOKENS,

@@ -17,6 +17,7 @@ from engine.device.thread import DeviceThread
 from engine.request import Request, SamplingParams
 from engine.text.grammar import GrammarCompiler, Vocabulary
 from engine.text.tokenizer import TokenizerPool
+from models.decoder import Decoder
 from models.loader import random_decoder
 from models.shapes import SHAPES
 
@@ -73,13 +74,17 @@ def tiny_model():
 
 
 @asynccontextmanager
-async def tiny_engine(*, has_eos: bool = True, token_budget: int = 64, **config: Any):
+async def tiny_engine(
+    *, has_eos: bool = True, token_budget: int = 64, model: Decoder | None = None, **config: Any
+):
     """A running engine; checks at the end that nothing leaked."""
     eos = (EOS,) if has_eos else ()
     defaults: dict[str, Any] = {"kv_tokens": 8192, "max_num_seqs": 16, "page_size": 16, "threads": 1}
     settings = EngineConfig(device="cpu", **(defaults | config))
     device = DeviceThread(settings.run_ahead)
-    runner = await device.start(lambda: ModelRunner.around(tiny_model(), settings, token_budget, eos))
+    runner = await device.start(
+        lambda: ModelRunner.around(model or tiny_model(), settings, token_budget, eos)
+    )
     info = ModelInfo(
         name="tiny",
         max_model_len=runner.max_model_len,

@@ -27,6 +27,18 @@ VOCAB_SIZE = 0x110000
 MODEL_NAME = "fake-model"
 
 
+class FakePieces:
+    """The bytes of a token are its character's."""
+
+    strips_first_space = False
+
+    def piece(self, token_id: int) -> TokenPiece:
+        return TokenPiece(token_id, chr(token_id).encode(), False)
+
+    def is_special(self, token_id: int) -> bool:
+        return False
+
+
 class FakeTokenizer:
     """A token is a character."""
 
@@ -43,6 +55,8 @@ class FakeTokenizer:
     }
 
     def __init__(self) -> None:
+        self.decoder = self
+        self.pieces = FakePieces()
         self.chats: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -56,6 +70,9 @@ class FakeTokenizer:
         if "slow template" in text:
             await asyncio.sleep(30)
         return [ord(char) for char in text]
+
+    def decode_batch(self, sequences: list[list[int]], skip_special_tokens: bool = True) -> list[str]:
+        return ["".join(map(chr, ids)) for ids in sequences]
 
     async def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(map(chr, ids))

@@ -190,7 +190,6 @@ async def test_neutral_values_no_ops_and_unknown_fields_are_accepted(client: htt
         ("structural_tag", "{}"),
         ("echo", True),
         ("best_of", 3),
-        ("use_beam_search", True),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
         ("truncate_prompt_tokens", 5),
