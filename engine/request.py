@@ -99,9 +99,9 @@ class SamplingParams:
 class BeamParams:
     """How outputs are searched for instead of drawn: `width` of them grow side by side.
 
-    The best have the highest sum of log-probabilities / length ** `length_penalty`, tokens that end
-    an output included. `early_stopping`: True ends the search with `width` outputs; False when no growing one,
-    as long as it is, is better than the worst of them; "never" when none can become better.
+    The best have the highest sum of log-probabilities / length ** `length_penalty`; a token that ends an
+    output counts. `early_stopping`: True ends the search with `width` outputs; False when no growing one, as
+    long as it is, is better than the worst of them; "never" when none can become better.
     """
 
     width: int

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine import search_beams
-from engine.errors import InvalidRequest
 from engine.request import BeamParams, Request
 from server.answer import Answer, abort_all
-from server.convert import Limits
+from server.convert import Limits, check_num_answers
 from server.errors import UnsupportedField
 
 if TYPE_CHECKING:
@@ -27,12 +26,7 @@ def submit_beams(
         raise UnsupportedField(f"{param} cannot be used together with use_beam_search.", param)
     if sampling.prompt_logprobs is not None:
         raise UnsupportedField("Beam search tells no log-probabilities of the prompt.", "use_beam_search")
-    num_beams = beams.width * len(requests) // n
-    if num_beams > limits.max_queued:
-        raise InvalidRequest(
-            f"The prompts need {num_beams} beams; this server queues at most {limits.max_queued}.",
-            "use_beam_search",
-        )
+    check_num_answers(beams.width * len(requests) // n, limits, "use_beam_search")
     streams: list[RequestStream] = []
     try:
         for first in range(0, len(requests), n):

@@ -10,7 +10,16 @@ from server.schema.structured import StructuredRequest
 
 MAX_BEST_OF = 20
 # What makes tokens more or less likely, or cuts an answer.
-NOT_WITH_BEAMS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop")
+NOT_WITH_BEAMS = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "bad_words_ids",
+    "stop",
+)
 
 
 class BeamRequest(StructuredRequest):
@@ -45,7 +54,7 @@ class BeamRequest(StructuredRequest):
         if value and info.data.get("stream"):
             raise ValueError("the best answers are known only at the end: not in a stream")
         for name in NOT_WITH_BEAMS if value else ():
-            if info.data.get(name) not in (None, (), {}, 1.0 if name == "repetition_penalty" else 0.0):
+            if info.data.get(name) not in (None, (), [], {}, 1.0 if name == "repetition_penalty" else 0.0):
                 raise ValueError(f"it cannot be used together with {name}")
         return value
 

@@ -60,11 +60,11 @@ def ids_of(delta: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, -1.0])
 async def test_outputs_are_those_of_transformers(reference, decoder, length_penalty, early_stopping) -> None:
     lengths = set()
     async with tiny_engine(model=decoder, has_eos=False) as engine:
-        for width, max_tokens in [(1, 9), (2, 12), (4, 20), (4, 1), (7, 14)]:
+        for width, max_tokens in [(1, 5), (3, 12), (4, 1), (7, 14)]:
             with torch.inference_mode():
                 expected = reference.generate(
                     torch.tensor([PROMPT]),
