@@ -1,13 +1,14 @@
 """What a caller asks of the engine: frozen values, safe to hand to any thread."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from engine.constraint import Constraint
 from engine.errors import InvalidRequest
 
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
+MAX_REPEATED_TOKENS = 4096
 
 Pooling = Literal["mean", "last"]
 
@@ -46,6 +47,16 @@ class ReasoningSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class RepetitionStop:
+    """Ends an output whose newest tokens are the same `ngram` ones, `times` times in a row."""
+
+    REASON: ClassVar[str] = "repetition_stop"
+
+    ngram: int
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen and when to stop. All values are final: defaults are already applied.
 
@@ -61,7 +72,8 @@ class SamplingParams:
     whole, whatever is in the prefix cache. With `max_tokens` 0 nothing else is computed.
     `marks` are tokens (id, text) that are shown, with MARK before their text, so that they can be told from
     other tokens that spell it. Inside `reasoning` stop strings have no effect, and its tokens are counted.
-    With a `grammar` the output ends where that lets nothing follow, be it before `min_tokens`.
+    With a `grammar` the output ends where that lets nothing follow, be it before `min_tokens`. With a
+    `repetition_stop` it ends (stop) in circles, at `min_tokens` at the earliest; all of it is shown.
     """
 
     max_tokens: int
@@ -83,6 +95,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    repetition_stop: RepetitionStop | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     marks: tuple[tuple[int, str], ...] = ()
@@ -150,6 +163,15 @@ class Request:
                 raise InvalidRequest(
                     f"A token id in '{param}' is out of range: ids go from 0 to {vocab_size - 1}.", param
                 )
+        circles = sampling.repetition_stop
+        if circles is not None and (
+            circles.ngram < 1 or circles.times < 2 or circles.ngram * circles.times > MAX_REPEATED_TOKENS
+        ):
+            raise InvalidRequest(
+                "'repetition_stop' must have an 'ngram' of at least 1 and 'times' of at least 2, together "
+                f"at most {MAX_REPEATED_TOKENS} tokens.",
+                "repetition_stop",
+            )
         if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(f"'logit_bias' has more than {MAX_LOGIT_BIAS} entries.", "logit_bias")
         for param in ("logprobs", "prompt_logprobs"):

@@ -10,7 +10,7 @@ import re
 from typing import TypeVar
 
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,8 +25,10 @@ from server.errors import (
     invalid_request,
 )
 from server.schema.fields import Refused, refuse_unsupported
+from server.schema.names import rename
+from server.schema.sampling import WireRequest
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound=WireRequest)
 
 LINGER_SECONDS = 2.0
 
@@ -173,11 +175,12 @@ def parse(body: bytes, model: type[Model], refused: dict[str, Refused]) -> Model
         raise InvalidRequest(f"The body is not valid JSON{place}: {error}", field) from None
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
+    value, renamed = rename(value, model.OTHER_NAMES)
     refuse_unsupported(value, refused)
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise invalid_request(error) from None
+        raise invalid_request(error, renamed) from None
 
 
 def check_structure(body: bytes, param: str | None = None) -> None:

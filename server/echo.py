@@ -22,12 +22,14 @@ class Echo:
 
     @classmethod
     async def of(cls, wire: CompletionRequest, prompts: Sequence[list[int]], decoder: Decoder) -> "Echo":
-        """What a request wants echoed: a text as it was sent, token ids as the text they stand for."""
+        """What a request wants echoed: a text as it was sent, token ids, or what is left, as their text."""
         if not wire.echo:
             return NO_ECHO
         skip = wire.skip_special_tokens is not False
         texts = [
-            prompt if isinstance(prompt, str) else await decoder.decode(token_ids, skip_special_tokens=skip)
+            prompt
+            if isinstance(prompt, str) and wire.truncate_prompt_tokens is None
+            else await decoder.decode(token_ids, skip_special_tokens=skip)
             for prompt, token_ids in zip(wire.prompt, prompts, strict=True)
         ]
         return cls(texts, wire.num_samples)

@@ -16,7 +16,7 @@ The server's own errors, beside those that come out of the engine (`engine.error
     UnsupportedField        an InvalidRequest: a known field that would change the output but is not built
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -210,12 +210,17 @@ def error_response(error: Exception, path: str) -> Response:
     )
 
 
-def invalid_request(error: ValidationError) -> InvalidRequest:
+def invalid_request(error: ValidationError, names: Mapping[str, str] | None = None) -> InvalidRequest:
     """A short, bounded message for what the schema found; `param` names the first offending field.
+
+    `names` are those that the client has used for fields, where they are not the field's own.
 
     Long inputs and long lists of errors are cut: an error must never be larger than what caused it.
     """
     found = error.errors(include_url=False, include_context=False)
+    for entry in found:
+        if entry["loc"] and (name := (names or {}).get(str(entry["loc"][0]))):
+            entry["loc"] = (name, *entry["loc"][1:])
     lines = []
     for entry in found[:MAX_SHOWN_ERRORS]:
         field = field_path(entry["loc"])

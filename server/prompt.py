@@ -86,12 +86,13 @@ async def encode_chat(wire: ChatRequest, tokenizer: Tokenizer, limits: Limits) -
     else:
         messages, kwargs = template_input(wire, tokenizer, limits)
     add_generation_prompt = wire.add_generation_prompt is not False and not wire.continue_final_message
-    return await tokenizer.encode_chat(
+    ids = await tokenizer.encode_chat(
         messages,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=bool(wire.continue_final_message),
         template_kwargs=kwargs,
     )
+    return truncated(ids, wire, limits)
 
 
 def template_input(
@@ -121,10 +122,22 @@ async def encode_prompts(wire: CompletionRequest, tokenizer: Tokenizer, limits: 
     add_special_tokens = wire.add_special_tokens is not False
     if wire.suffix:
         return await encode_infills(wire, wire.suffix, tokenizer, limits)
-    return [
+    prompts = [
         await encode_prompt(prompt, tokenizer, limits, add_special_tokens=add_special_tokens, param="prompt")
         for prompt in wire.prompt
     ]
+    return [truncated(ids, wire, limits) for ids in prompts]
+
+
+def truncated(ids: list[int], wire: ChatRequest | CompletionRequest, limits: Limits) -> list[int]:
+    """What a request wants to keep of its prompt: -1 leaves room for the output tokens asked for, or one."""
+    most = wire.truncate_prompt_tokens
+    if most is None:
+        return ids
+    if most < 0:
+        max_tokens, _ = wire.limit
+        most = max(1, limits.max_model_len - (1 if max_tokens is None else max_tokens))
+    return ids[:most] if wire.truncation_side == "right" else ids[-most:]
 
 
 async def encode_infills(
@@ -136,6 +149,10 @@ async def encode_infills(
         raise UnsupportedField("suffix is not supported: this model has no tokens for it.", "suffix")
     if wire.echo:
         raise UnsupportedField("echo is not supported together with suffix.", "echo")
+    if wire.truncate_prompt_tokens:
+        raise UnsupportedField(
+            "truncate_prompt_tokens is not supported together with suffix.", "truncate_prompt_tokens"
+        )
     plain = {"add_special_tokens": False}
     start = [] if wire.add_special_tokens is False else await tokenizer.encode("", add_special_tokens=True)
     behind = await encode_prompt(suffix, tokenizer, limits, param="suffix", **plain)

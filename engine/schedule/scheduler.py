@@ -29,7 +29,7 @@ from engine.outputs import (
     StepOutput,
     StepPlan,
 )
-from engine.request import Request
+from engine.request import RepetitionStop, Request
 from engine.schedule.admission import Admission
 from engine.schedule.budget import StepBudget
 from engine.schedule.groups import Groups
@@ -184,6 +184,7 @@ class Scheduler:
             max_num_tokens=num_prompt_tokens + sampling.max_tokens,
             final_token_ids=sampling.stop_token_ids
             | (frozenset((NO_TOKEN,)) if sampling.ignore_eos else self._eos_token_ids),
+            repetition_stop=sampling.repetition_stop,
         )
         self._next_id += 1
         self._sequences[sequence.id] = sequence
@@ -389,7 +390,11 @@ class Scheduler:
             token_ids = sequence.token_ids
             for index, token_id in enumerate(sampled, 1):
                 token_ids.append(token_id)
-                if token_id in sequence.final_token_ids or len(token_ids) >= sequence.max_num_tokens:
+                if (
+                    token_id in sequence.final_token_ids
+                    or len(token_ids) >= sequence.max_num_tokens
+                    or sequence.repetition_stop is not None
+                ):
                     self._end_at(sequence, token_id)
                     if sequence.is_finished:
                         sampled = sampled[:index]
@@ -432,6 +437,8 @@ class Scheduler:
         elif token_id in sequence.final_token_ids and sequence.num_output_tokens > sampling.min_tokens:
             stop_reason = token_id if token_id in sampling.stop_token_ids else None
             self._finish(sequence, FinishReason.STOP, stop_reason)
+        elif sequence.is_in_circles:
+            self._finish(sequence, FinishReason.STOP, RepetitionStop.REASON)
         elif sequence.num_tokens >= sequence.max_num_tokens:
             self._finish(sequence, FinishReason.LENGTH, None)
 

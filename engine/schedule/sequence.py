@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from engine.outputs import FinishReason
-from engine.request import Request
+from engine.request import RepetitionStop, Request
+from engine.schedule.repetition import is_repeating
 
 
 class SequenceStatus(Enum):
@@ -31,7 +32,8 @@ class Sequence:
     `num_history_tokens` were known when the sequence took its slot: their KV is computed from token ids of
     the host, that of every later token from the slot's newest. `num_cached_tokens` of them need not be
     computed when it first starts. Of the prompt `num_scored_tokens`, those behind the first one, have got
-    their log-probabilities, if these are wanted. `final_token_ids` may end the sequence. `rank` is its place
+    their log-probabilities, if these are wanted. `final_token_ids` may end the sequence, and so
+    may circles, with `repetition_stop`. `rank` is its place
     in the order: smaller ones start earlier, and give their pages up later.
     """
 
@@ -44,6 +46,7 @@ class Sequence:
     num_prompt_tokens: int
     max_num_tokens: int
     final_token_ids: frozenset[int] = field(repr=False)
+    repetition_stop: RepetitionStop | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0
     num_scheduled_tokens: int = 0
@@ -72,6 +75,14 @@ class Sequence:
     def ends_with_final_token(self) -> bool:
         """Whether its newest output token is one of those that may end it."""
         return self.num_output_tokens > 0 and self.token_ids[-1] in self.final_token_ids
+
+    @property
+    def is_in_circles(self) -> bool:
+        """Whether its newest output tokens repeat each other as often as is to end it."""
+        stop, num_tokens = self.repetition_stop, self.num_output_tokens
+        if stop is None or num_tokens < self.request.sampling.min_tokens:
+            return False
+        return is_repeating(self.token_ids, num_tokens, stop)
 
     @property
     def lacks_scores(self) -> bool:

@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from server.schema.beam import BeamRequest
+from server.schema.generation import GenerationRequest
 from server.schema.logprobs import ChatLogprobs, PromptLogprobs, is_none
 from server.schema.sampling import (
     MAX_TOP_LOGPROBS,
@@ -126,7 +126,7 @@ class ReasoningOptions(WireRequest):
     effort: ReasoningEffort | None = None
 
 
-class ChatRequest(BeamRequest):
+class ChatRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)

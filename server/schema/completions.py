@@ -1,13 +1,16 @@
 """POST /v1/completions: request, response and stream chunk."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator
 from pydantic.functional_validators import PlainValidator
 
-from server.schema.beam import MAX_BEST_OF, BeamRequest
+from server.schema.beam import MAX_BEST_OF
 from server.schema.chat import WireResponse
+from server.schema.generation import GenerationRequest
 from server.schema.logprobs import CompletionLogprobs, PromptLogprobs, is_none
+from server.schema.names import OTHER_NAMES
 from server.schema.sampling import (
     MAX_TOP_LOGPROBS,
     PROMPT_LOGPROBS,
@@ -65,8 +68,10 @@ PROMPT_SCHEMA: dict[str, Any] = {
 }
 
 
-class CompletionRequest(BeamRequest):
+class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
+
+    OTHER_NAMES: ClassVar[Mapping[str, str]] = {**OTHER_NAMES, "max_completion_tokens": "max_tokens"}
 
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(check_prompts), WithJsonSchema(PROMPT_SCHEMA)]
     best_of: int | None = Field(

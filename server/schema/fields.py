@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from server.errors import UnsupportedField
+from server.schema.names import OTHER_NAMES
 
 
 class Refused(NamedTuple):
@@ -29,9 +30,8 @@ LOGPROBS = "logprobs and top_logprobs of chat and completions tell log-probabili
 STRUCTURED = Refused((), "structured output is not available yet")
 ADAPTERS = Refused((), "adapters are not available yet")
 THINKING = Refused((), "use reasoning_effort, or what the template knows in chat_template_kwargs")
-SHORTEN = Refused((), "shorten the prompt before sending it")
+SHORTEN = Refused((), "chat and completions have truncate_prompt_tokens")
 CHAT_ONLY = Refused((), "only chat has a template")
-USE_STOP = Refused(([],), "use stop")
 USE_MAX_TOKENS = Refused((), "use max_tokens")
 
 # Of a sampler with a switch and further settings, the latter may have the value that is their usual default.
@@ -52,19 +52,9 @@ BOTH: dict[str, Refused] = {
     "parameters": Refused(({},), "its fields stand beside the prompt, under their OpenAI names"),
     "sampling_params": Refused(({},), "its fields stand beside the prompt, under their OpenAI names"),
     "extra_body": Refused(({},), "clients merge it into the body; its fields stand beside the prompt"),
-    "max_new_tokens": USE_MAX_TOKENS,
-    "max_output_tokens": USE_MAX_TOKENS,
     "max_length": USE_MAX_TOKENS,
-    "n_predict": Refused((-1,), USE_MAX_TOKENS.hint),
-    "num_predict": Refused((-1,), USE_MAX_TOKENS.hint),
-    "min_new_tokens": Refused((0,), "use min_tokens"),
     "min_length": Refused((0,), "use min_tokens"),
-    "repeat_penalty": Refused((1,), "use repetition_penalty"),
-    "random_seed": Refused((), "use seed"),
     "do_sample": Refused((True,), "use temperature 0 for greedy decoding"),
-    "stop_sequences": USE_STOP,
-    "stopping_strings": USE_STOP,
-    "no_stop_trim": Refused((False,), "use include_stop_str_in_output"),
     "ban_eos_token": Refused((False,), "use ignore_eos"),
     "stop_regex": Refused(([], ""), "stop takes strings"),
     # sampling
@@ -136,19 +126,27 @@ BOTH: dict[str, Refused] = {
     "input_ids": Refused((), "send token ids as prompt of /v1/completions"),
     "prompt_embeds": Refused(),
     "truncate": SHORTEN,
-    "truncate_prompt_tokens": SHORTEN,
-    "truncation_side": SHORTEN,
     "transforms": Refused(([],), SHORTEN.hint),
     # tools
     "functions": Refused(([],), "use tools"),
     "function_call": Refused(("none", "auto"), "use tool_choice"),
     # serving
-    "extra_key": Refused((), "the prefix cache cannot be divided yet"),
     "adapter_id": ADAPTERS,
     "lora": Refused(([],), ADAPTERS.hint),
     "lora_path": ADAPTERS,
     "lora_request": ADAPTERS,
     "kv_transfer_params": Refused(),
+}
+
+# Values of other names of what is there that leave it as it is, for the dialects that do not take them.
+SILENT: dict[str, tuple[Any, ...]] = {
+    "n_predict": (-1,),
+    "num_predict": (-1,),
+    "min_new_tokens": (0,),
+    "repeat_penalty": (1,),
+    "stop_sequences": ([],),
+    "stopping_strings": ([],),
+    "no_stop_trim": (False,),
 }
 
 # Chat and completions have these; other dialects refuse them.
@@ -165,7 +163,6 @@ COMPLETION: dict[str, Refused] = {
     name: refused for name, refused in BOTH.items() if name not in (*BEAMS, "echo")
 } | {
     "top_logprobs": Refused((0,), "logprobs says how many"),
-    "max_completion_tokens": USE_MAX_TOKENS,
     "messages": Refused((), "/v1/completions takes a prompt; chat takes messages"),
     "documents": CHAT_ONLY,
     "chat_template": CHAT_ONLY,
@@ -208,6 +205,7 @@ NO_OPS = frozenset(
 def strangers(request: type[BaseModel], chat: type[BaseModel]) -> dict[str, Refused]:
     """The fields of chat, and those refused there, that `request`, of another dialect, does not have."""
     fields = {name: Refused((False, 0, [], {}), "it is a field of chat") for name in chat.model_fields} | BOTH
+    fields |= {name: Refused(SILENT.get(name, ()), f"use {field}") for name, field in OTHER_NAMES.items()}
     fields["add_generation_prompt"] = Refused((True,), "the turns decide")
     return {name: refused for name, refused in fields.items() if name not in request.model_fields}
 

@@ -1,6 +1,7 @@
 """What chat and text completions share: sampling, stopping, streaming, token counts."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -70,6 +71,8 @@ class WireRequest(BaseModel):
     """Root of request bodies. Strict: a bool is no int and "5" is no number. Unknown fields are tolerated."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    OTHER_NAMES: ClassVar[Mapping[str, str]] = {}
 
 
 class StreamOptions(WireRequest):

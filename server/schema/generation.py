@@ -1,0 +1,77 @@
+"""Fields that chat and completions have in common, and no other dialect has."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from engine.request import MAX_REPEATED_TOKENS
+from server.schema.beam import BeamRequest
+from server.schema.names import OTHER_NAMES, described_names
+from server.schema.sampling import WireRequest
+
+NOT_WITH_BEAM_SEARCH = "it cannot be used together with use_beam_search"
+
+
+class RepetitionOptions(WireRequest):
+    """When an answer that goes round in circles ends."""
+
+    ngram: int = Field(ge=1, le=MAX_REPEATED_TOKENS // 2, description="tokens that are repeated")
+    times: int = Field(ge=2, le=MAX_REPEATED_TOKENS, description="how often they come, in a row")
+
+    @model_validator(mode="after")
+    def check_length(self) -> "RepetitionOptions":
+        """Every new token is compared with them."""
+        if self.ngram * self.times > MAX_REPEATED_TOKENS:
+            raise ValueError(f"ngram times times must be at most {MAX_REPEATED_TOKENS}")
+        return self
+
+
+def add_names(schema: dict[str, Any], model: type[WireRequest]) -> None:
+    """Tell the JSON schema of a model which other names its fields have."""
+    schema["properties"] |= described_names(schema, model.OTHER_NAMES)
+
+
+class GenerationRequest(BeamRequest):
+    """A request of the OpenAI API that generates text."""
+
+    model_config = ConfigDict(json_schema_extra=add_names)
+
+    OTHER_NAMES: ClassVar[Mapping[str, str]] = OTHER_NAMES
+
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, lt=2**31, description="keep so many tokens of the prompt at most; -1: what fits"
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="where tokens are left out; default left: the last ones stay"
+    )
+
+    repetition_stop: RepetitionOptions | None = Field(
+        None, description="end the answer when its last tokens are the same ngram, so many times in a row"
+    )
+
+    @field_validator("repetition_stop")
+    @classmethod
+    def check_repetition_stop(
+        cls, value: RepetitionOptions | None, info: ValidationInfo
+    ) -> RepetitionOptions | None:
+        """Beams end by themselves."""
+        if value is not None and info.data.get("use_beam_search"):
+            raise ValueError(NOT_WITH_BEAM_SEARCH)
+        return value
+
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def check_truncation(cls, value: int | None) -> int | None:
+        """A model needs something to continue."""
+        if value == 0:
+            raise ValueError("it must be at least 1, or -1")
+        return value
+
+    @field_validator("truncation_side")
+    @classmethod
+    def check_truncation_side(cls, value: str | None, info: ValidationInfo) -> str | None:
+        """The usual one may stand alone."""
+        if value == "right" and not info.data.get("truncate_prompt_tokens"):
+            raise ValueError("it needs truncate_prompt_tokens")
+        return value

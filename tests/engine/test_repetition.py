@@ -1,0 +1,111 @@
+"""An output that goes round in circles ends, if that is asked for, and no other does."""
+
+from array import array
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import InvalidRequest
+from engine.outputs import FinishReason
+from engine.request import RepetitionStop, Request, SamplingParams
+from engine.schedule.repetition import is_repeating
+from tests.engine import toy
+from tests.engine.driver import Driver, output_of
+from tests.engine.toy_engine import CHARS, toy_engine
+
+PREFIX = [11, 12, 13]
+CIRCLE = [5, 6, 7]
+
+
+@pytest.fixture
+def circles(monkeypatch):
+    """A model that says a few words and then the same three for ever."""
+
+    def next_token(token_ids, seed=0):
+        number = len(token_ids) - 4  # prompts have four tokens
+        return PREFIX[number] if number < len(PREFIX) else CIRCLE[(number - len(PREFIX)) % len(CIRCLE)]
+
+    monkeypatch.setattr(toy, "next_token", next_token)
+
+
+@given(
+    st.lists(st.integers(0, 1), max_size=30),
+    st.integers(0, 30),
+    st.integers(1, 5),
+    st.integers(2, 5),
+)
+def test_it_is_what_the_definition_says(token_ids, num_prompt_tokens, ngram, times):
+    num_output_tokens = max(0, len(token_ids) - num_prompt_tokens)
+    output = token_ids[len(token_ids) - num_output_tokens :]
+    expected = len(output) >= ngram * times and output[-ngram * times :] == output[-ngram:] * times
+    assert is_repeating(array("i", token_ids), num_output_tokens, RepetitionStop(ngram, times)) == expected
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("options", "num_tokens", "reason"),
+    [
+        ({"repetition_stop": RepetitionStop(3, 2)}, 9, "repetition_stop"),
+        ({"repetition_stop": RepetitionStop(3, 4)}, 15, "repetition_stop"),
+        ({"repetition_stop": RepetitionStop(6, 2)}, 15, "repetition_stop"),
+        ({"repetition_stop": RepetitionStop(3, 2), "min_tokens": 14}, 14, "repetition_stop"),
+        ({"repetition_stop": RepetitionStop(3, 2), "stop_token_ids": frozenset({12})}, 2, 12),
+        ({"repetition_stop": RepetitionStop(2, 2)}, 20, None),
+        ({}, 20, None),
+    ],
+)
+def test_circles_end_an_output(circles, run_ahead, options, num_tokens, reason):
+    driver = Driver.of(run_ahead=run_ahead)
+    sequence = driver.add([1, 2, 3, 4], 20, **options)
+    driver.run()
+    assert output_of(sequence) == (PREFIX + CIRCLE * 6)[:num_tokens]
+    assert sequence.stop_reason == reason
+    assert sequence.finish_reason is (FinishReason.LENGTH if reason is None else FinishReason.STOP)
+
+
+def test_a_circle_that_ends_at_the_limit_is_a_circle(circles):
+    driver = Driver.of()
+    sequence = driver.add([1, 2, 3, 4], 9, repetition_stop=RepetitionStop(3, 2))
+    driver.run()
+    assert (sequence.finish_reason, sequence.num_output_tokens) == (FinishReason.STOP, 9)
+
+
+def test_the_prompt_is_no_part_of_it(monkeypatch):
+    monkeypatch.setattr(toy, "next_token", lambda token_ids, seed=0: 1)
+    driver = Driver.of()
+    sequence = driver.add([1, 1, 1, 1], 20, repetition_stop=RepetitionStop(1, 3))
+    driver.run()
+    assert output_of(sequence) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_preempted_samples_end_where_others_do(circles, run_ahead):
+    driver = Driver.of(num_pages=16, page_size=2, run_ahead=run_ahead, overcommit=4.0, max_num_seqs=4)
+    sequences = driver.add_group([1, 2, 3, 4], 4, 24, repetition_stop=RepetitionStop(3, 5))
+    driver.run()
+    assert driver.scheduler.num_preemptions, "the pool is too large for this test"
+    for sequence in sequences:
+        assert output_of(sequence) == PREFIX + CIRCLE * 5
+        assert sequence.stop_reason == "repetition_stop"
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+async def test_all_of_the_circles_is_text(circles, run_ahead):
+    sampling = SamplingParams(max_tokens=40, repetition_stop=RepetitionStop(3, 3))
+    requests = [Request("r", (1, 2, 3, 4), replace(sampling, seed=seed)) for seed in range(3)]
+    async with toy_engine(run_ahead=run_ahead) as engine:
+        deltas = [await stream.collect() for stream in engine.submit_group(requests)]
+    for delta in deltas:
+        assert delta.text == "".join(CHARS[token_id] for token_id in PREFIX + CIRCLE * 3)
+        assert (delta.finish_reason, delta.stop_reason) == (FinishReason.STOP, "repetition_stop")
+        assert delta.num_tokens == 12
+
+
+@pytest.mark.parametrize(("ngram", "times"), [(0, 2), (1, 1), (-1, 5), (2049, 2)])
+async def test_what_makes_no_circle_is_refused(ngram, times):
+    sampling = SamplingParams(max_tokens=4, repetition_stop=RepetitionStop(ngram, times))
+    async with toy_engine() as engine:
+        with pytest.raises(InvalidRequest, match="repetition_stop"):
+            engine.submit(Request("r", (1, 2), sampling))
