@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.config import EngineConfig
 from engine.errors import ContextLengthExceeded, InvalidRequest
-from engine.request import RepetitionStop, Request, SamplingParams
+from engine.request import Request, SamplingParams
 from server.errors import UnsupportedField
 from server.logprobs import TokenDetails
 from server.schema.chat import ChatRequest
@@ -162,8 +162,7 @@ def sampling_params(wire: ChatRequest | CompletionRequest, limits: Limits, max_t
         ignore_eos=bool(wire.ignore_eos),
         include_stop_str_in_output=bool(wire.include_stop_str_in_output),
         skip_special_tokens=wire.skip_special_tokens is not False,
-        repetition_stop=wire.repetition_stop
-        and RepetitionStop(wire.repetition_stop.ngram, wire.repetition_stop.times),
+        repetition_stop=wire.circles,
         grammar=grammar_of(wire),
     )
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from engine.request import MAX_REPEATED_TOKENS
+from engine.request import MAX_REPEATED_TOKENS, RepetitionStop
 from server.schema.beam import BeamRequest
 from server.schema.names import OTHER_NAMES, described_names
 from server.schema.sampling import WireRequest
@@ -75,3 +75,9 @@ class GenerationRequest(BeamRequest):
         if value == "right" and not info.data.get("truncate_prompt_tokens"):
             raise ValueError("it needs truncate_prompt_tokens")
         return value
+
+    @property
+    def circles(self) -> RepetitionStop | None:
+        """When an answer that goes round in circles ends, if it is to."""
+        options = self.repetition_stop
+        return None if options is None else RepetitionStop(options.ngram, options.times)
