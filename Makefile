@@ -35,10 +35,16 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The kernels come first, under Triton's interpreter, so that the last line counts the whole suite.
+# The kernels' tests under Triton's interpreter run beside the others, which seldom need both cores. What they
+# say is shown if they fail, and else the last line counts the whole suite.
+KERNELS_LOG := .pytest-kernels.log
+
 pytest: $(VENV)/.installed-dev
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "not gpu" tests/kernels
-	$(BIN)/python -m pytest -m "not gpu"
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -p no:cacheprovider -m "not gpu" tests/kernels >$(KERNELS_LOG) 2>&1 & \
+	kernels=$$!; code=0; \
+	$(BIN)/python -m pytest -m "not gpu" || code=$$?; \
+	wait $$kernels || { code=$$?; cat $(KERNELS_LOG); }; \
+	exit $$code
 
 GPU_PYTHON = $(or $(INTERPRETER),$(BIN)/python)
 # The server's tests know no GPU, and the clients they need may not be there.
@@ -72,7 +78,7 @@ fmt: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist $(KERNELS_LOG) *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # A stamp newer than the requirements means: nothing to do, and no network. The openai client is there for
 # README's second example.
