@@ -73,6 +73,7 @@ class Delivery:
                 or sampling.prompt_logprobs is not None,
                 marks=sampling.marks,
                 reasoning=sampling.reasoning,
+                healed_token_ids=sampling.healed_token_ids,
             )
         )
         if sampling.prompt_logprobs is not None:  # nothing comes before the first token

@@ -30,14 +30,13 @@ from engine.errors import (
 )
 from engine.meters import IdleMeter
 from engine.outputs import FinishReason, StepOutput, StepPlan, logprobs_by_sequence
+from engine.prepare import is_prepared, prepare
 from engine.record.writer import Recorder
 from engine.request import Request
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
 from engine.stream import RequestStream
-from engine.text.after_reasoning import bind
-from engine.text.bad_words import BadWords, spellings
 from engine.text.detokenizer import Decoded
 from engine.text.grammar import GrammarCompiler
 from engine.text.mailbox import Mailbox
@@ -180,22 +179,11 @@ class Engine:
 
         Raises InvalidRequest. Requests that nothing restricts need not come here.
         """
-        return [await self._prepare(request) for request in requests]
-
-    async def _prepare(self, request: Request) -> Request:
-        sampling = request.sampling
-        if sampling.bad_words:
-            ids = await spellings(
-                sampling.bad_words, lambda text: self.tokenizer.encode(text, add_special_tokens=False)
-            )
-            sampling = replace(sampling, bad_words=(), bad_words_ids=(*sampling.bad_words_ids, *ids))
-        constraints = (*request.constraints, *BadWords.of(sampling))
-        if sampling.grammar is not None:
-            constraints += (bind(await self._grammars.compile(sampling.grammar), sampling),)
-        return replace(request, sampling=sampling, constraints=constraints)
+        eos = self.model.eos_token_ids
+        return [await prepare(request, self.tokenizer, self._grammars, eos) for request in requests]
 
     def submit(self, request: Request) -> RequestStream:
-        """Check and queue a request, which prepare() has returned if it has a grammar.
+        """Check and queue a request, which prepare() has returned if anything restricts it.
 
         Raises InvalidRequest or ContextLengthExceeded (it can never run), QueueFull, Draining, EngineDead.
         """
@@ -212,10 +200,7 @@ class Engine:
             raise Draining("The server is shutting down and takes no new requests.")
         for request in requests:
             request.check(self.model.vocab_size)
-            sampling = request.sampling
-            if sampling.bad_words or (
-                (sampling.grammar or BadWords.of(sampling)) and not request.constraints
-            ):
+            if not is_prepared(request):
                 raise ValueError("a request with constraints goes through prepare() before it is submitted")
         now = time.perf_counter()
         seeds = [request.sampling.seed for request in requests]

@@ -64,7 +64,9 @@ class SamplingParams:
     after temperature: top-k, then top-p, then min-p (relative to the most likely token).
     `seed` None lets the engine draw one. Penalties: presence and frequency count output tokens only,
     repetition (1 = off) counts prompt and output, as in transformers. `logit_bias` has at most MAX_LOGIT_BIAS
-    entries; `allowed_token_ids`, if any, are the only ones that can be chosen. Of each of the
+    entries; `allowed_token_ids`, if any, are the only ones that can be chosen, `first_token_ids` the only
+    ones as the first token. With `token_healing` Engine.prepare() takes the last token of the prompt back:
+    the output begins with the text of these `healed_token_ids`, and does not show it. Of each of the
     `bad_words_ids` the last token is never chosen after the others; Engine.prepare() adds the ids of
     `bad_words` to them. `logprobs` asks for the
     log-probability of each chosen token and of that many most likely ones (0 to MAX_LOGPROBS),
@@ -88,6 +90,9 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: frozenset[int] = frozenset()
+    first_token_ids: frozenset[int] = frozenset()
+    token_healing: bool = False
+    healed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
@@ -156,6 +161,7 @@ class Request:
             ("prompt", self.prompt_token_ids),
             ("stop_token_ids", sampling.stop_token_ids),
             ("allowed_token_ids", sampling.allowed_token_ids),
+            ("first_token_ids", sampling.first_token_ids),
             ("bad_words_ids", [token_id for ids in sampling.bad_words_ids for token_id in ids]),
             ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
         ):

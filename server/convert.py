@@ -127,6 +127,7 @@ def sampling_params(wire: ChatRequest | CompletionRequest, limits: Limits, max_t
     check_ids([token_id for token_id, _ in bias], "logit_bias", limits)
     check_ids(wire.stop_token_ids or (), "stop_token_ids", limits)
     check_ids(wire.allowed_token_ids or (), "allowed_token_ids", limits)
+    check_ids(wire.first_token_ids or (), "first_token_ids", limits)
     for ids in wire.bad_words_ids or ():
         check_ids(ids, "bad_words_ids", limits)
     for param in ("stop", "bad_words"):
@@ -153,6 +154,8 @@ def sampling_params(wire: ChatRequest | CompletionRequest, limits: Limits, max_t
         repetition_penalty=choose("repetition_penalty", 1.0),
         logit_bias=bias,
         allowed_token_ids=frozenset(wire.allowed_token_ids or ()),
+        first_token_ids=frozenset(wire.first_token_ids or ()),
+        token_healing=isinstance(wire, CompletionRequest) and bool(wire.token_healing),
         bad_words=tuple(wire.bad_words or ()),
         bad_words_ids=tuple(map(tuple, wire.bad_words_ids or ())),
         logprobs=num_logprobs,

@@ -16,7 +16,10 @@ from engine.request import SamplingParams
 from engine.startup import find, load_tokenizer
 from engine.text.after_reasoning import bind
 from engine.text.bad_words import BadWords
+from engine.text.first_token import FirstToken
 from engine.text.grammar import Vocabulary, compile_grammar
+from engine.text.healing import Healing
+from engine.text.pieces import TokenPieces
 from models.catalog import ModelFiles
 from models.fingerprint import fingerprint
 
@@ -89,14 +92,17 @@ class _Constrainer:
         self._files = files
 
     @cached_property
-    def _vocabulary(self) -> Vocabulary | None:
-        return load_tokenizer(self._files)[1]
+    def _tokenizer(self) -> tuple[TokenPieces, Vocabulary | None]:
+        tokenizer, vocabulary = load_tokenizer(self._files)
+        return TokenPieces(tokenizer.backend), vocabulary
 
     def __call__(self, sampling: SamplingParams) -> tuple[Constraint, ...]:
-        bad_words = BadWords.of(sampling)
-        if sampling.grammar is None:
-            return bad_words
-        return (*bad_words, bind(compile_grammar(sampling.grammar, self._vocabulary), sampling))
+        constraints: tuple[Constraint, ...] = (*BadWords.of(sampling), *FirstToken.of(sampling))
+        if sampling.healed_token_ids:
+            constraints += Healing.of(sampling, self._tokenizer[0])
+        if sampling.grammar is not None:
+            constraints += (bind(compile_grammar(sampling.grammar, self._tokenizer[1]), sampling),)
+        return constraints
 
 
 def compare(record: Record, runner: Runner) -> Replayed:

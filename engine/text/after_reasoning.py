@@ -9,8 +9,7 @@ from engine.constraint import Constraint, Standing
 from engine.outputs import MARK
 from engine.request import SamplingParams
 from engine.text.grammar import CompiledGrammar, GrammarFollower
-
-WORD_BITS = 32
+from engine.text.masks import WORD_BITS
 
 
 class _State(Enum):

@@ -7,8 +7,7 @@ import numpy as np
 
 from engine.constraint import Standing
 from engine.request import SamplingParams
-
-WORD_BITS = 32
+from engine.text.masks import WORD_BITS
 
 
 async def spellings(

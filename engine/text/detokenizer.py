@@ -38,7 +38,8 @@ class BatchDecoder(Protocol):
 class OpenStream:
     """Begin the text of a sequence. `context_token_ids` are the last tokens of its prompt.
 
-    With `tell_tokens` its deltas name their tokens, and with what log-probabilities come beside them.
+    With `tell_tokens` its deltas name their tokens, and with what log-probabilities come beside them. The
+    text of `healed_token_ids`, with which its own begins, is not shown.
     """
 
     sequence_id: int
@@ -50,6 +51,7 @@ class OpenStream:
     tell_tokens: bool = False
     marks: tuple[tuple[int, str], ...] = ()
     reasoning: ReasoningSpan | None = None
+    healed_token_ids: tuple[int, ...] = ()
 
 
 class AddTokens(NamedTuple):
@@ -103,7 +105,8 @@ class _Stream:
     The text of `window` is `text`; its first `num_settled` characters have moved on to `held`, which keeps
     what may begin a stop string; they are looked for from `search_from` on. `boundary` is the newest place in
     the window, before its last tokens, where the text was whole: the window may be cut there. The next round
-    decodes `num_singly` tokens one by one, and took `round_size` of them.
+    decodes `num_singly` tokens one by one, and took `round_size` of them. The next `num_healed` characters
+    stand in the prompt already.
     """
 
     stop: tuple[str, ...]
@@ -127,6 +130,7 @@ class _Stream:
     watch: Watch | None = None
     search_from: int = 0
     num_reasoning_tokens: int = 0
+    num_healed: int = 0
 
 
 class Detokenizer:
@@ -181,7 +185,14 @@ class Detokenizer:
             if job.tell_tokens
             else None,
             watch=Watch(dict(job.marks), job.reasoning) if job.marks or job.reasoning else None,
+            num_healed=self._num_healed(job, num_settled) if job.healed_token_ids else 0,
         )
+
+    def _num_healed(self, job: OpenStream, num_settled: int) -> int:
+        """Characters of the healed tokens, as they are decoded behind the context."""
+        window = [*job.context_token_ids, *job.healed_token_ids]
+        text = self._decoder.decode_batch([window], skip_special_tokens=job.skip_special_tokens)[0]
+        return len(text) - num_settled
 
     def _decode_new(self, streams: list[_Stream]) -> None:
         """Decode the new tokens of all streams together.
@@ -268,6 +279,9 @@ class Detokenizer:
         # unfinished, so the text can be shorter than what was settled: then it waits.
         end = len(text) - unfinished
         new = text[stream.num_settled : end]
+        if stream.num_healed:
+            num_healed = min(stream.num_healed, len(new))
+            new, stream.num_healed = new[num_healed:], stream.num_healed - num_healed
         if stream.watch is not None:
             new = new.replace(MARK, "")
         if stream.log is not None:
@@ -336,7 +350,7 @@ class Detokenizer:
         else:
             text = stream.held
             if stream.matched_stop is None:
-                text += _unfinished_tail(stream)
+                text += _unfinished_tail(stream)[stream.num_healed :]
             del self._streams[job.sequence_id]
             tokens = ()
             if stream.log is not None:

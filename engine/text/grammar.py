@@ -19,6 +19,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from engine.constraint import Standing
 from engine.errors import InvalidRequest
 from engine.request import Grammar
+from engine.text.masks import WORD_BITS
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -32,7 +33,6 @@ MAX_CHOICES = 4096
 MAX_KEPT_GRAMMARS = 64
 NUM_THREADS = 2
 COMPILE_SECONDS = 5.0
-WORD_BITS = 32
 # Line breaks with indentation, or a space: pretty-printing passes, and no model writes blanks for ever.
 JSON_WHITESPACE = r"(\r?\n[ \t]{0,32}|[ \t]{1,8})"
 END = "<|end of output|>"

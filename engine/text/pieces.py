@@ -1,8 +1,10 @@
 """The bytes behind a token id: what a single token stands for, be it half a character."""
 
 import json
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
+
+import numpy as np
 
 from engine.outputs import TokenPiece
 
@@ -40,6 +42,21 @@ class TokenPieces:
             self._read(json.loads(backend.decoder.__getstate__()))
         # Kept: streams that tell their tokens ask for the same few over and over.
         self.piece = lru_cache(MAX_KNOWN_PIECES)(self._look_up)
+
+    @cached_property
+    def by_bytes(self) -> tuple[list[bytes], np.ndarray]:
+        """The bytes of all tokens but control tokens, sorted, and their ids, int64 [n].
+
+        Looking at a large vocabulary takes half a second the first time: not on the loop.
+        """
+        vocab: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        pieces = sorted(
+            (self._added[token_id][0] if token_id in self._added else self._bytes(token), token_id)
+            for token, token_id in vocab.items()
+            if not self.is_special(token_id)
+        )
+        ids = np.array([token_id for _, token_id in pieces], np.int64)
+        return [data for data, _ in pieces], ids
 
     def is_special(self, token_id: int) -> bool:
         """Whether this is a control token, which `skip_special_tokens` hides."""

@@ -20,6 +20,16 @@ from server.schema.sampling import (
 )
 
 MAX_PROMPTS = 1024
+NOT_WITH_HEALING = (
+    "use_beam_search",
+    "allowed_token_ids",
+    "first_token_ids",
+    "bad_words",
+    "bad_words_ids",
+    "logprobs",
+    "prompt_logprobs",
+    "suffix",
+)
 
 Prompt = str | list[int]
 
@@ -107,6 +117,22 @@ class CompletionRequest(GenerationRequest):
     return_token_ids: bool | None = Field(
         None, description="tell the ids of the prompt's and all sampled tokens; default false"
     )
+
+    token_healing: bool | None = Field(
+        None,
+        description="take the last token of the prompt back, and let the answer begin with its text, in "
+        "whichever tokens; default false",
+    )
+
+    @field_validator("token_healing")
+    @classmethod
+    def check_healing(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        """Its first tokens must be free to be chosen, and are not all text of the answer."""
+        for name in NOT_WITH_HEALING if value else ():
+            given = info.data.get(name)
+            if given is not False and given not in (None, [], ""):  # 0 log-probabilities are some
+                raise ValueError(f"it cannot be used together with {name}")
+        return value
 
     @field_validator("max_tokens")
     @classmethod

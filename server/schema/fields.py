@@ -109,7 +109,7 @@ BOTH: dict[str, Refused] = {
     "banned_tokens": Refused(([], ""), "use bad_words_ids"),
     "banned_strings": Refused(([], ""), "use bad_words"),
     "spaces_between_special_tokens": Refused((True,)),
-    "token_healing": OFF,
+    "token_healing": Refused((False,), "/v1/completions has it"),
     # reasoning
     "think": THINKING,
     "thinking": THINKING,
@@ -160,7 +160,7 @@ CHAT: dict[str, Refused] = {name: refused for name, refused in BOTH.items() if n
 }
 
 COMPLETION: dict[str, Refused] = {
-    name: refused for name, refused in BOTH.items() if name not in (*BEAMS, "echo")
+    name: refused for name, refused in BOTH.items() if name not in (*BEAMS, "echo", "token_healing")
 } | {
     "top_logprobs": Refused((0,), "logprobs says how many"),
     "messages": Refused((), "/v1/completions takes a prompt; chat takes messages"),

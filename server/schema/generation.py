@@ -50,12 +50,14 @@ class GenerationRequest(BeamRequest):
         None, description="end the answer when its last tokens are the same ngram, so many times in a row"
     )
 
-    @field_validator("repetition_stop")
+    first_token_ids: list[int] | None = Field(
+        None, min_length=1, description="the only tokens that the answer can begin with; default: all"
+    )
+
+    @field_validator("repetition_stop", "first_token_ids")
     @classmethod
-    def check_repetition_stop(
-        cls, value: RepetitionOptions | None, info: ValidationInfo
-    ) -> RepetitionOptions | None:
-        """Beams end by themselves."""
+    def check_without_beams(cls, value: Any, info: ValidationInfo) -> Any:
+        """Beams are what is likeliest, and end by themselves."""
         if value is not None and info.data.get("use_beam_search"):
             raise ValueError(NOT_WITH_BEAM_SEARCH)
         return value

@@ -7,7 +7,7 @@ import pytest
 
 from engine.request import RepetitionStop
 from tests.server.fake_engine import FakeEngine
-from tests.server.test_names import BOTH, error_of
+from tests.server.test_names import BOTH, CHAT, TEXT, error_of
 
 
 @BOTH
@@ -47,9 +47,50 @@ async def test_circles_that_cannot_be(
 
 
 @BOTH
-@pytest.mark.parametrize(("name", "value"), [("repetition_stop", {"ngram": 2, "times": 2})])
+@pytest.mark.parametrize(
+    ("name", "value"), [("repetition_stop", {"ngram": 2, "times": 2}), ("first_token_ids", [5])]
+)
 async def test_beams_end_by_themselves(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], name: str, value: Any
 ) -> None:
     param, message = await error_of(client, path, body | {name: value, "use_beam_search": True})
     assert (param, "use_beam_search" in message) == (name, True)
+
+
+@BOTH
+async def test_first_tokens_reach_the_engine(
+    client: httpx.AsyncClient, engine: FakeEngine, path: str, body: dict[str, Any]
+) -> None:
+    response = await client.post(path, json=body | {"first_token_ids": [65, 66, 65]})
+    assert response.status_code == 200, response.text
+    assert engine.requests[-1].sampling.first_token_ids == {65, 66}
+    for ids in ([], [-1], [0x110000], [True], 5):
+        param, _ = await error_of(client, path, body | {"first_token_ids": ids})
+        assert param.startswith("first_token_ids")
+
+
+async def test_healing_is_for_completions(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    for value in (True, False, None):
+        response = await client.post(TEXT[0], json=TEXT[1] | {"token_healing": value})
+        assert response.status_code == 200, response.text
+        assert engine.requests[-1].sampling.token_healing is bool(value)
+    assert (await error_of(client, CHAT[0], CHAT[1] | {"token_healing": True}))[0] == "token_healing"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"use_beam_search": True},
+        {"allowed_token_ids": [5]},
+        {"first_token_ids": [5]},
+        {"bad_words": ["x"]},
+        {"bad_words_ids": [[5]]},
+        {"logprobs": 0},
+        {"prompt_logprobs": 0},
+        {"suffix": "x"},
+    ],
+)
+async def test_what_healing_cannot_go_with(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
+    param, message = await error_of(client, TEXT[0], TEXT[1] | fields | {"token_healing": True})
+    assert param == "token_healing"
+    assert next(iter(fields)) in message

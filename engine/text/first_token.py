@@ -1,0 +1,50 @@
+"""Tokens that an output may begin with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.constraint import Standing
+from engine.request import SamplingParams
+from engine.text.masks import mask_of
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """The constraint that binds the first token of an output, and no other."""
+
+    token_ids: frozenset[int]
+
+    @classmethod
+    def of(cls, sampling: SamplingParams) -> "tuple[FirstToken, ...]":
+        """The constraint that sampling parameters ask for, if any."""
+        return (cls(sampling.first_token_ids),) if sampling.first_token_ids else ()
+
+    def follow(self) -> "FirstTokenFollower":
+        """Begin a continuation."""
+        return FirstTokenFollower(self.token_ids)
+
+
+class FirstTokenFollower:
+    """Whether one output has begun."""
+
+    def __init__(self, token_ids: frozenset[int]) -> None:
+        self._token_ids = np.fromiter(token_ids, np.int64, len(token_ids))
+        self._has_begun = False
+
+    @classmethod
+    def restrict(
+        cls,
+        followers: Sequence["FirstTokenFollower"],
+        new_token_ids: Sequence[Sequence[int]],
+        masks: np.ndarray,
+    ) -> list[Standing]:
+        """As Follower says."""
+        standings = []
+        for follower, token_ids, mask in zip(followers, new_token_ids, masks, strict=True):
+            follower._has_begun |= bool(token_ids)
+            if not follower._has_begun:
+                mask &= mask_of(follower._token_ids, len(mask))
+            standings.append(Standing.IS_FREE if follower._has_begun else Standing.GOES_ON)
+        return standings

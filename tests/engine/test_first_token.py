@@ -1,0 +1,87 @@
+"""An output begins with one of the tokens that may begin it, and goes on as it likes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.constraint import Standing
+from engine.errors import InvalidRequest
+from engine.outputs import FinishReason
+from engine.request import Grammar, SamplingParams
+from engine.text.first_token import FirstToken
+from tests.engine.tiny_engine import EOS, VOCAB_SIZE, answers, tiny_engine, tiny_request
+
+NUM_WORDS = -(-VOCAB_SIZE // 32)
+FIRST = frozenset({65, 200, VOCAB_SIZE - 1})
+
+
+def allowed(follower, *token_ids: int) -> tuple[set[int], Standing]:
+    masks = np.full((1, NUM_WORDS), -1, np.int32)
+    [standing] = type(follower).restrict([follower], [token_ids], masks)
+    bits = np.unpackbits(masks.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist()), standing
+
+
+def test_only_the_first_token_is_bound():
+    [constraint] = FirstToken.of(SamplingParams(max_tokens=1, first_token_ids=FIRST))
+    follower = constraint.follow()
+    assert allowed(follower) == (FIRST, Standing.GOES_ON)
+    everything = set(range(NUM_WORDS * 32))
+    assert allowed(follower, 65) == (everything, Standing.IS_FREE)
+    assert allowed(constraint.follow(), 65, 66) == (everything, Standing.IS_FREE), "as after a preemption"
+    assert FirstToken.of(SamplingParams(max_tokens=1)) == ()
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+async def test_outputs_begin_with_what_may_begin_them(run_ahead):
+    async with tiny_engine(run_ahead=run_ahead) as engine:
+        requests = [
+            replace(
+                tiny_request("Say:", 12, seed=seed, temperature=3.0, ignore_eos=True, first_token_ids=FIRST),
+                tell_tokens=True,
+            )
+            for seed in range(6)
+        ]
+        requests.append(replace(tiny_request("Say:", 12, ignore_eos=True), tell_tokens=True))
+        deltas = await answers(engine, requests)
+        group = engine.submit_group(await engine.prepare(requests[:3]))
+        together = [await stream.collect() for stream in group]
+    for delta in deltas[:-1]:
+        ids = [token.piece.token_id for token in delta.tokens]
+        assert len(ids) == 12
+        assert ids[0] in FIRST
+        assert not set(ids[1:]) <= FIRST
+    assert [delta.text for delta in together] == [delta.text for delta in deltas[:3]]
+
+
+async def test_an_output_may_begin_with_its_end():
+    async with tiny_engine() as engine:
+        [delta] = await answers(engine, [tiny_request("a", 9, first_token_ids=frozenset({EOS}))])
+    assert (delta.text, delta.num_tokens, delta.finish_reason) == ("", 1, FinishReason.STOP)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_token_ids": frozenset({7})},
+        {"bad_words_ids": ((5,),)},
+        {"stop_token_ids": frozenset({5}), "min_tokens": 1},
+        {"grammar": Grammar("json_object")},
+        {"token_healing": True},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_no_choice_is_refused(fields):
+    async with tiny_engine() as engine:
+        request = tiny_request("a", first_token_ids=frozenset({5}), **fields)
+        with pytest.raises(InvalidRequest, match="first_token_ids"):
+            await engine.prepare([request])
+
+
+async def test_ids_must_have_logits_and_be_prepared():
+    async with tiny_engine() as engine:
+        with pytest.raises(InvalidRequest, match="first_token_ids"):
+            engine.submit(tiny_request("a", first_token_ids=frozenset({VOCAB_SIZE})))
+        with pytest.raises(ValueError, match="prepare"):
+            engine.submit(tiny_request("a", first_token_ids=frozenset({5})))

@@ -1,0 +1,163 @@
+"""A prompt whose last token is taken back is spelled again, and shown once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.constraint import Standing
+from engine.errors import InvalidRequest
+from engine.request import Grammar, SamplingParams
+from engine.text.healing import Healing, num_taken_back
+from engine.text.pieces import TokenPieces
+from tests.engine.tiny_engine import EOS, VOCAB_SIZE, answers, tiny_engine, tiny_request, tiny_tokenizer
+
+NUM_WORDS = -(-VOCAB_SIZE // 32)
+PIECES = TokenPieces(tiny_tokenizer())
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    return tuple(tiny_tokenizer().encode(text, add_special_tokens=False).ids)
+
+
+def healing(*token_ids: int) -> Healing:
+    [constraint] = Healing.of(SamplingParams(max_tokens=1, healed_token_ids=token_ids), PIECES)
+    return constraint
+
+
+def allowed(follower, *token_ids: int) -> tuple[set[int], Standing]:
+    masks = np.full((1, NUM_WORDS), -1, np.int32)
+    [standing] = type(follower).restrict([follower], [token_ids], masks)
+    bits = np.unpackbits(masks.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist()), standing
+
+
+def by_definition(rest: bytes) -> set[int]:
+    """Ids of the tokens that begin with `rest`, or that it begins with."""
+    found = set()
+    for token_id in range(tiny_tokenizer().get_vocab_size()):
+        data = PIECES.piece(token_id).data
+        if not PIECES.is_special(token_id) and (data.startswith(rest) or rest.startswith(data)):
+            found.add(token_id)
+    return found
+
+
+@pytest.mark.parametrize("text", ["t", "tr", "true", "n", "nul", '{"', "ä", " ", "\n", "l", "不", "1"])
+def test_what_may_come_is_what_the_definition_says(text):
+    follower = healing(*ids_of(text)).follow()
+    assert allowed(follower) == (by_definition(text.encode()), Standing.GOES_ON)
+
+
+def test_a_text_is_spelled_to_its_end():
+    [tr], [t], [r] = ids_of("tr"), ids_of("t"), ids_of("r")
+    [true] = ids_of("true")
+    constraint = healing(tr)
+    follower = constraint.follow()
+    assert allowed(follower)[0] == {t, tr, true}
+    assert allowed(follower, t) == (by_definition(b"r"), Standing.GOES_ON)
+    assert allowed(follower, r)[1] is Standing.IS_FREE
+    for spelling in ((tr,), (true,), (t, r), (t, r, EOS)):
+        assert allowed(constraint.follow(), *spelling) == (set(range(NUM_WORDS * 32)), Standing.IS_FREE)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "number"),
+    [
+        (ids_of("a tr"), 1),
+        (ids_of("aä"), 1),
+        (ids_of("a不"), len(ids_of("a不")) - 1),
+        (ids_of("a不")[:-1], 0),
+        (ids_of("a") + ids_of("不")[-1:], 0),
+        (ids_of("a"), 0),
+        ((*ids_of("a"), EOS), 0),
+        ((*ids_of("a"), VOCAB_SIZE - 1), 0),
+        ((EOS, *ids_of("a")), 1),
+    ],
+)
+def test_as_much_is_taken_back_as_is_a_text(token_ids, number):
+    assert num_taken_back(token_ids, PIECES) == number
+
+
+def sampled(text: str, seed: int, max_tokens: int = 12, **sampling):
+    request = tiny_request(text, max_tokens, seed=seed, temperature=3.0, ignore_eos=True, **sampling)
+    return replace(request, tell_tokens=True)
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+@pytest.mark.parametrize("text", ['say {"', "a tru", "is ä", "一不", "x\n", "be n"])
+async def test_the_answer_goes_on_where_the_prompt_ends(run_ahead, text):
+    requests = [sampled(text, seed, token_healing=True) for seed in range(4)]
+    requests.append(sampled(text, 0))
+    async with tiny_engine(run_ahead=run_ahead) as engine:
+        prepared = await engine.prepare(requests)
+        deltas = [await stream.collect() for stream in engine.submit_group(prepared[:4])]
+        again = await answers(engine, requests)
+        assert engine.stats().constrained_steps_total
+    for request, delta in zip(prepared, deltas, strict=False):
+        spelled = b"".join(token.piece.data for token in delta.tokens)
+        kept = b"".join(PIECES.piece(token_id).data for token_id in request.prompt_token_ids)
+        whole = (kept + spelled).decode(errors="replace")
+        assert len(kept) < len(text.encode())
+        assert whole == text + delta.text, "nothing is lost, and nothing said twice"
+        assert delta.num_tokens == len(delta.tokens) == 12
+    assert [delta.text for delta in again[:4]] == [delta.text for delta in deltas]
+    assert prepared[4] == requests[4]
+
+
+async def test_a_prompt_whose_end_is_likely_is_healed_to_the_likeliest_token():
+    """Greedy: with bias towards a longer token, that one is chosen in place of the prompt's last."""
+    [true] = ids_of("true")
+    request = tiny_request(
+        "a tr", 1, temperature=0.0, token_healing=True, logit_bias=((true, 100.0),), ignore_eos=True
+    )
+    async with tiny_engine() as engine:
+        [delta] = await answers(engine, [request])
+    assert delta.text == "ue"
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+async def test_stop_strings_are_looked_for_in_what_is_shown(run_ahead):
+    [true] = ids_of("true")
+    fields = {"token_healing": True, "logit_bias": ((true, 100.0),), "temperature": 0.0, "ignore_eos": True}
+    async with tiny_engine(run_ahead=run_ahead) as engine:
+        deltas = await answers(
+            engine, [tiny_request("a tr", 4, stop=stop, **fields) for stop in (("tr",), ("uet",), ("e",))]
+        )
+    assert [delta.text for delta in deltas] == ["ue", "", "u"]
+    assert [delta.stop_reason for delta in deltas] == ["tr", "uet", "e"]
+
+
+async def test_an_answer_that_ends_before_the_prompt_does_is_empty():
+    [t] = ids_of("t")
+    fields = {"token_healing": True, "logit_bias": ((t, 100.0),), "temperature": 0.0, "ignore_eos": True}
+    async with tiny_engine() as engine:
+        [delta] = await answers(engine, [tiny_request("a true", 1, **fields)])
+    assert (delta.text, delta.num_tokens) == ("", 1)
+
+
+async def test_half_a_character_that_the_prompt_shows_is_not_shown_again():
+    single = next(i for i in range(256) if PIECES.piece(i).data == "不".encode()[:1])
+    fields = {"token_healing": True, "logit_bias": ((single, 100.0),), "temperature": 0.0, "ignore_eos": True}
+    async with tiny_engine() as engine:
+        [delta] = await answers(engine, [tiny_request("a不", 1, **fields)])
+    assert (delta.text, delta.num_tokens) == ("", 1)
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+async def test_preemption_changes_nothing(run_ahead):
+    requests = [sampled("a tru", seed, max_tokens=50, token_healing=True) for seed in range(6)]
+    texts = []
+    for kv_tokens in (8192, 160):
+        async with tiny_engine(run_ahead=run_ahead, kv_tokens=kv_tokens, overcommit=1.0) as engine:
+            texts.append([delta.text for delta in await answers(engine, requests)])
+            num_preemptions = engine.stats().preemptions_total
+    assert num_preemptions, "the pool is too large for this test"
+    assert texts[0] == texts[1]
+
+
+async def test_healing_goes_with_no_grammar_and_needs_to_be_prepared():
+    async with tiny_engine() as engine:
+        with pytest.raises(InvalidRequest, match="token_healing"):
+            await engine.prepare([tiny_request("ab", token_healing=True, grammar=Grammar("json_object"))])
+        with pytest.raises(ValueError, match="prepare"):
+            engine.submit(tiny_request("ab", token_healing=True))
