@@ -53,7 +53,11 @@ class KVCache:
             raise ValueError(f"kv_tokens: no memory is left for KV pages of {page_bytes:,} bytes each")
         try:
             layers = _layers(model, num_pages, config.page_size)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except (
+            RuntimeError,
+            MemoryError,
+            ValueError,
+        ) as error:  # ValueError: numpy's, for what no array can be
             raise ValueError(
                 f"kv_tokens: a pool of {num_pages * config.page_size:,} tokens takes "
                 f"{num_pages * page_bytes / 2**30:.2f} GiB, more than is free"

@@ -1,6 +1,6 @@
 """Reads a record back: the same plans, made of the lines and of what the lines before them said."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,9 +8,10 @@ import orjson
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from engine.constraint import Constraint
+from engine.errors import InvalidRequest
 from engine.outputs import NO_PAGE, DecodeRows, FinishReason, Pool, Row, Scored, SlotInit, StepPlan
 from engine.record.writer import FORMAT, VERSION
-from engine.request import Pooling, SamplingParams
+from engine.request import Pooling, Request, SamplingParams
 
 Tokens = tuple[int, ...]
 _SAMPLING = TypeAdapter(SamplingParams)
@@ -101,6 +102,7 @@ class Record:
         self._known: dict[int, _Known] = {}
         self._slots: dict[int, int] = {}
         self._scheduled: dict[int, int] = {}
+        self._num_pages: dict[int, int] = {}
         self._decode: list[int] = []
         self._plans: dict[int, StepPlan] = {}
         try:
@@ -150,12 +152,30 @@ class Record:
         self._known.pop(line["end"], None)
         return Ended(at, line["end"], FinishReason(line["reason"]))
 
+    # What a line names must exist: indices go to the device as they are.
+
+    def _check_pages(self, pages: Iterable[int]) -> None:
+        if not all(0 <= page < self.header.num_pages for page in pages):
+            raise ValueError("a page that the pool does not have")
+
+    def _take_pages(self, sequence_id: int, pages: list[int], end: int, *, is_new: bool = False) -> None:
+        """Check and count the pages of a sequence whose tokens up to `end` are computed on them."""
+        self._check_pages(pages)
+        held = (0 if is_new else self._num_pages[sequence_id]) + len(pages)
+        self._num_pages[sequence_id] = held
+        if held * self.header.page_size < end:
+            raise ValueError("more tokens than the sequence has pages for")
+
     def _arrived(self, line: dict[str, Any], at: float) -> Arrived:
         if "prompt_of" in line:
             prompt = self._known[line["prompt_of"]].prompt_token_ids
         else:
             prompt = tuple(line["prompt"])
         sampling = _SAMPLING.validate_python(line["sampling"])
+        try:
+            Request(line["request_id"], prompt, sampling).check(self.header.vocab_size)
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from None
         self._known[line["arrive"]] = _Known(
             sampling, line["seed"], prompt, list(prompt), self.constrain(sampling)
         )
@@ -164,14 +184,16 @@ class Record:
     def _planned(self, line: dict[str, Any]) -> Planned:
         ids = self._decode = line.get("decode", self._decode)
         starts = [self._scheduled[sequence_id] for sequence_id in ids]
-        for sequence_id in ids:
-            self._scheduled[sequence_id] += 1
         new_pages = [NO_PAGE] * len(ids)
         for index, page in line.get("grow", ()):
             new_pages[index] = page
+        for sequence_id, page in zip(ids, new_pages, strict=True):
+            self._scheduled[sequence_id] += 1
+            self._take_pages(sequence_id, [] if page == NO_PAGE else [page], self._scheduled[sequence_id])
         decode = DecodeRows(list(ids), [self._slots[sequence_id] for sequence_id in ids], starts, new_pages)
         chunks = tuple(self._row(*columns) for columns in line.get("chunks", ()))
         copies = tuple((source, target) for source, target in line.get("copies", ()))
+        self._check_pages(page for pair in copies for page in pair)
         num_tokens = len(ids) + sum(row.num_tokens for row in chunks)
         plan = self._plans[line["plan"]] = StepPlan(line["plan"], decode, chunks, num_tokens, copies)
         return Planned(line["at"], plan)
@@ -190,6 +212,9 @@ class Record:
     ) -> Row:
         known = self._known[sequence_id]
         num_prompt = len(known.prompt_token_ids)
+        if not (0 <= slot < self.header.max_num_seqs and 0 <= start < start + count <= len(known.tokens)):
+            raise ValueError("a slot or tokens that do not exist")
+        self._take_pages(sequence_id, pages, start + count, is_new=is_new)
         init = None
         if is_new:
             outputs = tuple(known.tokens[num_prompt:])

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from engine.config import EngineConfig
 from engine.constraint import Constraint
 from engine.device.runner import ModelRunner
@@ -66,19 +68,22 @@ def replay(
     files = find(model or header.model, cache_dir)
     if fingerprint(files) != header.fingerprint:
         raise ValueError(f"{path} was recorded with another model than {files.name}: its weights differ")
-    config = EngineConfig.model_validate(
-        {
-            "model": header.model,
-            "dtype": header.dtype,
-            "device": device or header.device,
-            "page_size": header.page_size,
-            "kv_tokens": header.num_pages * header.page_size,
-            "max_model_len": header.max_model_len,
-            "max_num_seqs": header.max_num_seqs,
-            "token_budget": header.token_budget,
-            "threads": header.threads,
-        }
-    )
+    settings = {
+        "model": header.model,
+        "dtype": header.dtype,
+        "device": device or header.device,
+        "page_size": header.page_size,
+        "kv_tokens": header.num_pages * header.page_size,
+        "max_model_len": header.max_model_len,
+        "max_num_seqs": header.max_num_seqs,
+        "token_budget": header.token_budget,
+        "threads": header.threads,
+    }
+    try:
+        config = EngineConfig.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{path} has a broken first line: {first['loc'][0]}: {first['msg']}") from None
     record.constrain = _Constrainer(files)
     runner = ModelRunner.load(config, files, header.token_budget)
     report(f"loaded {files.name}; {runner.dtype} on {runner.device}")

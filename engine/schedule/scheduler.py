@@ -155,17 +155,18 @@ class Scheduler:
         return [leader, *followers]
 
     def _check_queue(self, requests: Many[Request], now: float) -> None:
-        # What waits only for the next step does not count.
+        # What waits only for the next step does not count; its prompts are taken to be like the others.
         num_waiting, num_starting = self._waiting.num_waiting, self._holdings.num_free_slots
+        share = max(0, num_waiting - num_starting) / max(1, num_waiting)
+        num_waiting_tokens = int(self._waiting.num_waiting_tokens * share)
         if num_waiting + len(requests) > self._max_waiting + num_starting:
             message = f"{num_waiting} requests are waiting already; the limit is {self._max_waiting}."
         elif (
             self._max_waiting_tokens is not None
-            and num_waiting
-            and self._waiting.num_waiting_tokens + len(requests[0].prompt_token_ids)
-            > self._max_waiting_tokens
+            and num_waiting >= max(1, num_starting)
+            and num_waiting_tokens + len(requests[0].prompt_token_ids) > self._max_waiting_tokens
         ):
-            message = f"{self._waiting.num_waiting_tokens} tokens are waiting already, near the limit."
+            message = f"{num_waiting_tokens} tokens are waiting already, near the limit."
         else:
             return
         raise QueueFull(message, self._waiting.retry_after_seconds(now))

@@ -54,6 +54,9 @@ class Vocabulary:
             backend.add_special_tokens([END])
             end = [backend.token_to_id(END)]
         self.tokenizer = LLTokenizer(backend.to_str(), eos_token=eos or end)
+        self.control_texts = [
+            token.content for token in backend.get_added_tokens_decoder().values() if token.special
+        ]
         self.executor = LLExecutor()
         bits = np.ones(-(-self.tokenizer.vocab_size // WORD_BITS) * WORD_BITS, np.uint8)
         bits[end] = 0
@@ -182,6 +185,8 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary | None) -> Compiled
     """Compile, on this thread. Raises ValueError or RecursionError for what cannot be."""
     if vocabulary is None:
         raise ValueError("this model's tokenizer allows no grammars")
+    if grammar.kind != "lark":  # ours: it names markers on purpose
+        _refuse_control_texts(grammar.source, vocabulary.control_texts)
     matcher = LLMatcher(vocabulary.tokenizer, translate(grammar), log_level=0, limits=LIMITS)
     _raise_error(matcher)
     compiled = CompiledGrammar(vocabulary, matcher)
@@ -192,6 +197,14 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary | None) -> Compiled
     if not mask.any() and not _may_end(first):
         raise ValueError("no text matches it")
     return compiled
+
+
+def _refuse_control_texts(source: str, control_texts: Sequence[str]) -> None:
+    """Where a grammar leaves one way to go on, llguidance spells text as tokens, control tokens included."""
+    plain = source.replace("\\", "")
+    for text in control_texts:
+        if text in plain:
+            raise ValueError(f"it contains {text!r}, which is a control token of this model")
 
 
 def _raise_error(matcher: LLMatcher) -> None:

@@ -37,6 +37,21 @@ def nested(depth: int) -> str:
     return '{"type":"array","items":' * depth + "{}" + "}" * depth
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        schema({"const": "a<turn>b"}),
+        schema({"properties": {"<eos>": {"type": "null"}}}),
+        Grammar("choice", '["<turn>"]'),
+        Grammar("regex", r"x\<turn\>"),
+        Grammar("ebnf", 'root ::= "<turn>"'),
+    ],
+)
+async def test_text_that_spells_a_control_token_is_refused(compiler, grammar):
+    with pytest.raises(InvalidRequest, match="control token"):
+        await compiler.compile(grammar)
+
+
 BAD = {
     "no JSON": (Grammar("json_schema", "{"), "Expecting"),
     "no object": (Grammar("json_schema", "[1]"), "object"),

@@ -192,6 +192,14 @@ def test_what_is_no_record_is_told(path, tmp_path):
         ("arrive", lambda line: line.update(sampling={"max_tokens": "many"})),
         ("arrive", lambda line: line.update(prompt_of=77) or line.pop("prompt")),
         ("end", lambda line: line.update(reason="boredom")),
+        ("arrive", lambda line: line.update(prompt=[10**9])),
+        ("arrive", lambda line: line.update(prompt=[-1])),
+        ("plan", lambda line: line["chunks"][0].__setitem__(1, 999)),
+        ("plan", lambda line: line["chunks"][0].__setitem__(2, -1)),
+        ("plan", lambda line: line["chunks"][0].__setitem__(3, 500)),
+        ("plan", lambda line: line["chunks"][0].__setitem__(5, [])),
+        ("plan", lambda line: line["chunks"][0].__setitem__(5, [10**6])),
+        ("plan", lambda line: line.update(copies=[[10**7, 1]])),
     ],
 )
 def test_a_line_that_makes_no_sense_is_named(path, key, change):

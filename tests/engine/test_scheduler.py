@@ -386,11 +386,11 @@ def test_more_overcommit_means_more_at_once():
 
 def test_a_queue_is_bounded_by_tokens_too():
     driver = Driver.of(max_num_seqs=1, max_waiting_tokens=50)
-    driver.add([1] * 60, max_tokens=2)
-    with pytest.raises(QueueFull, match="tokens"):
-        driver.add([1] * 10)
-    driver.step()
+    driver.add([1] * 60, max_tokens=2)  # starts with the next step, so it does not count
     driver.add([1] * 40)
+    with pytest.raises(QueueFull, match="tokens"):
+        driver.add([1] * 20)
+    driver.step()
     driver.add([1] * 10)
     with pytest.raises(QueueFull) as caught:
         driver.add([1])
