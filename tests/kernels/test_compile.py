@@ -29,7 +29,7 @@ NAMES = {
     "fp32": "logits_ptr temperature_ptr top_p_ptr min_p_ptr values_ptr presence_ptr frequency_ptr "
     "repetition_ptr cos_sin_ptr partial_ptr statistics_ptr slopes_ptr chosen_logprob_ptr top_values_ptr "
     "eps scale softcap",
-    "i32": "page_table_ptr query_start_ptr context_lens_ptr arrived_ptr work_ptr top_k_ptr ids_ptr "
+    "i32": "page_table_ptr query_start_ptr context_lens_ptr arrived_ptr work_ptr top_k_ptr lanes_ptr ids_ptr "
     "output_counts_ptr masks_ptr slot_tables_ptr",
     "i64": "seed_ptr position_ptr positions_ptr slot_mapping_ptr slots_ptr tokens_ptr chosen_ptr top_ids_ptr "
     "staging_ptr newest_ptr token_ids_ptr",
