@@ -6,6 +6,7 @@ llguidance bounds what a grammar may cost, in the making and at every token, and
 import asyncio
 import json
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +18,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.constraint import Standing
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, QueueFull
 from engine.request import Grammar
 from engine.text.masks import WORD_BITS
 
@@ -150,7 +151,10 @@ class GrammarCompiler:
         self._kept: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
 
     async def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Raises InvalidRequest, naming the `param`, for a grammar that is wrong, too large or too slow."""
+        """Raises InvalidRequest, naming the `param`, for a grammar that is wrong, too large or too slow.
+
+        Raises QueueFull where others' grammars kept all threads busy.
+        """
         future = self._kept.get(grammar)
         if future is None:
             future = self._kept[grammar] = self._threads.submit(compile_grammar, grammar, self._vocabulary)
@@ -164,6 +168,9 @@ class GrammarCompiler:
         try:
             return await asyncio.wait_for(asyncio.shield(ready), self._compile_seconds)
         except TimeoutError:
+            if not (future.running() or future.done()):  # others' grammars took the time, not this one
+                message = "Other grammars are being compiled already."
+                raise QueueFull(message, math.ceil(self._compile_seconds)) from None
             problem = f"it was not ready to use after {self._compile_seconds:g} seconds"
         except RecursionError:
             problem = "it is nested too deeply"

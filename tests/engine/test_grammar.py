@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 
 import engine.text.grammar as room
 from engine.constraint import Standing
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, QueueFull
 from engine.request import Grammar
 from engine.text.grammar import GrammarCompiler, Vocabulary, compile_grammar
 from tests.engine.tiny_engine import EOS, VOCAB_SIZE, tiny_tokenizer, tiny_vocabulary
@@ -161,6 +161,21 @@ async def test_too_slow_is_refused(monkeypatch):
         await compiler.compile(Grammar("json_object"))
     gate.set()
     compiler.close()
+
+
+async def test_who_waits_for_others_grammars_is_not_told_that_its_own_is_slow(monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr(room, "translate", lambda grammar: gate.wait())
+    compiler = GrammarCompiler(tiny_vocabulary(), compile_seconds=0.05)
+    slow = [Grammar("choice", json.dumps([f"slow {n}"])) for n in range(room.NUM_THREADS)]
+    results = await asyncio.gather(
+        *(compiler.compile(grammar) for grammar in [*slow, Grammar("choice", '["a"]')]),
+        return_exceptions=True,
+    )
+    gate.set()
+    compiler.close()
+    assert [type(result) for result in results] == [InvalidRequest] * room.NUM_THREADS + [QueueFull]
+    assert results[-1].retry_after_seconds >= 1
 
 
 async def test_a_fault_of_the_compiler_is_an_answer(compiler, monkeypatch, caplog):
