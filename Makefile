@@ -42,6 +42,7 @@ KERNELS_LOG := .pytest-kernels.log
 pytest: $(VENV)/.installed-dev
 	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -p no:cacheprovider -m "not gpu" tests/kernels >$(KERNELS_LOG) 2>&1 & \
 	kernels=$$!; code=0; \
+	trap 'kill $$kernels 2>/dev/null' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
 	$(BIN)/python -m pytest -m "not gpu" || code=$$?; \
 	wait $$kernels || { code=$$?; cat $(KERNELS_LOG); }; \
 	exit $$code
@@ -68,6 +69,8 @@ test-clients: $(VENV)/.installed-dev $(CLIENTS)/.installed
 	  --rootdir tests/clients --confcutdir tests/clients tests/clients
 
 $(CLIENTS)/.installed: $(CLIENT_FILES) | $(BIN)/python
+	@for program in node npm curl; do \
+	  command -v $$program >/dev/null || { echo "make: the clients' tests need $$program" >&2; exit 1; }; done
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -r tests/clients/requirements.txt
 	npm --prefix tests/clients/node install --no-audit --no-fund --no-package-lock

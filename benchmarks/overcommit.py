@@ -19,10 +19,25 @@ from engine.schedule.scheduler import Scheduler
 
 POOL_TOKENS = 65_536
 PAGE_SIZE = 16
+MAX_NUM_SEQS = 512
+RUN_AHEAD = 1
 MEDIAN_PROMPT = 384
 MEDIAN_OUTPUT = 256
 MAX_TOKENS = 2_048
 EOS = 2
+
+
+def make_scheduler(num_requests: int, *, pool_tokens: int = POOL_TOKENS, **options: Any) -> Scheduler:
+    """The engine's own, one step ahead, with room in the queue for all requests."""
+    return Scheduler(
+        num_pages=pool_tokens // PAGE_SIZE,
+        page_size=PAGE_SIZE,
+        max_num_seqs=MAX_NUM_SEQS,
+        run_ahead=RUN_AHEAD,
+        max_waiting=num_requests,
+        eos_token_ids=frozenset([EOS]),
+        **options,
+    )
 
 
 def lognormal(rng: random.Random, median: float, sigma: float, largest: int) -> int:
@@ -32,17 +47,7 @@ def lognormal(rng: random.Random, median: float, sigma: float, largest: int) -> 
 
 def measure(overcommit: float, num_requests: int) -> dict[str, Any]:
     """One row of the table."""
-    scheduler = Scheduler(
-        num_pages=POOL_TOKENS // PAGE_SIZE,
-        page_size=PAGE_SIZE,
-        max_num_seqs=512,
-        token_budget=2048,
-        max_model_len=8192,
-        run_ahead=1,
-        max_waiting=num_requests,
-        overcommit=overcommit,
-        eos_token_ids=frozenset([EOS]),
-    )
+    scheduler = make_scheduler(num_requests, overcommit=overcommit, token_budget=2048, max_model_len=8192)
     rng = random.Random(0)
     lengths, num_prompt_tokens = {}, 0
     for index in range(num_requests):
@@ -58,7 +63,7 @@ def measure(overcommit: float, num_requests: int) -> dict[str, Any]:
             in_flight.append(plan)
             num_running.append(scheduler.num_running)
             num_prefilled += plan.num_tokens - len(plan.decode.slots)
-        if plan is None or len(in_flight) > 1:
+        if plan is None or len(in_flight) > RUN_AHEAD:
             oldest = in_flight.popleft()
             scheduler.commit(oldest, output_of(oldest, lengths))
     return {

@@ -25,19 +25,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import machine, parser, show
-from benchmarks.overcommit import EOS, output_of
+from benchmarks.overcommit import POOL_TOKENS, RUN_AHEAD, make_scheduler, output_of
 from benchmarks.plots import draw
 from benchmarks.step_time import StepTime, Work, fit
 from benchmarks.traces import TRACES, Arrival
 from engine.outputs import StepPlan
 from engine.request import Request, SamplingParams
-from engine.schedule.scheduler import Scheduler
 
-POOL_TOKENS = 65_536
-PAGE_SIZE = 16
-MAX_NUM_SEQS = 512
 TOKEN_BUDGET = 8_192
-RUN_AHEAD = 1
+MAX_MODEL_LEN = 32_768
 MAX_TTFT_SECONDS = 2.0
 MAX_ITL_SECONDS = 0.050
 WORKLOAD_W = Path(__file__).parent / "data" / "workload_w.json"
@@ -62,22 +58,6 @@ POLICIES = (
     Policy("overcommit 0.9", 0.9),
     Policy("0.5, step 25 ms", 0.5, 0.025),
 )
-
-
-def make_scheduler(policy: Policy, num_requests: int, pool_tokens: int) -> Scheduler:
-    """The engine's own scheduler."""
-    return Scheduler(
-        num_pages=pool_tokens // PAGE_SIZE,
-        page_size=PAGE_SIZE,
-        max_num_seqs=MAX_NUM_SEQS,
-        token_budget=TOKEN_BUDGET,
-        max_model_len=32_768,
-        run_ahead=RUN_AHEAD,
-        max_waiting=num_requests,
-        overcommit=policy.overcommit,
-        target_step_seconds=policy.target_step_seconds,
-        eos_token_ids=frozenset([EOS]),
-    )
 
 
 @dataclass
@@ -125,7 +105,14 @@ def replay(
 ) -> dict[str, Any]:
     """One row: a trace under a policy."""
     started = time.perf_counter()
-    scheduler = make_scheduler(policy, len(arrivals), pool_tokens)
+    scheduler = make_scheduler(
+        len(arrivals),
+        pool_tokens=pool_tokens,
+        overcommit=policy.overcommit,
+        target_step_seconds=policy.target_step_seconds,
+        token_budget=TOKEN_BUDGET,
+        max_model_len=MAX_MODEL_LEN,
+    )
     ends = {
         index: len(arrival.request.prompt_token_ids) + arrival.num_output_tokens
         for index, arrival in enumerate(arrivals)

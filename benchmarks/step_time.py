@@ -1,11 +1,11 @@
-"""How long a step takes on one H100: a model of an 8B shape, fitted to the table in docs/performance.md.
+"""How long a step takes on one H100: a model of an 8B shape, fitted to seven steps that were measured.
 
     seconds = max(weights, fixed + per_token * tokens)    the matrix products: reading weights, or computing
               + per_key * keys                            KV that decode rows read
               + per_pair * pairs                          queries times keys of prompt tokens
 
 `per_key` is not fitted: it is the KV bytes of a token at the copy bandwidth of the same page. The other four
-are the least squares of relative errors over the seven steps of the table, the smaller decode steps being
+are the least squares of relative errors over the seven steps, the smaller decode steps being
 bound by the weights, all others by their tokens.
 
     python -m benchmarks.step_time      prints them, and every step of the table beside what the model says
@@ -21,7 +21,8 @@ from engine.outputs import StepPlan
 
 KV_BYTES_PER_TOKEN = 2 * 32 * 8 * 128 * 2  # keys and values, layers, KV heads, head_dim, bf16
 COPY_BYTES_PER_SECOND = 2.9e12
-DECODE_CONTEXT = 576  # the table's decode steps go from 512 to 640
+# On an H100, before steps with prompts had CUDA graphs; later figures: docs/performance.md.
+DECODE_CONTEXT = 576  # the decode steps go from 512 to 640
 DECODE_MILLISECONDS = {1: 6.22, 16: 6.68, 64: 8.21, 256: 14.47}
 # Middles of the ranges; for 512 tokens the host that kept up with the device.
 PREFILL_MILLISECONDS = {512: 13.6, 2048: 48.45, 8192: 221.3}
@@ -59,7 +60,7 @@ class StepTime:
 
 
 def table() -> list[tuple[str, Work, float]]:
-    """The steps of the table: name, work, seconds."""
+    """The steps that were measured: name, work, seconds."""
     decode = [
         (f"decode, batch {rows}", Work(rows, rows * DECODE_CONTEXT, 0), 1e-3 * milliseconds)
         for rows, milliseconds in DECODE_MILLISECONDS.items()
@@ -72,7 +73,7 @@ def table() -> list[tuple[str, Work, float]]:
 
 
 def fit() -> StepTime:
-    """The model of the table."""
+    """The model of the steps."""
     per_key = KV_BYTES_PER_TOKEN / COPY_BYTES_PER_SECOND
     rows, rest = [], []
     for _, work, seconds in table():
