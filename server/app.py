@@ -21,7 +21,6 @@ from server.openapi import document
 from server.routes import docs
 from server.routes.table import ENDPOINTS
 from server.settings import ServerConfig
-from server.turnstile import Turnstile
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -62,7 +61,7 @@ def build_app(engine: "Engine | None", config: ServerConfig, metrics: Metrics | 
 def middleware(context: ServerContext) -> list[Middleware]:
     """From the outermost inwards."""
     config = context.config
-    layers = [Middleware(RequestScope, context=context), Middleware(Turnstile)]
+    layers = [Middleware(RequestScope, context=context)]
     if config.cors_origins:
         layers.append(
             Middleware(

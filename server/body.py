@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import InvalidRequest
+from server.context import context_of
 from server.errors import (
     AmbiguousBody,
     BodyTimeout,
@@ -137,12 +138,13 @@ class IncomingBody:
 
 
 async def read_json(request: Request, model: type[Model], refused: dict[str, Refused]) -> Model:
-    """The request's body as a `model`, without the `refused` fields.
+    """The request's body as a `model`, without the `refused` fields, in its turn among complete ones.
 
     Raises InvalidRequest, UnsupportedMedia, BodyTooLarge, BodyTimeout.
     """
     check_media(request.headers)
     body = await request.body()
+    await context_of(request).turnstile.enter()
     if len(body) <= OFF_LOOP_BYTES:
         return parse(body, model, refused)
     return await asyncio.to_thread(parse, body, model, refused)

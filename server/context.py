@@ -13,6 +13,7 @@ from server.errors import ModelNotFound, NotReady
 from server.metrics import Metrics
 from server.settings import ServerConfig
 from server.tools.formats import NO_FORMATS, Formats
+from server.turnstile import Turnstile
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -28,6 +29,7 @@ class ServerContext:
     def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
         self.config = config
         self.metrics = metrics
+        self.turnstile = Turnstile()
         self.is_draining = False
         self.all_answered = asyncio.Event()
         self.all_answered.set()

@@ -3,32 +3,25 @@
 import asyncio
 from collections import deque
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 # A request costs the loop about a millisecond in a handful of turns.
 REQUESTS_PER_TURN = 4
 
 
 class Turnstile:
-    """Middleware: begins at most REQUESTS_PER_TURN requests in one turn of the loop, in the order they came.
+    """Lets at most REQUESTS_PER_TURN requests begin in one turn of the loop, in the order they came.
 
     The loop runs everything that is ready before it looks at the clock or at the device again, so hundreds of
     requests that arrive at once would stop all streams for as long as the first stage of all of them takes.
-    Only requests with a body queue: probes and metrics pass.
+    That stage begins when the body is complete; those without a body (probes, metrics) do not pass here.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._num_left = REQUESTS_PER_TURN
         self._is_turning = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
-            await self._pass()
-        await self.app(scope, receive, send)
-
-    async def _pass(self) -> None:
+    async def enter(self) -> None:
+        """Return when it is this request's turn."""
         loop = asyncio.get_running_loop()
         if not self._is_turning:
             self._is_turning = True
@@ -46,7 +39,7 @@ class Turnstile:
         self._num_left = REQUESTS_PER_TURN
         while self._num_left and self._waiting:
             turn = self._waiting.popleft()
-            if not turn.done():  # else its client has left
+            if not turn.done():  # else its request was cancelled while it waited
                 turn.set_result(None)
                 self._num_left -= 1
         if self._is_turning:

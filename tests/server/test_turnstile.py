@@ -1,10 +1,15 @@
-"""Requests that arrive together begin a few at a time; one that gives up does not hold up the rest."""
+"""Requests that are complete together begin a few at a time; nothing else takes a turn."""
 
 import asyncio
+from typing import Any
 
-from starlette.types import Receive, Scope, Send
+import httpx
+import pytest
 
+from server import body
 from server.turnstile import REQUESTS_PER_TURN, Turnstile
+from tests.server.conftest import client_for
+from tests.server.fake_engine import FakeEngine
 
 
 class Counter:
@@ -14,8 +19,12 @@ class Counter:
         self.turn = 0
         self.begun: list[tuple[int, int]] = []
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.begun.append((self.turn, scope["number"]))
+    def enter(self, turnstile: Turnstile, number: int) -> asyncio.Task[None]:
+        async def begin() -> None:
+            await turnstile.enter()
+            self.begun.append((self.turn, number))
+
+        return asyncio.create_task(begin())
 
     async def count(self, turns: int) -> None:
         for _ in range(turns):
@@ -23,19 +32,10 @@ class Counter:
             self.turn += 1
 
 
-def request(number: int, method: str = "POST") -> Scope:
-    return {"type": "http", "method": method, "number": number}
-
-
-def enter(turnstile: Turnstile, scope: Scope) -> asyncio.Task[None]:
-    return asyncio.create_task(turnstile(scope, None, None))  # type: ignore[arg-type]
-
-
 async def test_a_burst_begins_a_few_per_turn_and_in_order() -> None:
-    counter = Counter()
-    turnstile = Turnstile(counter)
+    counter, turnstile = Counter(), Turnstile()
     for number in range(50):
-        enter(turnstile, request(number))
+        counter.enter(turnstile, number)
     await counter.count(50)
     assert [number for _, number in counter.begun] == list(range(50))
     turns = [turn for turn, _ in counter.begun]
@@ -43,19 +43,9 @@ async def test_a_burst_begins_a_few_per_turn_and_in_order() -> None:
     assert turns[-1] <= 50 // REQUESTS_PER_TURN + 2, "no turn is wasted"
 
 
-async def test_requests_without_a_body_pass() -> None:
-    counter = Counter()
-    turnstile = Turnstile(counter)
-    for number in range(50):
-        enter(turnstile, request(number, "GET"))
-    await counter.count(2)
-    assert len(counter.begun) == 50
-
-
-async def test_one_that_gives_up_takes_no_place() -> None:
-    counter = Counter()
-    turnstile = Turnstile(counter)
-    tasks = [enter(turnstile, request(number)) for number in range(20)]
+async def test_one_that_is_cancelled_takes_no_place() -> None:
+    counter, turnstile = Counter(), Turnstile()
+    tasks = [counter.enter(turnstile, number) for number in range(20)]
     await counter.count(1)
     for task in tasks[8:16]:
         task.cancel()
@@ -66,11 +56,87 @@ async def test_one_that_gives_up_takes_no_place() -> None:
 
 
 async def test_it_rests_when_nobody_comes() -> None:
-    counter = Counter()
-    turnstile = Turnstile(counter)
-    enter(turnstile, request(0))
+    counter, turnstile = Counter(), Turnstile()
+    counter.enter(turnstile, 0)
     await counter.count(5)
     assert not turnstile._is_turning
-    enter(turnstile, request(1))
+    counter.enter(turnstile, 1)
     await counter.count(2)
     assert [number for _, number in counter.begun] == [0, 1]
+
+
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch) -> list[Turnstile]:
+    """Every turn that is taken."""
+    taken: list[Turnstile] = []
+    enter = Turnstile.enter
+
+    async def note(turnstile: Turnstile) -> None:
+        taken.append(turnstile)
+        await enter(turnstile)
+
+    monkeypatch.setattr(Turnstile, "enter", note)
+    return taken
+
+
+QUESTION = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "num_turns"),
+    [
+        ("POST", {"authorization": "Bearer secret"}, 1),
+        ("POST", {"authorization": "Bearer wrong"}, 0),
+        ("POST", {"authorization": "Bearer secret", "content-type": "text/plain"}, 0),
+        ("GET", {"authorization": "Bearer secret"}, 0),
+    ],
+)
+async def test_only_what_will_be_read_takes_a_turn(
+    engine: FakeEngine, entered: list[Turnstile], method: str, headers: dict[str, str], num_turns: int
+) -> None:
+    async with client_for(engine, api_key=["secret"]) as client:
+        await client.request(method, "/v1/chat/completions", json=QUESTION, headers=headers)
+    assert len(entered) == num_turns
+
+
+async def test_a_turn_is_taken_when_the_body_is_complete(
+    client: httpx.AsyncClient, entered: list[Turnstile]
+) -> None:
+    rest = asyncio.Event()
+
+    async def slowly() -> Any:
+        yield b'{"messages": [{"role": "user",'
+        await rest.wait()
+        yield b' "content": "hi"}]}'
+
+    slow = asyncio.create_task(client.post("/v1/chat/completions", content=slowly()))
+    await asyncio.sleep(0.01)
+    assert not entered, "half a body takes no turn"
+    assert (await client.post("/v1/chat/completions", json=QUESTION)).status_code == 200
+    rest.set()
+    assert (await slow).status_code == 200
+    assert len(entered) == 2
+
+
+async def test_a_burst_of_requests_is_read_a_few_per_turn(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn, parse = 0, body.parse
+    read: list[tuple[int, int]] = []
+
+    def note(data: bytes, *others: Any) -> Any:
+        read.append((turn, int(data.split(b'"seed":')[1].split(b"}")[0])))
+        return parse(data, *others)
+
+    monkeypatch.setattr(body, "parse", note)
+    posts = [
+        asyncio.create_task(client.post("/v1/chat/completions", json=QUESTION | {"seed": number}))
+        for number in range(40)
+    ]
+    while not all(post.done() for post in posts):
+        await asyncio.sleep(0)
+        turn += 1
+    assert {(await post).status_code for post in posts} == {200}
+    assert [number for _, number in read] == list(range(40))
+    turns = [turn for turn, _ in read]
+    assert max(map(turns.count, turns)) <= REQUESTS_PER_TURN, turns
