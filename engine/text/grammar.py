@@ -10,6 +10,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.constraint import Standing
-from engine.errors import InvalidRequest, QueueFull
+from engine.errors import Draining, InvalidRequest, QueueFull
 from engine.request import Grammar
 from engine.text.masks import WORD_BITS
 
@@ -33,6 +34,7 @@ MAX_DEPTH = 64
 MAX_CHOICES = 4096
 MAX_KEPT_GRAMMARS = 64
 NUM_THREADS = 2
+MAX_JOBS = 64
 COMPILE_SECONDS = 5.0
 # Line breaks with indentation, or a space: pretty-printing passes, and no model writes blanks for ever.
 JSON_WHITESPACE = r"(\r?\n[ \t]{0,32}|[ \t]{1,8})"
@@ -138,6 +140,15 @@ def _may_end(matcher: LLMatcher) -> bool:
     return not matcher.is_error() and (matcher.is_stopped() or matcher.is_accepting())
 
 
+@dataclass(slots=True)
+class _Job:
+    """A grammar on its way through a thread: compiled, or why it cannot be."""
+
+    future: Future[CompiledGrammar | str]
+    ready: asyncio.Future[CompiledGrammar | str]
+    num_waiting: int = 0
+
+
 class GrammarCompiler:
     """Compiles grammars in a few threads, and keeps those used last. Its methods are called on the loop.
 
@@ -148,44 +159,82 @@ class GrammarCompiler:
         self._vocabulary = vocabulary
         self._compile_seconds = compile_seconds
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
-        self._kept: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
+        self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._jobs: dict[Grammar, _Job] = {}
+        self._is_closed = False
 
     async def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Raises InvalidRequest, naming the `param`, for a grammar that is wrong, too large or too slow.
 
-        Raises QueueFull where others' grammars kept all threads busy.
+        Raises QueueFull where others' grammars keep all threads busy, Draining where close() was first.
         """
-        future = self._kept.get(grammar)
-        if future is None:
-            future = self._kept[grammar] = self._threads.submit(compile_grammar, grammar, self._vocabulary)
+        kept = self._kept.get(grammar)
+        if kept is not None:
+            self._kept.move_to_end(grammar)
+            return kept
+        job = self._jobs.get(grammar) or self._begin(grammar)
+        job.num_waiting += 1
+        try:
+            await asyncio.wait([job.ready], timeout=self._compile_seconds)
+            if not job.ready.done():
+                if not job.future.running():  # others' grammars took the time, not this one
+                    raise self._is_busy()
+                problem = f"it was not ready to use after {self._compile_seconds:g} seconds"
+                raise InvalidRequest(f"Invalid {grammar.label}: {problem}", grammar.param)
+        finally:
+            job.num_waiting -= 1
+            if not job.num_waiting and job.future.cancel():  # it has not begun, and nobody is left to ask
+                self._jobs.pop(grammar, None)
+        if job.ready.cancelled():
+            raise Draining("The server is shutting down.")
+        outcome = job.ready.result()
+        if isinstance(outcome, str):
+            raise InvalidRequest(f"Invalid {grammar.label}: {outcome}", grammar.param)
+        return outcome
+
+    def _begin(self, grammar: Grammar) -> _Job:
+        if self._is_closed:
+            raise Draining("The server is shutting down.")
+        if len(self._jobs) >= MAX_JOBS:
+            raise self._is_busy()
+        future = self._threads.submit(_outcome, grammar, self._vocabulary)
+        job = self._jobs[grammar] = _Job(future, asyncio.wrap_future(future))
+        job.ready.add_done_callback(lambda ready: self._take(grammar, job))
+        return job
+
+    def _take(self, grammar: Grammar, job: _Job) -> None:
+        """A job has ended; only what came of it is kept."""
+        if self._jobs.get(grammar) is job:
+            del self._jobs[grammar]
+        outcome = None if job.ready.cancelled() else job.ready.result()
+        if isinstance(outcome, CompiledGrammar):
+            self._kept[grammar] = outcome
             if len(self._kept) > MAX_KEPT_GRAMMARS:
                 self._kept.popitem(last=False)
-        self._kept.move_to_end(grammar)
-        ready = asyncio.wrap_future(future)
-        ready.add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )  # nobody may be left to ask
-        try:
-            return await asyncio.wait_for(asyncio.shield(ready), self._compile_seconds)
-        except TimeoutError:
-            if not (future.running() or future.done()):  # others' grammars took the time, not this one
-                message = "Other grammars are being compiled already."
-                raise QueueFull(message, math.ceil(self._compile_seconds)) from None
-            problem = f"it was not ready to use after {self._compile_seconds:g} seconds"
-        except RecursionError:
-            problem = "it is nested too deeply"
-        except ValueError as error:
-            problem = str(error)
-        except asyncio.CancelledError:
-            raise
-        except BaseException:  # what a fault in Rust raises is no Exception
-            logger.exception("a grammar of kind %s could not be compiled", grammar.kind)
-            problem = "the compiler failed on it"
-        raise InvalidRequest(f"Invalid {grammar.label}: {problem}", grammar.param)
+
+    def _is_busy(self) -> QueueFull:
+        return QueueFull("Other grammars are being compiled already.", math.ceil(self._compile_seconds))
 
     def close(self) -> None:
         """Stop the threads; work that has begun is finished."""
+        self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _outcome(grammar: Grammar, vocabulary: Vocabulary | None) -> CompiledGrammar | str:
+    """The grammar compiled, or what its message says.
+
+    A value: an exception that several requests raise would hold the frames of all.
+    """
+    try:
+        return compile_grammar(grammar, vocabulary)
+    except RecursionError:
+        return "it is nested too deeply"
+    except ValueError as error:
+        return str(error)
+    except BaseException:  # what a fault in Rust raises is no Exception
+        logger.exception("a grammar of kind %s could not be compiled", grammar.kind)
+        return "the compiler failed on it"
 
 
 def compile_grammar(grammar: Grammar, vocabulary: Vocabulary | None) -> CompiledGrammar:

@@ -1,6 +1,7 @@
 """Compiling grammars: what is refused and how, what is kept, and that a mask is exact."""
 
 import asyncio
+import gc
 import json
 import random
 import threading
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 
 import engine.text.grammar as room
 from engine.constraint import Standing
-from engine.errors import InvalidRequest, QueueFull
+from engine.errors import Draining, InvalidRequest, QueueFull
 from engine.request import Grammar
 from engine.text.grammar import GrammarCompiler, Vocabulary, compile_grammar
 from tests.engine.tiny_engine import EOS, VOCAB_SIZE, tiny_tokenizer, tiny_vocabulary
@@ -176,6 +177,96 @@ async def test_who_waits_for_others_grammars_is_not_told_that_its_own_is_slow(mo
     compiler.close()
     assert [type(result) for result in results] == [InvalidRequest] * room.NUM_THREADS + [QueueFull]
     assert results[-1].retry_after_seconds >= 1
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Nothing is compiled before it is set; `began` are the grammars whose turn it was."""
+    gate, translate = threading.Event(), room.translate
+    gate.began = []
+    monkeypatch.setattr(
+        room,
+        "translate",
+        lambda grammar: gate.began.append(grammar) or (gate.wait(10) and translate(grammar)),
+    )
+    yield gate
+    gate.set()
+
+
+def numbered(count: int, name: str = "") -> list[Grammar]:
+    return [Grammar("choice", json.dumps([f"{name}{n}"])) for n in range(count)]
+
+
+async def test_a_number_of_grammars_wait_for_a_thread_and_no_more(compiler, gate):
+    waiting = [asyncio.create_task(compiler.compile(grammar)) for grammar in numbered(room.MAX_JOBS)]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await compiler.compile(Grammar("choice", '["one more"]'))
+    waiting.append(asyncio.create_task(compiler.compile(numbered(1)[0])))  # who asks for one of them may wait
+    gate.set()
+    assert all(await asyncio.gather(*waiting))
+    assert await compiler.compile(Grammar("choice", '["one more"]'))
+
+
+async def test_what_nobody_waits_for_is_not_compiled(compiler, gate):
+    slow = numbered(room.NUM_THREADS, "slow")
+    shared, left, late = numbered(3)
+    tasks = [
+        asyncio.create_task(compiler.compile(grammar)) for grammar in (*slow, shared, shared, left, late)
+    ]
+    await asyncio.sleep(0)
+    for leaver in (tasks[-4], tasks[-2]):
+        leaver.cancel()
+    await asyncio.wait([tasks[-4], tasks[-2]])
+    gate.set()
+    assert await tasks[-3] and await tasks[-1]
+    assert set(gate.began) == {*slow, shared, late}
+    assert await compiler.compile(left), "it begins anew"
+
+
+async def test_a_job_under_way_outlives_any_number_of_others(compiler, monkeypatch):
+    gate, began, translate = threading.Event(), [], room.translate
+
+    def hold_the_first(grammar):
+        began.append(grammar)
+        return gate.wait(10) and translate(grammar) if grammar == first else translate(grammar)
+
+    monkeypatch.setattr(room, "translate", hold_the_first)
+    first = Grammar("json_object")
+    waits = asyncio.create_task(compiler.compile(first))
+    for grammar in numbered(room.MAX_KEPT_GRAMMARS + 1):
+        await compiler.compile(grammar)
+    joins = asyncio.create_task(compiler.compile(first))
+    await asyncio.sleep(0)
+    gate.set()
+    assert await waits is await joins
+    assert began.count(first) == 1
+
+
+async def test_grammars_that_failed_leave_nothing_behind(compiler):
+    def ours() -> int:
+        gc.collect()
+        return sum(type(thing) is Grammar and thing.source == "(" for thing in gc.get_objects())
+
+    for _ in range(10):
+        asked = [compiler.compile(Grammar("regex", "(")) for _ in range(10)]
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(result) for result in results} == {InvalidRequest}
+    del asked, results
+    await asyncio.sleep(0)  # the loop itself holds what it ran last
+    assert ours() == 0
+
+
+async def test_who_still_waits_at_the_end_is_told(compiler, gate):
+    waiting = [asyncio.create_task(compiler.compile(grammar)) for grammar in numbered(room.NUM_THREADS + 1)]
+    await asyncio.sleep(0)
+    compiler.close()
+    with pytest.raises(Draining):
+        await waiting[-1]
+    with pytest.raises(Draining):
+        await compiler.compile(Grammar("choice", '["too late"]'))
+    gate.set()
+    assert all(await asyncio.gather(*waiting[:-1]))
 
 
 async def test_a_fault_of_the_compiler_is_an_answer(compiler, monkeypatch, caplog):
