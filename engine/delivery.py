@@ -177,9 +177,11 @@ class Delivery:
     def _hand_out(self) -> None:
         """Hand out a slice of what is decoded: each piece wakes a handler, and the loop must breathe."""
         now = time.perf_counter()
-        for _ in range(min(MAX_DELIVERIES_AT_ONCE, len(self._decoded))):
-            decoded = self._decoded.popleft()
-            self._pacer.delivered(decoded.sequence_id)
-            self._on_text(decoded, now)
-        if self._decoded:
-            self._loop.call_soon(self._hand_out)
+        try:
+            for _ in range(min(MAX_DELIVERIES_AT_ONCE, len(self._decoded))):
+                decoded = self._decoded.popleft()
+                self._pacer.delivered(decoded.sequence_id)
+                self._on_text(decoded, now)
+        finally:  # one that cannot be delivered does not hold up the others
+            if self._decoded:
+                self._loop.call_soon(self._hand_out)

@@ -3,6 +3,7 @@
 The masks of a step are computed on a thread beside the device's, while the forward pass of that step runs.
 """
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from engine.constraint import Follower, Standing
 from engine.device.slots import StateSlots
 from engine.outputs import NO_TOKEN, Row
 
+logger = logging.getLogger("monoloop.engine")
+
 
 @dataclass(eq=False)
 class _Constrained:
@@ -22,6 +25,7 @@ class _Constrained:
 
     followers: list[Follower]
     new_token_ids: list[int] = field(default_factory=list)
+    has_begun: bool = False  # and so is in every step, as long as it runs
 
 
 class _Unread(NamedTuple):
@@ -63,20 +67,29 @@ class Constraints:
 
     def begin(self, slots: Sequence[int]) -> Masks | None:
         """Begin to compute the masks of those of these slots, about to be sampled, that need one."""
-        if not self._rows or self._rows.keys().isdisjoint(slots):
+        if not self._rows:
+            return None
+        self._forget_ended(slots)
+        if self._rows.keys().isdisjoint(slots):
             return None
         indices = [index for index, slot in enumerate(slots) if slot in self._rows]
         chosen = [slots[index] for index in indices]
         unread, self._unread = self._unread, []
         rows = [self._rows[slot] for slot in chosen]
+        for row in rows:
+            row.has_begun = True
         return Masks(indices, chosen, self._thread.submit(self._compute, unread, rows))
+
+    def _forget_ended(self, slots: Sequence[int]) -> None:
+        """Nobody says when a sequence ends or is preempted, but then its row is missing."""
+        sampled = set(slots)
+        for slot in [slot for slot, row in self._rows.items() if row.has_begun and slot not in sampled]:
+            del self._rows[slot]
+        if not self._rows:
+            self._unread.clear()
 
     def write(self, masks: Masks) -> list[int]:
         """Wait for masks and put them in place; returns the indices of rows that end without a token."""
-        # A fault in Rust raises what is no Exception, and would end this thread.
-        fault = masks.words.exception()
-        if fault is not None:
-            raise RuntimeError("computing masks failed") from fault
         words, standings = masks.words.result()
         for slot, row_words in zip(masks.slots, words, strict=True):
             base = self._slots.base_mask(slot)
@@ -90,6 +103,7 @@ class Constraints:
         ):
             if standing is Standing.IS_FREE:
                 del self._rows[slot]
+                self._slots.unconstrain(slot)
             if standing is not Standing.GOES_ON and not may_go_on:
                 ended.append(index)
         return ended
@@ -121,11 +135,16 @@ class Constraints:
         for kind, members in by_kind.items():
             indices = [index for index, _ in members]
             chosen = words[indices]
-            found = kind.restrict(
-                [follower for _, follower in members],
-                [rows[index].new_token_ids for index in indices],
-                chosen,
-            )
+            try:
+                found = kind.restrict(
+                    [follower for _, follower in members],
+                    [rows[index].new_token_ids for index in indices],
+                    chosen,
+                )
+            except BaseException:  # what a fault in Rust raises is no Exception
+                logger.exception("computing masks failed; the %d requests that need them end", len(members))
+                chosen[:] = 0
+                found = [Standing.GOES_ON] * len(members)
             for index, row_words, standing in zip(indices, chosen, found, strict=True):
                 words[index] &= row_words
                 standings[index] = min(standings[index], standing)

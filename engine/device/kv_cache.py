@@ -9,6 +9,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device.devices import does_not_fit
+from engine.device.scores import score
 from kernels.paged_attention import AttentionBatch
 from models.decoder import Decoder, ForwardBatch
 from models.spec import DecoderSpec
@@ -96,7 +97,9 @@ def _free_cpu_bytes() -> int:
 
 
 def _free_cuda_bytes(model: Decoder, page_size: int, token_budget: int) -> int:
-    """What the largest step leaves free: one is run, on pages that nobody reads again."""
+    """What the largest step leaves free: one is run, its prompt's log-probabilities included, on pages that
+    nobody reads again.
+    """
     device = model.device
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
@@ -113,7 +116,10 @@ def _free_cuda_bytes(model: Decoder, page_size: int, token_budget: int) -> int:
         context_lens_host=[num_tokens],
     )
     try:
-        model(ForwardBatch(torch.zeros_like(positions), positions, attention), _layers(model, 1, page_size))
+        hidden = model(
+            ForwardBatch(torch.zeros_like(positions), positions, attention), _layers(model, 1, page_size)
+        )
+        score(model.logits, hidden, torch.zeros_like(positions), model.spec.vocab_size)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"token_budget: beside the weights a step of {num_tokens} tokens {does_not_fit(device)}; lower it"

@@ -175,11 +175,7 @@ class ModelRunner:
                 samples = self._run_eagerly(plan, on_wait)
                 return ComputedStep(step_output(plan, samples, start, time.perf_counter()))
             try:
-                try:
-                    return self._queue(plan, self._clock, on_wait)
-                except torch.OutOfMemoryError:
-                    torch.cuda.empty_cache()  # what is cached in pieces of other sizes; then once more
-                    return self._queue(plan, self._clock, on_wait)
+                return self._queue(plan, self._clock, on_wait)
             except torch.OutOfMemoryError as error:
                 raise StepFailed(
                     f"A step of {plan.num_tokens} tokens {does_not_fit(self._device)}."
@@ -214,15 +210,25 @@ class ModelRunner:
         batch = build_batch(plan, self._slots, self._kv_cache.page_size, self._device)
         self._constraints.start(plan.chunks)
         masks = self._constraints.begin(batch.slots_host)
-        hidden = self._forward(batch.forward)
+        try:
+            hidden, scores = self._forward_and_score(batch)
+        except torch.OutOfMemoryError:
+            # Once more, without what is cached in pieces of other sizes: nothing has been sampled yet.
+            torch.cuda.empty_cache()
+            hidden, scores = self._forward_and_score(batch)
         num_sampled = len(batch.slots_host)
         pooled_from = num_sampled + len(batch.scored)
-        scores = score(self._model.logits, hidden[num_sampled:pooled_from], batch.scored, self.vocab_size)
         samples = self._sample(batch, hidden[:num_sampled], scores, masks, on_wait)
         if len(hidden) == pooled_from:
             return samples
         pooled = self._pools.add(plan.chunks, hidden[pooled_from:])
         return samples if pooled is None else samples.with_pooled(*pooled)
+
+    def _forward_and_score(self, batch: StepBatch) -> tuple[torch.Tensor, Sequence[Logprobs]]:
+        hidden = self._forward(batch.forward)
+        num_sampled = len(batch.slots_host)
+        before_scored = hidden[num_sampled : num_sampled + len(batch.scored)]
+        return hidden, score(self._model.logits, before_scored, batch.scored, self.vocab_size)
 
     def _sample(
         self,

@@ -6,6 +6,7 @@ last page: padded rows use them.
 """
 
 from collections.abc import Iterable, Sequence
+from enum import Flag, auto
 
 import numpy as np
 import torch
@@ -25,6 +26,16 @@ PARAMETERS = (
     ("frequency", "frequency_penalty"),
     ("repetition", "repetition_penalty"),
 )
+
+
+class Edit(Flag):
+    """What is done to a slot's logits before a token is chosen."""
+
+    PENALTIES = auto()
+    BIAS = auto()
+    MASK = auto()
+    MIN_TOKENS = auto()
+    CONSTRAINTS = auto()
 
 
 class StateSlots:
@@ -69,7 +80,7 @@ class StateSlots:
         self.token_masks = torch.full((rows, num_words), -1, dtype=torch.int32, device=device)
         self.output_counts: torch.Tensor | None = None
         self.prompt_mask: torch.Tensor | None = None
-        self._edited: set[int] = set()
+        self._edits: dict[int, Edit] = {}
         self._wants_logprobs: dict[int, int] = {}
         self._min_tokens: dict[int, tuple[int, SamplingParams]] = {}
         self._base_masks: dict[int, np.ndarray] = {}
@@ -100,22 +111,22 @@ class StateSlots:
     def _start_edits(self, slot: int, init: SlotInit) -> None:
         """Set up what a few requests have: penalties, bias, mask, log-probabilities."""
         sampling = init.sampling
-        if slot in self._edited:
-            self._edited.remove(slot)
+        if self._edits.pop(slot, None) is not None:
             self.bias_values[slot].zero_()
             self.token_masks[slot].fill_(-1)
         self._wants_logprobs.pop(slot, None)
         self._min_tokens.pop(slot, None)
         self._base_masks.pop(slot, None)
+        edits = Edit(0)
         if init.constraints:
-            self._edited.add(slot)
+            edits |= Edit.CONSTRAINTS
         if sampling.logprobs is not None:
             self._wants_logprobs[slot] = sampling.logprobs
         if sampling.has_penalties:
-            self._edited.add(slot)
+            edits |= Edit.PENALTIES
             self._count_history(slot, init)
         if sampling.logit_bias:
-            self._edited.add(slot)
+            edits |= Edit.BIAS
             ids, values = upload(
                 self._device,
                 (
@@ -125,12 +136,16 @@ class StateSlots:
             )
             self.bias_ids[slot, : len(ids)] = ids
             self.bias_values[slot, : len(ids)] = values.float()
-        is_masked = bool(sampling.allowed_token_ids or sampling.bad_words_ids)
-        if is_masked or sampling.min_tokens > len(init.output_token_ids):
-            self._edited.add(slot)
-            self._mask(slot, sampling, may_end=sampling.min_tokens <= len(init.output_token_ids))
-        if sampling.min_tokens > len(init.output_token_ids):
+        if sampling.allowed_token_ids or sampling.bad_words_ids:
+            edits |= Edit.MASK
+        may_end = sampling.min_tokens <= len(init.output_token_ids)
+        if not may_end:
+            edits |= Edit.MIN_TOKENS
             self._min_tokens[slot] = len(init.prompt_token_ids) + sampling.min_tokens - 1, sampling
+        if edits & (Edit.MASK | Edit.MIN_TOKENS):
+            self._mask(slot, sampling, may_end=may_end)
+        if edits:
+            self._edits[slot] = edits
 
     def allocate_counts(self) -> None:
         """Make room for what penalties need to remember."""
@@ -180,7 +195,7 @@ class StateSlots:
 
     def needs_edits(self, slots: Iterable[int]) -> bool:
         """Whether the logits of any of these slots are edited before a token is chosen."""
-        return not self._edited.isdisjoint(slots)
+        return not self._edits.keys().isdisjoint(slots)
 
     def wants_logprobs(self, slots: Iterable[int]) -> bool:
         """Whether the log-probabilities of any of these slots are told."""
@@ -197,3 +212,16 @@ class StateSlots:
                 if slot in self._min_tokens and position >= self._min_tokens[slot][0]:
                     _, sampling = self._min_tokens.pop(slot)
                     self._mask(slot, sampling, may_end=True)
+                    self._settle(slot, Edit.MIN_TOKENS)
+
+    def unconstrain(self, slot: int) -> None:
+        """No constraint will hold for the sequence in this slot any more; its mask is the one without any."""
+        self._settle(slot, Edit.CONSTRAINTS)
+
+    def _settle(self, slot: int, edit: Edit) -> None:
+        """One reason less to edit a slot's logits, which would cost everybody in its steps."""
+        left = self._edits[slot] & ~edit
+        if left:
+            self._edits[slot] = left
+        else:
+            del self._edits[slot]

@@ -56,6 +56,7 @@ class DeviceThread:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._runner: Runner | None = None
         self._launched: deque[tuple[LaunchedStep, StepFuture]] = deque()
+        self._is_waiting = False  # a launch waits for tokens: written on the thread, read on the loop
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
         self._thread.start()
 
@@ -81,7 +82,7 @@ class DeviceThread:
         future: StepFuture = self._loop.create_future()
         has_launched = threading.Event()
         self._jobs.put(lambda: self._launch(plan, future, has_launched.set))
-        if self._runner.is_asynchronous:
+        if self._runner.is_asynchronous and not self._is_waiting:
             has_launched.wait(MAX_STANDSTILL_SECONDS)
         return future
 
@@ -103,17 +104,20 @@ class DeviceThread:
         assert self._runner is not None
 
         def give_out() -> None:
+            self._is_waiting = True
             has_launched()
             self._collect(0)
 
         try:
             step = self._runner.launch(plan, give_out)
         except Exception as error:
+            self._is_waiting = False
             has_launched()
             # Steps launched before it are still good, and their results come first.
             self._collect(0)
             self._post_error(future, error)
             return
+        self._is_waiting = False
         has_launched()
         self._launched.append((step, future))
         self._collect(self._run_ahead)

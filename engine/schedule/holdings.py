@@ -61,10 +61,10 @@ class Holdings:
     def find(self, sequence: Sequence, step: int) -> Found:
         """Computed tokens of a waiting sequence. At least its last one is computed again, for its logits.
 
-        And all of a prompt whose log-probabilities are wanted.
+        And all of a prompt whose log-probabilities, or whose tokens' mean, are wanted.
         """
         page_size = self._pool.page_size
-        if sequence.lacks_scores:
+        if sequence.lacks_scores or sequence.request.pooling == "mean":
             return Found(NO_PAGES, 0)
         num_tokens = sequence.num_tokens - 1
         num_pages = num_tokens // page_size

@@ -384,8 +384,9 @@ class Scheduler:
     def commit(self, plan: StepPlan, output: StepOutput) -> list[Progress]:
         """Take in what a step computed. Rows of sequences that ended meanwhile are dropped."""
         num_decode = len(plan.decode.slots)
-        seconds = output.end_seconds - output.start_seconds
-        self._budget.observe(num_decode, plan.num_tokens - num_decode, seconds)
+        if not output.num_constrained:  # else the device may have waited for masks
+            seconds = output.end_seconds - output.start_seconds
+            self._budget.observe(num_decode, plan.num_tokens - num_decode, seconds)
         progress: list[Progress] = []
         for sequence, sampled in self._land(plan, output):
             token_ids = sequence.token_ids

@@ -81,7 +81,7 @@ async def test_several_constraints_hold_together():
                 await answers(engine, [scripted(Script("same"), Script("some", kind=kind))])
 
 
-async def test_a_fault_in_a_mask_ends_the_step_and_not_the_engine(run_ahead):
+async def test_a_fault_in_a_mask_ends_its_requests_alone(run_ahead):
     class Panic(BaseException):
         """What a fault in Rust looks like."""
 
@@ -91,9 +91,13 @@ async def test_a_fault_in_a_mask_ends_the_step_and_not_the_engine(run_ahead):
             raise Panic
 
     async with tiny_engine(run_ahead=run_ahead) as engine:
+        [expected] = await answers(engine, [tiny_request("prompt")])
+        requests = [scripted(Script("abc", kind=Faulty)), scripted(Script("abc")), tiny_request("prompt")]
+        bad, good, plain = [engine.submit(request) for request in await engine.prepare(requests)]
         with pytest.raises(StepFailed):
-            await answers(engine, [scripted(Script("abc", kind=Faulty))])
-        assert (await answers(engine, [scripted(Script("abc"))]))[0].text == "abc"
+            await bad.collect()
+        assert (await good.collect()).text == "abc"
+        assert (await plain.collect()).text == expected.text
 
 
 async def test_where_it_must_go_on_and_cannot_the_request_fails_alone(run_ahead):
@@ -113,6 +117,16 @@ async def test_a_row_set_free_waits_no_more(run_ahead):
         assert engine.stats().constrained_steps_total == 4
         [plain] = await answers(engine, [tiny_request("promptabc", max_tokens=37)])
         assert delta.text == "abc" + plain.text, "free is as if there had been nothing"
+
+
+async def test_a_sequence_that_has_ended_is_followed_no_more(run_ahead):
+    """Slots are taken again in the order they were given back, so the last of many may rest for long."""
+    async with tiny_engine(run_ahead=run_ahead) as engine:
+        await answers(engine, [scripted(Script("abc" * 3)) for _ in range(3)])
+        await answers(engine, [tiny_request("prompt", max_tokens=4)])
+        await answers(engine, [scripted(Script("xy"))])
+        followed = engine._device._runner._constraints._rows
+        assert len(followed) <= 1, f"{len(followed)} are followed"
 
 
 async def test_a_slot_forgets_the_constraint_of_the_sequence_before(run_ahead):

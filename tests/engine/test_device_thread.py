@@ -78,6 +78,28 @@ async def test_nobody_waits_for_a_runner_that_computes() -> None:
         assert (await asyncio.wait_for(future, 10)).step_id == 0
 
 
+async def test_nobody_stands_aside_for_a_launch_that_waits_for_tokens(monkeypatch) -> None:
+    """It waits for the steps before, not for the GIL."""
+    monkeypatch.setattr("engine.device.thread.MAX_STANDSTILL_SECONDS", 10.0)
+    loop_went_on = threading.Event()
+    found: list[bool] = []
+
+    class WaitingRunner(RecordingRunner):
+        def launch(self, plan: StepPlan, on_wait: Callable[[], None] = lambda: None) -> Step:
+            if plan.step_id == 0:
+                on_wait()
+                found.append(loop_went_on.wait(10))
+            return super().launch(plan)
+
+    runner = WaitingRunner(is_asynchronous=True)
+    async with thread_around(runner) as thread:
+        first = thread.launch(plan(0))
+        second = thread.launch(plan(1))  # while the first still waits
+        loop_went_on.set()
+        assert [(await first).step_id, (await second).step_id] == [0, 1]
+    assert found == [True], "the loop stood still until the first launch gave up"
+
+
 @pytest.mark.parametrize("is_asynchronous", [True, False])
 async def test_a_launch_that_raises_fails_its_step_alone(is_asynchronous: bool) -> None:
     faults = iter([False, True, False])

@@ -66,6 +66,14 @@ def model(request):
         torch.cuda.set_stream(torch.cuda.default_stream())
 
 
+async def test_requests_of_one_prompt_have_the_same_mean():
+    """Samples of one prompt share its pages; a mean needs every token all the same."""
+    async with toy_engine() as engine:
+        for stream in engine.submit_group([pooled(range(20)) for _ in range(3)]):
+            await stream.collect()
+            assert stream.pooled.tolist() == [9.5, 20.0]
+
+
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_where_a_prompt_is_cut_makes_no_difference(model, pooling):
     whole = in_chunks(model, pooling, 40)

@@ -146,6 +146,36 @@ def test_a_constraint_and_the_other_masks_hold_together(model):
     assert [told.tokens[0], steps.decode(0).tokens[0]] == [(17,), (NO_TOKEN,)]
 
 
+def test_logits_are_edited_no_longer_than_needed(model):
+    """Who needs edits costs everybody in the same step the full sampler."""
+    steps = Steps(model)
+    slots = steps.runner._slots
+    steps.start(0, SamplingParams(max_tokens=50, min_tokens=3))
+    steps.start(1, SamplingParams(max_tokens=50, min_tokens=3, allowed_token_ids=frozenset([2, 40])))
+    assert slots.needs_edits([0]) and slots.needs_edits([1])
+    for _ in range(3):
+        steps.decode(0, 1)
+    assert not slots.needs_edits([0]), "it may end since its third token"
+    assert slots.needs_edits([1])
+    assert set(steps.run(1, 5, temperature=5.0, allowed_token_ids=frozenset([2, 40]))) <= {2, 40}
+
+
+def test_memory_that_runs_out_once_is_no_fault(model, monkeypatch):
+    """The forward pass is done again, and nothing that was counted already is counted twice."""
+    steps = Steps(model)
+    greedy = {"temperature": 0.0, "frequency_penalty": 1.5, "repetition_penalty": 1.3}
+    expected = steps.run(0, 8, **greedy)
+    forward, calls = steps.runner._forward, count()
+
+    def fail_every_other_time(batch):
+        if next(calls) % 2 == 0:
+            raise torch.OutOfMemoryError
+        return forward(batch)
+
+    monkeypatch.setattr(steps.runner, "_forward", fail_every_other_time)
+    assert steps.run(0, 8, **greedy) == expected
+
+
 def test_penalties_see_prompt_and_output(model):
     steps = Steps(model)
     plain = steps.run(0, 12, temperature=0.0)
