@@ -179,8 +179,7 @@ class Engine:
 
         Raises InvalidRequest. Requests that nothing restricts need not come here.
         """
-        eos = self.model.eos_token_ids
-        return [await prepare(request, self.tokenizer, self._grammars, eos) for request in requests]
+        return await prepare(requests, self.tokenizer, self._grammars, self.model.eos_token_ids)
 
     def submit(self, request: Request) -> RequestStream:
         """Check and queue a request, which prepare() has returned if anything restricts it.

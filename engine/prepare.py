@@ -1,10 +1,13 @@
 """From what a request asks of its tokens to the constraints that see to it."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
+from engine.constraint import Constraint
 from engine.errors import InvalidRequest
-from engine.request import Request, SamplingParams
+from engine.request import MAX_SMALL_SET, Request, SamplingParams
 from engine.text.after_reasoning import bind
 from engine.text.bad_words import BadWords, spellings
 from engine.text.first_token import FirstToken
@@ -12,21 +15,67 @@ from engine.text.grammar import GrammarCompiler
 from engine.text.healing import Healing, num_taken_back
 from engine.text.tokenizer import TokenizerPool
 
+# What decides which tokens may come, whatever the prompt is.
+RULES = (
+    "min_tokens",
+    "allowed_token_ids",
+    "first_token_ids",
+    "token_healing",
+    "bad_words",
+    "bad_words_ids",
+    "stop_token_ids",
+    "ignore_eos",
+    "grammar",
+)
+
+
+class Ruled(NamedTuple):
+    """What is made of rules once for all requests that share them."""
+
+    bad_words_ids: tuple[tuple[int, ...], ...]
+    constraints: tuple[Constraint, ...]
+
 
 async def prepare(
-    request: Request, tokenizer: TokenizerPool, grammars: GrammarCompiler, eos_token_ids: tuple[int, ...]
-) -> Request:
-    """The request with its constraints. Raises InvalidRequest.
+    requests: Sequence[Request],
+    tokenizer: TokenizerPool,
+    grammars: GrammarCompiler,
+    eos_token_ids: tuple[int, ...],
+) -> list[Request]:
+    """The requests with their constraints. Raises InvalidRequest.
 
-    What takes long is done off the loop, which calls this.
+    What takes long is done off the loop, which calls this, and once where one request has the rules of the
+    one before: those of a client's thousand prompts are the same objects, found equal at once.
     """
-    sampling = request.sampling
-    check_together(sampling, frozenset(eos_token_ids))
+    prepared: list[Request] = []
+    rules, ruled = None, None
+    for request in requests:
+        wanted = tuple(getattr(request.sampling, name) for name in RULES)
+        if ruled is None or wanted != rules:
+            rules, ruled = wanted, await rule(request.sampling, tokenizer, frozenset(eos_token_ids))
+        prepared.append(await follow(request, ruled, tokenizer, grammars))
+    return prepared
+
+
+async def rule(sampling: SamplingParams, tokenizer: TokenizerPool, eos_token_ids: frozenset[int]) -> Ruled:
+    """Check what sampling parameters ask for together, and spell it. Raises InvalidRequest."""
+    if min(len(sampling.first_token_ids), len(sampling.allowed_token_ids)) > MAX_SMALL_SET:
+        await asyncio.to_thread(check_together, sampling, eos_token_ids)
+    else:
+        check_together(sampling, eos_token_ids)
     if sampling.bad_words:
         ids = await spellings(
             sampling.bad_words, lambda text: tokenizer.encode(text, add_special_tokens=False)
         )
-        sampling = replace(sampling, bad_words=(), bad_words_ids=(*sampling.bad_words_ids, *ids))
+        sampling = replace(sampling, bad_words_ids=(*sampling.bad_words_ids, *ids))
+    return Ruled(sampling.bad_words_ids, (*BadWords.of(sampling), *FirstToken.of(sampling)))
+
+
+async def follow(
+    request: Request, ruled: Ruled, tokenizer: TokenizerPool, grammars: GrammarCompiler
+) -> Request:
+    """One request with its constraints. Raises InvalidRequest."""
+    sampling = replace(request.sampling, bad_words=(), bad_words_ids=ruled.bad_words_ids)
     if sampling.token_healing and not sampling.max_tokens:
         sampling = replace(sampling, token_healing=False)
     if sampling.token_healing:
@@ -35,12 +84,7 @@ async def prepare(
         end = len(prompt) - num_taken_back(prompt, tokenizer.pieces)
         sampling = replace(sampling, token_healing=False, healed_token_ids=prompt[end:])
         request = replace(request, prompt_token_ids=prompt[:end])
-    constraints = (
-        *request.constraints,
-        *BadWords.of(sampling),
-        *FirstToken.of(sampling),
-        *Healing.of(sampling, tokenizer.pieces),
-    )
+    constraints = (*request.constraints, *ruled.constraints, *Healing.of(sampling, tokenizer.pieces))
     if sampling.grammar is not None:
         constraints += (bind(await grammars.compile(sampling.grammar), sampling),)
     return replace(request, sampling=sampling, constraints=constraints)
@@ -69,12 +113,12 @@ def check_together(sampling: SamplingParams, eos_token_ids: frozenset[int]) -> N
         token_ids = sampling.first_token_ids
         if sampling.allowed_token_ids:
             token_ids &= sampling.allowed_token_ids
-        token_ids -= {ids[0] for ids in sampling.bad_words_ids if len(ids) == 1}
+        banned = {ids[0] for ids in sampling.bad_words_ids if len(ids) == 1}
         if sampling.min_tokens:
-            token_ids -= sampling.stop_token_ids
+            banned |= sampling.stop_token_ids
             if not sampling.ignore_eos:
-                token_ids -= eos_token_ids
-        if not token_ids:
+                banned |= eos_token_ids
+        if token_ids <= banned:
             raise InvalidRequest(
                 "first_token_ids names no token that the other fields let be chosen.",
                 "first_token_ids",

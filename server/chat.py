@@ -148,7 +148,7 @@ class LocalBackend:
         stream = None
         try:
             prompt = await encode_chat(wire, self._engine.tokenizer, limits)
-            request, *_ = make_requests(
+            request, *_ = await make_requests(
                 wire,
                 [prompt],
                 "chat",

@@ -3,6 +3,7 @@
 A value comes from the request, else from the model's generation config, else from the OpenAI API.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,13 +15,20 @@ from server.errors import UnsupportedField
 from server.logprobs import TokenDetails
 from server.schema.chat import ChatRequest
 from server.schema.completions import CompletionRequest
-from server.schema.sampling import INT64
+from server.schema.sampling import INT64, SamplingRequest
+from server.schema.structured import StructuredRequest
 from server.structured import grammar_of
 
 if TYPE_CHECKING:
     from engine import ModelInfo
 
 MAX_ANSWERS = 1024
+# What has no small bound: a set of 150,000 ids takes 10 ms, a schema of 250,000 characters 3.
+LARGE_FIELDS = (
+    "allowed_token_ids",
+    "first_token_ids",
+    *(StructuredRequest.model_fields.keys() - SamplingRequest.model_fields.keys()),
+)
 
 
 class Limits(NamedTuple):
@@ -46,7 +54,7 @@ class Limits(NamedTuple):
         )
 
 
-def make_requests(
+async def make_requests(
     wire: ChatRequest | CompletionRequest,
     prompts: Sequence[list[int]],
     answer_id: str,
@@ -58,29 +66,25 @@ def make_requests(
     """One engine request per answer: index = prompt number * n + sample number, sample i with seed + i.
 
     With best_of there are more samples, of which n become answers. Only the first of them tells of the
-    prompt, unless they are streamed and cannot wait for each other. The length a client asks for must fit;
-    the default (None: all there is) is cut to fit.
+    prompt, unless they are streamed and cannot wait for each other.
     Raises InvalidRequest, ContextLengthExceeded.
     """
     n, n_param = wire.num_samples, "n" if wire.num_samples == wire.n else "best_of"
-    max_tokens, limit_param = wire.limit
     if n > limits.max_num_seqs:
         raise InvalidRequest(f"{n_param} must be at most {limits.max_num_seqs} on this server.", n_param)
     check_num_answers(n * len(prompts), limits, n_param if n > 1 else prompt_param)
     if wire.priority and not limits.has_priorities:
         raise UnsupportedField("priority must be 0: this server serves first come, first served.", "priority")
+    lengths = [
+        output_length(wire, len(prompt), limits, default_max_tokens, prompt_param) for prompt in prompts
+    ]
+    if is_large(wire):
+        shared = await asyncio.to_thread(sampling_params, wire, limits, lengths[0])
+    else:
+        shared = sampling_params(wire, limits, lengths[0])
     requests: list[Request] = []
-    for prompt in prompts:
-        if not prompt:
-            raise InvalidRequest("The prompt has no tokens.", prompt_param)
-        room = limits.max_model_len - len(prompt)
-        if room < (1 if max_tokens is None else min(1, max_tokens)):
-            raise overflow(limits, f"your prompt has {len(prompt)} tokens", prompt_param)
-        if max_tokens is not None and max_tokens > room:
-            asked = f"you asked for {len(prompt)} tokens of prompt and {max_tokens} of output ({limit_param})"
-            raise overflow(limits, asked, limit_param)
-        most = max_tokens if max_tokens is not None else min(room, default_max_tokens or room)
-        sampling = sampling_params(wire, limits, most)
+    for prompt, max_tokens in zip(prompts, lengths, strict=True):
+        sampling = replace(shared, max_tokens=max_tokens)
         token_ids = tuple(prompt)
         for sample in range(n):
             if sample and not wire.stream:
@@ -102,6 +106,34 @@ def make_requests(
     return requests
 
 
+def output_length(
+    wire: ChatRequest | CompletionRequest,
+    num_prompt_tokens: int,
+    limits: Limits,
+    default_max_tokens: int | None,
+    prompt_param: str,
+) -> int:
+    """Output tokens of an answer at most: what is asked for must fit, the default (None: all) is cut to fit.
+
+    Raises InvalidRequest, ContextLengthExceeded.
+    """
+    if not num_prompt_tokens:
+        raise InvalidRequest("The prompt has no tokens.", prompt_param)
+    max_tokens, limit_param = wire.limit
+    room = limits.max_model_len - num_prompt_tokens
+    if room < (1 if max_tokens is None else min(1, max_tokens)):
+        raise overflow(limits, f"your prompt has {num_prompt_tokens} tokens", prompt_param)
+    if max_tokens is not None and max_tokens > room:
+        asked = (
+            f"you asked for {num_prompt_tokens} tokens of prompt and {max_tokens} of output ({limit_param})"
+        )
+        raise overflow(limits, asked, limit_param)
+    most = max_tokens if max_tokens is not None else min(room, default_max_tokens or room)
+    if wire.min_tokens and wire.min_tokens > most:
+        raise InvalidRequest(f"min_tokens must be at most max_tokens, which is {most}.", "min_tokens")
+    return most
+
+
 def check_num_answers(count: int, limits: Limits, param: str) -> None:
     """Refuse what would be too much for the queue however idle the server is. Raises InvalidRequest."""
     most = min(MAX_ANSWERS, limits.max_queued)
@@ -119,10 +151,13 @@ def token_details(wire: ChatRequest | CompletionRequest) -> TokenDetails:
     )
 
 
+def is_large(wire: ChatRequest | CompletionRequest) -> bool:
+    """Whether sampling_params() may take milliseconds: with sets of token ids, or a schema to be written."""
+    return any(getattr(wire, name) is not None for name in LARGE_FIELDS)
+
+
 def sampling_params(wire: ChatRequest | CompletionRequest, limits: Limits, max_tokens: int) -> SamplingParams:
-    """Final values of every sampling parameter of an answer. Raises InvalidRequest."""
-    if wire.min_tokens and wire.min_tokens > max_tokens:
-        raise InvalidRequest(f"min_tokens must be at most max_tokens, which is {max_tokens}.", "min_tokens")
+    """Final values of every sampling parameter, for all answers of a request. Raises InvalidRequest."""
     bias = tuple((int(token_id), value) for token_id, value in (wire.logit_bias or {}).items())
     check_ids([token_id for token_id, _ in bias], "logit_bias", limits)
     check_ids(wire.stop_token_ids or (), "stop_token_ids", limits)

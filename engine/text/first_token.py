@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -21,16 +22,21 @@ class FirstToken:
         """The constraint that sampling parameters ask for, if any."""
         return (cls(sampling.first_token_ids),) if sampling.first_token_ids else ()
 
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """The same, int64 [n]: once for all that begin with them."""
+        return np.fromiter(self.token_ids, np.int64, len(self.token_ids))
+
     def follow(self) -> "FirstTokenFollower":
         """Begin a continuation."""
-        return FirstTokenFollower(self.token_ids)
+        return FirstTokenFollower(self.ids)
 
 
 class FirstTokenFollower:
     """Whether one output has begun."""
 
-    def __init__(self, token_ids: frozenset[int]) -> None:
-        self._token_ids = np.fromiter(token_ids, np.int64, len(token_ids))
+    def __init__(self, token_ids: np.ndarray) -> None:
+        self._token_ids = token_ids
         self._has_begun = False
 
     @classmethod

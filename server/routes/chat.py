@@ -39,7 +39,7 @@ async def submit(
     limits, tokenizer = context.limits, context.engine.tokenizer
     plan = Plan.of(wire, context.formats, tokenizer.chat_template)
     prompt = await encode_chat(wire, tokenizer, limits)
-    requests = make_requests(
+    requests = await make_requests(
         wire,
         [prompt],
         answer.id,

@@ -30,7 +30,7 @@ async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer)
     started = asyncio.get_running_loop().time()
     limits = context.limits
     prompts = await encode_prompts(wire, context.engine.tokenizer, limits)
-    requests = make_requests(
+    requests = await make_requests(
         wire,
         prompts,
         answer.id,

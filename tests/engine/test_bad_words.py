@@ -56,6 +56,29 @@ async def test_a_word_is_spelled_at_the_beginning_and_after_a_space():
     assert len(await spellings(["bad", " bad"], words)) == 2, "both spellings, once each"
 
 
+async def test_what_requests_share_is_made_once(monkeypatch):
+    """A thousand prompts of one client do not have its words spelled a thousand times."""
+    async with tiny_engine() as engine:
+        spelled: list[str] = []
+
+        async def encode(text: str, **options: bool) -> list[int]:
+            spelled.append(text)
+            return list(text.encode())
+
+        monkeypatch.setattr(engine.tokenizer, "encode", encode)
+        fields = {"bad_words": ("null",), "bad_words_ids": ((A, B),), "first_token_ids": frozenset({A, B})}
+        requests = [tiny_request(prompt, seed=seed, **fields) for prompt in "ab" for seed in (1, 2)]
+        first, *others = await engine.prepare([*requests, tiny_request("c", bad_words=("other",))])
+        last = others.pop()
+        assert spelled == ["null", " null", "other", " other"]
+        for request in others:
+            assert request.sampling.bad_words_ids is first.sampling.bad_words_ids
+            assert all(
+                mine is theirs for mine, theirs in zip(request.constraints, first.constraints, strict=True)
+            )
+        assert last.sampling.bad_words_ids != first.sampling.bad_words_ids
+
+
 @pytest.mark.parametrize("run_ahead", [0, 1])
 async def test_no_bad_word_in_what_a_random_model_says(run_ahead):
     async with tiny_engine(run_ahead=run_ahead) as engine:

@@ -49,6 +49,34 @@ async def test_lists_of_prompts_are_answered_in_order(client: httpx.AsyncClient,
     assert answer["usage"]["completion_tokens"] == 8
 
 
+async def test_what_all_prompts_have_in_common_is_made_once(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    """A big field times many prompts would hold up everybody."""
+    await complete(
+        client,
+        prompt=["say:a", "say:bc"],
+        n=2,
+        seed=1,
+        logit_bias={str(i): 1 for i in range(300)},
+        allowed_token_ids=[*range(5000)],
+        bad_words_ids=[[1, 2], [3]],
+        stop_token_ids=[7],
+        structured_outputs={"json": {"type": "object"}},
+    )
+    first, *others = (request.sampling for request in engine.requests)
+    assert [sampling.seed for sampling in (first, *others)] == [1, 2, 1, 2]
+    for name in ("logit_bias", "allowed_token_ids", "bad_words_ids", "stop_token_ids", "grammar"):
+        assert getattr(first, name), name
+        assert all(getattr(other, name) is getattr(first, name) for other in others), name
+
+
+async def test_each_prompt_leaves_its_own_room(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await complete(client, prompt=["say:a", "say:bc"], max_tokens=3)
+    await client.post("/v1/completions", json={"prompt": ["a" * 4090, "b"]})
+    assert [request.sampling.max_tokens for request in engine.requests] == [3, 3, 6, 16]
+
+
 async def test_token_ids_are_taken_as_they_are(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     await complete(client, prompt=ids("bos"))
     await complete(client, prompt="bos")

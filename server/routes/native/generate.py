@@ -77,7 +77,7 @@ async def submit(context: ServerContext, wire: GenerateRequest, answer: Answer, 
     check_length(len(wire.inputs), context.engine.tokenizer, limits, "inputs")
     completion = completion_request(wire, defaults, limits)
     [ids] = await encode_prompts(completion, context.engine.tokenizer, limits)
-    requests = make_requests(
+    requests = await make_requests(
         completion,
         [ids[-(wire.parameters.truncate or 0) :]],
         answer.id,
