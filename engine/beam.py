@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.errors import InvalidRequest
+from engine.errors import EngineError, InvalidRequest
 from engine.outputs import FinishReason, TextDelta, TokenLogprobs
 from engine.request import MAX_LOGPROBS, BeamParams, Request, SamplingParams
 from engine.stream import RequestStream
@@ -78,7 +78,8 @@ class _Search:
         """The stream of an output that will come to `mailbox`."""
 
         def abort() -> None:
-            task.cancel()
+            if task.cancel():
+                self._fail(EngineError("The request was aborted."))
 
         request = self._request
         stream = RequestStream(
@@ -94,13 +95,17 @@ class _Search:
                 self._keep(await self._step())
             deltas = await asyncio.to_thread(self._texts)
         except Exception as error:  # whatever it is, those who wait for an output must learn of it
-            for mailbox in self.mailboxes:
-                mailbox.fail(error)
+            self._fail(error)
             return
         for stream, mailbox, delta in zip(self._streams, self.mailboxes, deltas, strict=True):
             stream.num_cached_tokens = self._num_cached_tokens
             stream.num_output_tokens = delta.num_tokens
             mailbox.put(delta)
+
+    def _fail(self, error: Exception) -> None:
+        """End every output with an error."""
+        for mailbox in self.mailboxes:
+            mailbox.fail(error)
 
     async def _step(self) -> list[Beam]:
         """The continuations of all growing beams by one token, best first."""

@@ -23,11 +23,6 @@ def thinking(*, is_open: bool, seed: int = 1, marked: bool = True, bias: tuple =
     return tiny_request("prompt", seed=seed, **options)
 
 
-@pytest.fixture(params=[0, 1], ids=["run_ahead_0", "run_ahead_1"])
-def run_ahead(request):
-    return request.param
-
-
 @pytest.mark.parametrize("marked", [True, False], ids=["token", "text"])
 async def test_reasoning_that_the_prompt_has_opened(run_ahead, marked):
     async with tiny_engine(run_ahead=run_ahead) as engine:

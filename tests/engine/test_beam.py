@@ -1,19 +1,27 @@
 """Beam search finds what transformers finds, and leaves nothing behind."""
 
 import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from engine.beam import search_beams
-from engine.errors import Draining, InvalidRequest
+from engine.errors import Draining, EngineError, InvalidRequest, StepFailed
 from engine.outputs import FinishReason
 from engine.request import BeamParams, Request, SamplingParams
+from models.decoder import Decoder
 from models.loader import load
-from tests.engine.tiny_engine import tiny_engine, tiny_request
+from tests.engine.tiny_engine import tiny_engine, tiny_request, tiny_tokenizer
+from tests.engine.toy_engine import idle
 from tests.models.harness import CPU, files_of
+from tests.tiny_checkpoint import tiny_llama
 
 VOCAB_SIZE = 24
 ENDS = frozenset({3, 7})
@@ -23,19 +31,7 @@ PROMPT = (*range(8, 24), 9, 11, 13)
 @pytest.fixture(scope="module")
 def reference() -> LlamaForCausalLM:
     """Few tokens and far apart in likelihood, so that beams end at different lengths."""
-    torch.manual_seed(11)
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        tie_word_embeddings=False,
-    )
-    return LlamaForCausalLM(config).eval()
+    return tiny_llama(11, vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=64, initializer_range=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +49,17 @@ def beam_request(max_tokens: int, **sampling: Any) -> Request:
 
 async def outputs(engine: Any, request: Request, beams: BeamParams, n: int) -> list[Any]:
     return [await stream.collect() for stream in search_beams(engine, request, beams, n)]
+
+
+def before_logits(monkeypatch: pytest.MonkeyPatch, decoder: Decoder, act: Callable[[int], None]) -> None:
+    """Call `act` on the device thread in every step, with the step's number from 1."""
+    logits, numbers = type(decoder).logits, count(1)
+
+    def logits_after_act(self, hidden):
+        act(next(numbers))
+        return logits(self, hidden)
+
+    monkeypatch.setattr(type(decoder), "logits", logits_after_act)
 
 
 def ids_of(delta: Any) -> list[int]:
@@ -111,28 +118,69 @@ async def test_no_output_ends_before_min_tokens(decoder) -> None:
 
 
 async def test_text_is_decoded_without_the_token_that_ended_it() -> None:
+    ends = frozenset(range(10))
+    reasons = set()
     async with tiny_engine() as engine:
-        request = tiny_request("hello", 6, stop_token_ids=frozenset(range(60, 70)))
-        for answer in await outputs(engine, request, BeamParams(4), 4):
-            assert answer.tokens == ()
-            assert answer.stop_reason in (None, *range(60, 70))
-            assert answer.finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
+        quiet = tiny_request("hello", 6, stop_token_ids=ends)
+        told = await outputs(engine, replace(quiet, tell_tokens=True), BeamParams(4), 4)
+        texts = [(answer.text, answer.tokens) for answer in await outputs(engine, quiet, BeamParams(4), 4)]
+    for answer in told:
+        ids = ids_of(answer)
+        ended = ids[-1] in ends
+        assert answer.text == tiny_tokenizer().decode(ids[:-1] if ended else ids)
+        assert answer.stop_reason == (ids[-1] if ended else None)
+        assert answer.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+        reasons.add(answer.finish_reason)
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}, "all outputs ended alike: this shows little"
+    assert texts == [(answer.text, ()) for answer in told], "tokens are told to who asks for them"
 
 
-async def test_aborting_one_output_ends_the_search(decoder) -> None:
-    async with tiny_engine(model=decoder, has_eos=False) as engine:
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("num_steps", [0, 1, 4])
+async def test_aborting_one_output_ends_the_search(decoder, monkeypatch, num_steps: int, place: int) -> None:
+    """Whether it has begun or not: nobody waits any longer, and nothing is held or computed."""
+    has_come, may_go_on = threading.Event(), threading.Event()
+
+    def stop_at(step: int) -> None:
+        if step == num_steps:
+            has_come.set()
+            may_go_on.wait(10)
+
+    async with tiny_engine(model=decoder, has_eos=False) as engine, asyncio.timeout(20):
+        before_logits(monkeypatch, decoder, stop_at)
         streams = search_beams(engine, beam_request(100, stop_token_ids=frozenset()), BeamParams(4), 2)
-        waiting = asyncio.ensure_future(streams[0].collect())
-        await asyncio.sleep(0)  # the search submits its first step
-        await asyncio.sleep(0)
-        assert engine.stats().waiting + engine.stats().running == 1
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        await engine.drain(10)
-        assert engine.stats().generation_tokens_total <= 1
+        waiters = [asyncio.ensure_future(stream.collect()) for stream in streams]
+        if num_steps:
+            assert await asyncio.to_thread(has_come.wait, 10)
+            assert engine.stats().pages_used
+        streams[place].abort()
+        for error in await asyncio.gather(*waiters, return_exceptions=True):
+            assert type(error) is EngineError and "aborted" in str(error)
+        may_go_on.set()
+        await idle(engine)
+        # While these tokens are computed a search that went on would take as many steps, four beams in each.
+        after = Request("r", PROMPT, SamplingParams(max_tokens=20, ignore_eos=True))
+        assert (await engine.submit(after).collect()).num_tokens == 20
+        begun = max(0, 1 + 4 * (num_steps - 1))
+        assert engine.stats().generation_tokens_total <= begun + 20
 
 
-async def test_every_output_ends_with_the_error_of_a_step(decoder) -> None:
+async def test_every_output_ends_with_the_error_of_a_step(decoder, monkeypatch, caplog) -> None:
+    def fail_at_third(step: int) -> None:
+        if step == 3:
+            raise RuntimeError("no")
+
+    async with tiny_engine(model=decoder, has_eos=False) as engine:
+        before_logits(monkeypatch, decoder, fail_at_third)
+        with caplog.at_level(logging.CRITICAL, "monoloop.engine"):
+            for stream in search_beams(engine, beam_request(5), BeamParams(2), 2):
+                with pytest.raises(StepFailed):
+                    await stream.collect()
+        [best] = await outputs(engine, beam_request(5), BeamParams(2), 1)
+        assert best.num_tokens, "the next search finds the engine as it was"
+
+
+async def test_every_output_ends_with_what_refused_a_step(decoder) -> None:
     async with tiny_engine(model=decoder, has_eos=False) as engine:
         await engine.drain()
         for stream in search_beams(engine, beam_request(5), BeamParams(2), 2):

@@ -45,7 +45,6 @@ def prefill(budget: StepBudget, machine: Machine, prompt: int, rows: int, run_ah
     return steps
 
 
-@pytest.mark.parametrize("run_ahead", [0, 1])
 @pytest.mark.parametrize(
     ("machine", "prompt", "target", "max_tokens"),
     [(GPU, 16_000, 0.020, 8192), (GPU, 100_000, 0.050, 8192), (LAPTOP, 6_000, 0.25, 512)],

@@ -59,11 +59,6 @@ def scripted(*scripts: Script, seed: int = 7, **options):
     return replace(tiny_request("prompt", seed=seed, **options), constraints=scripts)
 
 
-@pytest.fixture(params=[0, 1], ids=["run_ahead_0", "run_ahead_1"])
-def run_ahead(request):
-    return request.param
-
-
 async def test_every_token_is_told_once_and_in_order(run_ahead):
     async with tiny_engine(run_ahead=run_ahead) as engine:
         texts = ["abc", "xyzzy", "q", "some longer words"]

@@ -49,33 +49,42 @@ async def thread_around(runner: RecordingRunner) -> AsyncIterator[DeviceThread]:
         await thread.stop()
 
 
-async def test_the_loop_goes_on_when_a_queued_step_is_launched() -> None:
+async def test_the_loop_goes_on_when_a_queued_step_is_launched(monkeypatch) -> None:
+    monkeypatch.setattr("engine.device.thread.MAX_STANDSTILL_SECONDS", 10)
     runner = RecordingRunner(is_asynchronous=True)
     async with thread_around(runner) as thread:
         for step_id in range(50):
             future = thread.launch(plan(step_id))
+            assert runner.launched[-1:] == [step_id], "the loop did not stand aside for the launch"
             assert (await future).step_id == step_id
     assert runner.launched == list(range(50))
 
 
-async def test_a_launch_that_takes_long_does_not_hold_the_loop_up() -> None:
+async def test_a_launch_that_takes_long_does_not_hold_the_loop_up(monkeypatch) -> None:
+    monkeypatch.setattr("engine.device.thread.MAX_STANDSTILL_SECONDS", 0.001)
+    waits: list[bool] = []
     release = threading.Event()
-    runner = RecordingRunner(is_asynchronous=True, before=lambda: release.wait(10) or None)
+    runner = RecordingRunner(is_asynchronous=True, before=lambda: waits.append(release.wait(10)))
     async with thread_around(runner) as thread:
         future = thread.launch(plan(0))
         assert not runner.launched, "launch() came back before the step was launched"
         release.set()
         assert (await future).step_id == 0
+    assert waits == [True]
 
 
-async def test_nobody_waits_for_a_runner_that_computes() -> None:
+async def test_nobody_waits_for_a_runner_that_computes(monkeypatch) -> None:
     """On a CPU a launch is the whole step; the loop goes on at once, whatever the thread does."""
+    monkeypatch.setattr("engine.device.thread.MAX_STANDSTILL_SECONDS", 10)
+    waits: list[bool] = []
     loop_went_on = threading.Event()
-    runner = RecordingRunner(is_asynchronous=False, before=lambda: loop_went_on.wait(10) or None)
+    # Shorter than the loop would stand still.
+    runner = RecordingRunner(is_asynchronous=False, before=lambda: waits.append(loop_went_on.wait(5)))
     async with thread_around(runner) as thread:
         future = thread.launch(plan(0))
         loop_went_on.set()
-        assert (await asyncio.wait_for(future, 10)).step_id == 0
+        assert (await future).step_id == 0
+    assert waits == [True], "the loop waited for the step to be computed"
 
 
 async def test_nobody_stands_aside_for_a_launch_that_waits_for_tokens(monkeypatch) -> None:

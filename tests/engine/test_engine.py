@@ -24,7 +24,7 @@ from engine.outputs import MARK, NO_TOKEN, FinishReason, StepPlan
 from engine.request import ReasoningSpan, Request, SamplingParams
 from engine.stats import RequestTimes
 from tests.engine.toy import reference
-from tests.engine.toy_engine import CHARS, to_text, toy_engine
+from tests.engine.toy_engine import CHARS, idle, to_text, toy_engine
 
 
 def request(prompt: list[int], max_tokens: int = 10, *, seed: int = 7, **sampling) -> Request:
@@ -60,21 +60,6 @@ class Recorder:
 
     def loop_lag(self, seconds):
         assert seconds >= 0
-
-
-async def idle(engine) -> None:
-    """Wait until the engine holds nothing."""
-    for _ in range(200):
-        stats = engine.stats()
-        if not (stats.running or stats.waiting or stats.pages_used):
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail(f"still busy: {engine.stats()}")
-
-
-@pytest.fixture(params=[0, 1], ids=["run_ahead_0", "run_ahead_1"])
-def run_ahead(request):
-    return request.param
 
 
 async def test_streams_join_to_the_models_text(run_ahead):
@@ -203,12 +188,14 @@ async def test_abort_frees_everything_at_once(run_ahead):
 async def test_a_cancelled_reader_aborts(run_ahead):
     async with toy_engine(run_ahead=run_ahead) as engine:
         stream = engine.submit(request([1, 2], 200, ignore_eos=True))
+        await anext(stream)
         task = asyncio.create_task(stream.collect())
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0)  # it waits now
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await idle(engine)
+        assert engine.stats().generation_tokens_total < 200
 
 
 async def test_a_failed_step_ends_its_requests_and_the_engine_goes_on(run_ahead, caplog):
@@ -345,8 +332,10 @@ async def test_a_full_queue_refuses():
 async def test_a_reader_that_comes_late_gets_everything_in_one_delta():
     async with toy_engine() as engine:
         stream = engine.submit(request([1, 2], 40, ignore_eos=True))
-        await idle(engine)
-        await asyncio.sleep(0.05)
+        for _ in range(10_000):
+            if stream._mailbox.is_closed:
+                break
+            await asyncio.sleep(0.001)
         delta = await anext(stream)
         assert delta.text == expected([1, 2], 40, ignore_eos=True)
         assert delta.num_tokens == 40

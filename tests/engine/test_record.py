@@ -50,7 +50,6 @@ async def all_kinds_of_traffic(engine: Engine) -> None:
     await asyncio.gather(*(engine.submit(one).collect() for one in later))
 
 
-@pytest.mark.parametrize("run_ahead", [0, 1])
 async def test_the_real_model_computes_the_same_again(checkpoint, tmp_path, run_ahead):
     path = tmp_path / "record"
     config = EngineConfig(
@@ -97,7 +96,6 @@ async def test_the_real_model_computes_the_same_again(checkpoint, tmp_path, run_
         moved.rename(checkpoint)
 
 
-@pytest.mark.parametrize("run_ahead", [0, 1])
 async def test_plans_are_read_as_they_were(tmp_path, run_ahead):
     launched: list[StepPlan] = []
 

@@ -80,7 +80,6 @@ def test_the_prompt_is_no_part_of_it(monkeypatch):
     assert output_of(sequence) == [1, 1, 1]
 
 
-@pytest.mark.parametrize("run_ahead", [0, 1])
 def test_preempted_samples_end_where_others_do(circles, run_ahead):
     driver = Driver.of(num_pages=16, page_size=2, run_ahead=run_ahead, overcommit=4.0, max_num_seqs=4)
     sequences = driver.add_group([1, 2, 3, 4], 4, 24, repetition_stop=RepetitionStop(3, 5))
@@ -91,7 +90,6 @@ def test_preempted_samples_end_where_others_do(circles, run_ahead):
         assert sequence.stop_reason == "repetition_stop"
 
 
-@pytest.mark.parametrize("run_ahead", [0, 1])
 async def test_all_of_the_circles_is_text(circles, run_ahead):
     sampling = SamplingParams(max_tokens=40, repetition_stop=RepetitionStop(3, 3))
     requests = [Request("r", (1, 2, 3, 4), replace(sampling, seed=seed)) for seed in range(3)]

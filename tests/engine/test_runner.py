@@ -12,28 +12,12 @@ import torch
 
 from engine.config import EngineConfig
 from engine.constraint import Standing
-from engine.device.devices import set_up_thread
 from engine.device.runner import ModelRunner
 from engine.outputs import NO_PAGE, NO_TOKEN, DecodeRows, Row, Scored, SlotInit, StepOutput, StepPlan
 from engine.request import SamplingParams
-from models.loader import random_decoder
-from models.shapes import SHAPES
 
 EOS = (3,)
 PROMPT = (5, 6, 7, 8, 9)
-
-
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def model(request):
-    device = torch.device(request.param)
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            pytest.skip("needs a CUDA device")
-        set_up_thread(EngineConfig(), torch.device("cuda", 0))  # graphs are captured on a stream of one's own
-    with torch.inference_mode():
-        yield random_decoder(SHAPES["tiny"], torch.float32, device)
-    if device.type == "cuda":
-        torch.cuda.set_stream(torch.cuda.default_stream())
 
 
 class Steps:

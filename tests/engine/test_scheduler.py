@@ -16,11 +16,6 @@ def num_samples(plan: StepPlan) -> int:
     return len(plan.decode.slots) + sum(row.sample for row in plan.chunks)
 
 
-@pytest.fixture(params=[0, 1], ids=["run_ahead_0", "run_ahead_1"])
-def run_ahead(request):
-    return request.param
-
-
 def test_one_sequence_gets_the_models_tokens(run_ahead):
     driver = Driver.of(run_ahead=run_ahead)
     sequence = driver.add([1, 2, 3, 4, 5], max_tokens=20)

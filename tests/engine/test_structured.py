@@ -93,11 +93,6 @@ def tokens_of(text: str) -> list[int]:
     return ids
 
 
-@pytest.fixture(params=[0, 1], ids=["run_ahead_0", "run_ahead_1"])
-def run_ahead(request):
-    return request.param
-
-
 async def test_random_models_obey_every_schema(run_ahead):
     requests = [
         tiny_request("x" * (3 * index + 1), seed=index, max_tokens=150, grammar=of_schema(schema))

@@ -185,6 +185,7 @@ async def test_log_probabilities_go_through_the_engine(num_pages):
         tokens = (await ids.collect()).tokens
         assert [(t.logprob, t.top) for t in tokens] == [(None, ())] * len(tokens)
         assert [t.piece.token_id for t in tokens] == reference([8, 7], 9)
+        assert (engine.stats().preemptions_total > 0) == (num_pages == 12)
     for prompt, deltas in zip(prompts, read, strict=True):
         expected = reference(prompt, 24)
         tokens = tokens_of(deltas)
@@ -233,6 +234,7 @@ async def test_prompts_tell_their_tokens_once(num_pages, max_tokens):
         known = engine.submit(Request("known", tuple(prompts[5]), SamplingParams(max_tokens=1)))
         await known.collect()
         assert known.num_cached_tokens == 48, "but left for others"
+        assert (engine.stats().preemptions_total > 0) == (num_pages == 20 and max_tokens == 20)
 
 
 async def test_samples_share_a_prompt_that_one_of_them_tells():

@@ -7,11 +7,13 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine import Engine, ModelInfo
 from engine.config import EngineConfig
+from engine.constraint import Standing
 from engine.device.runner import ModelRunner
 from engine.device.thread import DeviceThread
 from engine.request import Request, SamplingParams
@@ -22,6 +24,7 @@ from models.loader import random_decoder
 from models.shapes import SHAPES
 
 VOCAB_SIZE = 330  # wider than the tokenizer's vocabulary, as many models' logits are
+NUM_WORDS = -(-VOCAB_SIZE // 32)  # of a mask: a bit for each token, and some to spare
 # Longer tokens: some that cross the borders of JSON's own tokens, some that hold parts of characters.
 MERGES = [
     '{ "',
@@ -112,6 +115,13 @@ def tiny_request(prompt: str, max_tokens: int = 200, *, seed: int = 7, **samplin
     """A request for a text."""
     ids = tiny_tokenizer().encode(prompt, add_special_tokens=False).ids
     return Request("r", tuple(ids), SamplingParams(max_tokens=max_tokens, seed=seed, **sampling))
+
+
+def allowed(follower: Any, *token_ids: int) -> tuple[set[int], Standing]:
+    """What may follow, once these tokens have come, too; and how the follower stands then."""
+    masks = np.full((1, NUM_WORDS), -1, np.int32)
+    [standing] = type(follower).restrict([follower], [token_ids], masks)
+    return set(np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little")).tolist()), standing
 
 
 async def answers(engine: Engine, requests: Sequence[Request]) -> list[Any]:

@@ -1,5 +1,6 @@
 """A whole engine around the toy model: real loop, threads, scheduler and detokenizer, no weights."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -72,3 +73,13 @@ async def toy_engine(
     finally:
         await engine.stop()
         assert engine.stats().pages_used == 0
+
+
+async def idle(engine: Engine) -> None:
+    """Wait until the engine holds nothing."""
+    for _ in range(10_000):
+        stats = engine.stats()
+        if not (stats.running or stats.waiting or stats.pages_used):
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError(f"still busy: {engine.stats()}")

@@ -1,0 +1,29 @@
+"""What several tests of the engine start from."""
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.device.devices import set_up_thread
+from models.loader import random_decoder
+from models.shapes import SHAPES
+
+
+@pytest.fixture(params=[0, 1], ids=["run_ahead_0", "run_ahead_1"])
+def run_ahead(request) -> int:
+    """Steps launched before the tokens of the step before them are read."""
+    return request.param
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def model(request):
+    """A tiny decoder of random weights, on each device there is."""
+    device = torch.device(request.param)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+        set_up_thread(EngineConfig(), torch.device("cuda", 0))  # graphs are captured on a stream of one's own
+    with torch.inference_mode():
+        yield random_decoder(SHAPES["tiny"], torch.float32, device)
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.default_stream())
