@@ -13,7 +13,7 @@ The server's own errors, beside those that come out of the engine (`engine.error
     ├── AmbiguousBody       the header gives the body's length in two ways
     ├── UnsupportedMedia    the body is declared to be something else than plain JSON
     └── DeadlinePassed      the request took longer than the server allows
-    UnsupportedField        an InvalidRequest: a known field that would change the output but is not built
+    UnsupportedField        an InvalidRequest: a known field that would change the output but does not act
 """
 
 from collections.abc import Callable, Mapping
@@ -91,7 +91,7 @@ class DeadlinePassed(ServerError):
 
 
 class UnsupportedField(InvalidRequest):
-    """A field that is known and would change the output, but is not implemented."""
+    """A field that is known and would change the output, but does not act here."""
 
 
 class Fault(NamedTuple):

@@ -62,6 +62,7 @@ async def make_requests(context: ServerContext, wire: EmbeddingsRequest, answer_
                 f"{answer_id}-{len(requests)}",
                 tuple(token_ids),
                 SamplingParams(max_tokens=0),
+                use_prefix_cache=wire.cache_prompt is not False,
                 cache_salt=wire.cache_salt,
                 pooling=context.engine.config.pooling,
             )

@@ -20,11 +20,11 @@ from server.schema.anthropic import (
     MessageEvent,
     MessagesRequest,
 )
-from server.schema.chat import ChatChunk, ChatRequest, ChatResponse
-from server.schema.completions import CompletionChunk, CompletionRequest, CompletionResponse
+from server.schema.chat import CHAT, ChatChunk, ChatRequest, ChatResponse
+from server.schema.completions import COMPLETION, CompletionChunk, CompletionRequest, CompletionResponse
 from server.schema.embeddings import EMBEDDINGS, EmbeddingsRequest, EmbeddingsResponse
 from server.schema.errors import AnthropicError, ErrorResponse, NativeError
-from server.schema.fields import CHAT, COMPLETION, Refused
+from server.schema.fields import Refused
 from server.schema.models import Load, ModelCard, ModelList, ModelName, TokenLoad, Version
 from server.schema.native import GENERATE, GenerateEvent, GenerateRequest, GenerateResponse
 from server.schema.response_events import ResponseEvent
@@ -46,7 +46,7 @@ class Endpoint(NamedTuple):
     """One handler at one path or several, the first of which names it in metrics.
 
     `response` None is an empty or a text body; `chunk` is one event of the stream; `refused` the fields of
-    the request that are known and not built; `example` a request that is answered.
+    the request that are known and do not act; `example` a request that is answered.
     """
 
     method: str

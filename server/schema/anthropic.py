@@ -7,14 +7,13 @@ from pydantic import BeforeValidator, Field, RootModel, field_validator, model_v
 from server.schema.chat import (
     MAX_MESSAGES,
     MAX_PARTS,
-    ChatRequest,
     ReasoningEffort,
     WireResponse,
     allow_string,
     as_parts,
 )
 from server.schema.errors import AnthropicError
-from server.schema.fields import Refused, strangers
+from server.schema.fields import SEPARATE, TURNS, Refused, strangers
 from server.schema.sampling import SamplingRequest, Stop, WireRequest
 from server.schema.tools import MAX_TOOLS, NAME
 
@@ -231,16 +230,22 @@ PROMPT_ONLY: dict[str, Refused] = {
     "container": Refused((), ONLY_CLIENTS),
     "context_management": Refused(({}, {"edits": []}), "edit the messages before sending them"),
 }
-MESSAGES: dict[str, Refused] = (
-    strangers(MessagesRequest, ChatRequest)
-    | PROMPT_ONLY
-    | {
+MESSAGES: dict[str, Refused] = strangers(
+    MessagesRequest,
+    "it is a field of chat and completions",
+    {
+        **PROMPT_ONLY,
         "n": Refused((1,), "an answer is one message"),
         "stop": Refused(([],), "use stop_sequences"),
         "stream_options": Refused(({},), "the last events always have the token counts"),
         "max_completion_tokens": Refused((), "use max_tokens"),
         "prompt": Refused((), "send messages"),
-    }
+        "response_format": Refused(({"type": "text"},), "use output_config.format"),
+        "reasoning_effort": Refused((), "use output_config.effort"),
+        "parallel_tool_calls": Refused((True,), "use tool_choice.disable_parallel_tool_use"),
+        "add_generation_prompt": TURNS,
+        "separate_reasoning": SEPARATE,
+    },
 )
 
 

@@ -12,6 +12,7 @@ from pydantic import (
     model_validator,
 )
 
+from server.schema.fields import Refused, strangers
 from server.schema.generation import GenerationRequest
 from server.schema.logprobs import ChatLogprobs, PromptLogprobs, is_none
 from server.schema.sampling import (
@@ -227,6 +228,16 @@ class ChatRequest(GenerationRequest):
     def num_samples(self) -> int:
         """Continuations computed for the conversation."""
         return self.n or 1
+
+
+CHAT: dict[str, Refused] = strangers(
+    ChatRequest,
+    "/v1/completions has it",
+    {
+        "prompt": Refused((), "chat takes messages; /v1/completions takes a prompt"),
+        "add_special_tokens": Refused((False,), "the chat template writes the special tokens"),
+    },
+)
 
 
 class WireResponse(BaseModel):

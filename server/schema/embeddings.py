@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, WithJsonSchema
 from pydantic.functional_validators import PlainValidator
 
 from server.schema.completions import PROMPT_SCHEMA, Prompt, check_prompts
-from server.schema.fields import ADAPTERS, ONE, Refused
+from server.schema.fields import ONE, Refused, strangers
 from server.schema.sampling import WireRequest
 
 
@@ -29,6 +29,9 @@ class EmbeddingsRequest(WireRequest):
     add_special_tokens: bool | None = Field(
         None,
         description="let the tokenizer add its special tokens (such as BOS) to text inputs; default true",
+    )
+    cache_prompt: bool | None = Field(
+        None, description="use what was computed for equal beginnings, and leave it for others; default true"
     )
     cache_salt: str | None = Field(
         None, min_length=1, max_length=128, description="share computed beginnings only with the same salt"
@@ -60,22 +63,27 @@ class EmbeddingsResponse(BaseModel):
 
 
 INPUT_ONLY = Refused((), "send input")
+SHORTEN = Refused((), "shorten the input before sending it")
 
-EMBEDDINGS: dict[str, Refused] = {
-    "messages": INPUT_ONLY,
-    "prompt": INPUT_ONLY,
-    "stream": Refused((False,), "an embedding comes as a whole"),
-    "n": ONE,
-    "normalize": Refused((True,), "vectors have the length 1"),
-    "embed_dtype": Refused(("float32",)),
-    "endianness": Refused(("native", "little")),
-    "pooling": Refused((), "it is a setting of the server"),
-    "input_type": Refused((), "write what the model expects in front of the input"),
-    "priority": Refused((0,)),
-    "adapter_id": ADAPTERS,
-    "lora": Refused(([],), ADAPTERS.hint),
-    "lora_path": ADAPTERS,
-    "lora_request": ADAPTERS,
-    "truncate_prompt_tokens": Refused((), "shorten the input before sending it"),
-    "truncation_side": Refused((), "shorten the input before sending it"),
-}
+EMBEDDINGS: dict[str, Refused] = strangers(
+    EmbeddingsRequest,
+    "nothing is generated here",
+    {
+        "messages": INPUT_ONLY,
+        "prompt": INPUT_ONLY,
+        "inputs": INPUT_ONLY,
+        "input_ids": Refused((), "send token ids as input"),
+        "instructions": Refused(("",), "write them in front of the input"),
+        "system": Refused(("",), "write it in front of the input"),
+        "stream": Refused((False,), "an embedding comes as a whole"),
+        "n": ONE,
+        "normalize": Refused((True,), "vectors have the length 1"),
+        "embed_dtype": Refused(("float32",)),
+        "endianness": Refused(("native", "little")),
+        "pooling": Refused((), "it is a setting of the server"),
+        "input_type": Refused((), "write what the model expects in front of the input"),
+        "priority": Refused((0,), "inputs are served in the order they come"),
+        "truncate": SHORTEN,
+        "truncate_prompt_tokens": SHORTEN,
+    },
+)

@@ -1,17 +1,16 @@
-"""Fields other servers know and this one does not declare: refused by name, or accepted and without effect.
+"""Fields a dialect knows and does not declare: refused by name, or accepted and without effect.
 
-What would change or constrain the output is refused unless it has its neutral value; ignoring it would
-return something else than what was asked for. Everything that is in neither table is an unknown field: it is
-tolerated, since clients send fields of their own, and logged once.
+What would change or constrain the output is refused unless it has a value that leaves it as it is, which the
+field's name decides; ignoring it would return something else than what was asked for. Everything that is in
+no table is an unknown field: it is tolerated, since clients send fields of their own, and logged once.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
-
 from server.errors import UnsupportedField
-from server.schema.names import OTHER_NAMES
+from server.schema.names import NO_LIMIT, OTHER_NAMES
+from server.schema.sampling import WireRequest
 
 
 class Refused(NamedTuple):
@@ -27,15 +26,15 @@ ONE = Refused((1,))
 EMPTY = Refused(([],))
 
 LOGPROBS = "logprobs and top_logprobs of chat and completions tell log-probabilities"
-STRUCTURED = Refused((), "structured output is not available yet")
-ADAPTERS = Refused((), "adapters are not available yet")
+ADAPTERS = Refused((), "the model is served as it is, without adapters")
 THINKING = Refused((), "use reasoning_effort, or what the template knows in chat_template_kwargs")
 SHORTEN = Refused((), "chat and completions have truncate_prompt_tokens")
-CHAT_ONLY = Refused((), "only chat has a template")
-USE_MAX_TOKENS = Refused((), "use max_tokens")
+TURNS = Refused((True,), "the turns decide")
+SEPARATE = Refused((True,), "what the model thinks stands for itself")
 
-# Of a sampler with a switch and further settings, the latter may have the value that is their usual default.
-BOTH: dict[str, Refused] = {
+# Fields of other servers that no dialect has. Of a sampler with a switch and further settings, the latter may
+# have the value that is their usual default.
+FOREIGN: dict[str, Refused] = {
     # log-probabilities and token ids in the answer
     "logprob_token_ids": Refused(([],), LOGPROBS),
     "token_ids_logprob": Refused(([],), LOGPROBS),
@@ -46,23 +45,17 @@ BOTH: dict[str, Refused] = {
     "decoder_input_details": Refused((False,), LOGPROBS),
     "return_hidden_states": OFF,
     # structured output
-    "structural_tag": STRUCTURED,
+    "structural_tag": Refused((), "tools are enforced by tool_choice, everything else by response_format"),
     # other names of what is there
     "options": Refused(({},), "its fields stand beside the prompt, under their OpenAI names"),
     "parameters": Refused(({},), "its fields stand beside the prompt, under their OpenAI names"),
     "sampling_params": Refused(({},), "its fields stand beside the prompt, under their OpenAI names"),
     "extra_body": Refused(({},), "clients merge it into the body; its fields stand beside the prompt"),
-    "max_length": USE_MAX_TOKENS,
-    "min_length": Refused((0,), "use min_tokens"),
     "do_sample": Refused((True,), "use temperature 0 for greedy decoding"),
     "ban_eos_token": Refused((False,), "use ignore_eos"),
     "stop_regex": Refused(([], ""), "stop takes strings"),
     # sampling
-    "best_of": Refused((), "it must be left out or equal n"),
-    "use_beam_search": OFF,
     "num_beams": Refused((1,), "use_beam_search searches with max(n, best_of) beams"),
-    "early_stopping": OFF,
-    "length_penalty": Refused((1, 0)),
     "penalty_alpha": ZERO,
     "guidance_scale": ONE,
     "cfg_scale": ONE,
@@ -109,7 +102,6 @@ BOTH: dict[str, Refused] = {
     "banned_tokens": Refused(([], ""), "use bad_words_ids"),
     "banned_strings": Refused(([], ""), "use bad_words"),
     "spaces_between_special_tokens": Refused((True,)),
-    "token_healing": Refused((False,), "/v1/completions has it"),
     # reasoning
     "think": THINKING,
     "thinking": THINKING,
@@ -117,14 +109,14 @@ BOTH: dict[str, Refused] = {
     "thinking_budget": THINKING,
     "thinking_token_budget": THINKING,
     # prompts
-    "echo": OFF,
-    "return_full_text": OFF,
-    "input": Refused((), "the responses API is not available"),
+    "return_full_text": Refused((False,), "/v1/completions has echo"),
+    "input": Refused((), "send messages, or a prompt; /v1/responses takes input"),
     "inputs": Refused((), "send messages, or a prompt"),
     "instructions": Refused(("",), "send a message with the role system"),
     "system": Refused(("",), "send a message with the role system"),
     "input_ids": Refused((), "send token ids as prompt of /v1/completions"),
     "prompt_embeds": Refused(),
+    "chat_template": Refused((), "templates come with the model; chat_template_kwargs sets their variables"),
     "truncate": SHORTEN,
     "transforms": Refused(([],), SHORTEN.hint),
     # tools
@@ -138,48 +130,93 @@ BOTH: dict[str, Refused] = {
     "kv_transfer_params": Refused(),
 }
 
-# Values of other names of what is there that leave it as it is, for the dialects that do not take them.
-SILENT: dict[str, tuple[Any, ...]] = {
-    "n_predict": (-1,),
-    "num_predict": (-1,),
-    "min_new_tokens": (0,),
-    "repeat_penalty": (1,),
-    "stop_sequences": ([],),
-    "stopping_strings": ([],),
-    "no_stop_trim": (False,),
-}
+# Limits that count the prompt, too, and what there is instead.
+NEAR = {"max_length": "max_tokens", "min_length": "min_tokens"}
 
-# Chat and completions have these; other dialects refuse them.
-BEAMS = ("use_beam_search", "length_penalty", "early_stopping", "best_of")
-
-CHAT: dict[str, Refused] = {name: refused for name, refused in BOTH.items() if name not in BEAMS} | {
-    "prompt": Refused((), "chat takes messages; /v1/completions takes a prompt"),
-    "suffix": Refused(("",), "chat takes messages"),
-    "chat_template": Refused((), "templates come with the model; chat_template_kwargs sets their variables"),
-    "add_special_tokens": Refused((False,), "the chat template writes the special tokens"),
-}
-
-COMPLETION: dict[str, Refused] = {
-    name: refused for name, refused in BOTH.items() if name not in (*BEAMS, "echo", "token_healing")
-} | {
-    "top_logprobs": Refused((0,), "logprobs says how many"),
-    "messages": Refused((), "/v1/completions takes a prompt; chat takes messages"),
-    "documents": CHAT_ONLY,
-    "chat_template": CHAT_ONLY,
-    "chat_template_kwargs": Refused(({},), CHAT_ONLY.hint),
-    "add_generation_prompt": Refused((False,), CHAT_ONLY.hint),
-    "continue_final_message": Refused((False,), CHAT_ONLY.hint),
-    "reasoning": CHAT_ONLY,
-    "reasoning_effort": CHAT_ONLY,
-    "include_reasoning": Refused((True,), CHAT_ONLY.hint),
-    "separate_reasoning": Refused((False,), CHAT_ONLY.hint),
-    "tools": Refused(([],), CHAT_ONLY.hint),
-    "tool_choice": Refused(("none", "auto"), CHAT_ONLY.hint),
+# The fields of chat and completions, with the values that leave an answer as it is where a dialect does not
+# have them.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "model": (),
+    "n": (1,),
+    "stream": (False,),
+    "stream_options": ({},),
+    "temperature": (1,),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "seed": (),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "first_token_ids": (),
+    "bad_words": ([],),
+    "bad_words_ids": ([],),
+    "max_tokens": (),
+    "max_completion_tokens": (),
+    "min_tokens": (0,),
+    "stop": ([],),
+    "stop_token_ids": ([],),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "repetition_stop": (),
+    "cache_prompt": (True,),
+    "cache_salt": (),
+    "priority": (0,),
+    # structured output
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_json_object": (False,),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_whitespace_pattern": (),
+    "regex": (),
+    "ebnf": (),
+    "json_schema": (),
+    "json_object": (False,),
+    "format": ("", {}),
+    "grammar": ("",),
+    # beam search
+    "use_beam_search": (False,),
+    "length_penalty": (1, 0),
+    "early_stopping": (False,),
+    "best_of": (),  # but for n: see refuse_unsupported()
+    # prompts
+    "messages": (),
+    "prompt": (),
+    "suffix": ("",),
+    "echo": (False,),
+    "token_healing": (False,),
+    "add_special_tokens": (),
+    "truncate_prompt_tokens": (),
+    "truncation_side": ("left",),
+    "add_generation_prompt": (False,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    # reasoning and tools
+    "reasoning": ({},),
+    "reasoning_effort": (),
+    "include_reasoning": (True,),
+    "separate_reasoning": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    # log-probabilities
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
 }
 
 NO_OPS = frozenset(
     (
         "audio",
+        "group_request_id",
         "guided_decoding_backend",
         "metadata",
         "modalities",
@@ -195,6 +232,7 @@ NO_OPS = frozenset(
         "service_tier",
         "session_id",
         "store",
+        "suggested_dp_index",
         "user",
         "verbosity",
         "web_search_options",
@@ -202,32 +240,43 @@ NO_OPS = frozenset(
 )
 
 
-def strangers(request: type[BaseModel], chat: type[BaseModel]) -> dict[str, Refused]:
-    """The fields of chat, and those refused there, that `request`, of another dialect, does not have."""
-    fields = {name: Refused((False, 0, [], {}), "it is a field of chat") for name in chat.model_fields} | BOTH
-    fields |= {name: Refused(SILENT.get(name, ()), f"use {field}") for name, field in OTHER_NAMES.items()}
-    fields["add_generation_prompt"] = Refused((True,), "the turns decide")
-    return {name: refused for name, refused in fields.items() if name not in request.model_fields}
+def strangers(request: type[WireRequest], hint: str, own: dict[str, Refused]) -> dict[str, Refused]:
+    """All known fields that `request`, the body of a dialect, does not declare, and what it refuses itself.
+
+    `hint` says what is the matter with the fields of other dialects, `own` has a word about its own.
+    """
+    fields = {name: Refused(neutral, hint) for name, neutral in NEUTRAL.items()} | FOREIGN
+    refused = {name: known for name, known in fields.items() if name not in request.model_fields} | own
+    for name, field in (OTHER_NAMES | NEAR).items():
+        if name in refused or name in request.OTHER_NAMES or name in request.model_fields:
+            continue
+        words = refused[field].hint if field in refused else f"use {field}"
+        refused[name] = Refused(NEUTRAL[field] + ((-1,) if name in NO_LIMIT else ()), words)
+    return {name: known for name, known in refused.items() if name not in request.OTHER_NAMES}
 
 
 def described(table: Mapping[str, Refused]) -> dict[str, Any]:
     """JSON schemas of fields that are only accepted with the values that leave them off."""
     return {
-        name: {"enum": [None, *refused.neutral], "description": f"not supported yet. {refused.hint}".strip()}
+        name: {"enum": [None, *refused.neutral], "description": refusal("not supported", refused)}
         for name, refused in table.items()
     }
 
 
 def refuse_unsupported(fields: Mapping[str, Any], table: Mapping[str, Refused]) -> None:
-    """Raise UnsupportedField for the first field of a body that asks for something not built."""
+    """Raise UnsupportedField for the first field of a body that asks for something that does not act."""
     for name, value in fields.items():
         refused = table.get(name)
         if refused is None or is_neutral(value, refused):
             continue
         if name == "best_of" and type(value) is int and value == (fields.get("n") or 1):
             continue
-        hint = f": {refused.hint}" if refused.hint else ""
-        raise UnsupportedField(f"{name} is not supported{hint}.", name)
+        raise UnsupportedField(f"{refusal(f'{name} is not supported', refused)}.", name)
+
+
+def refusal(what: str, refused: Refused) -> str:
+    """`what` is the matter, and what to do about it."""
+    return f"{what}: {refused.hint}" if refused.hint else what
 
 
 def unknown_fields(extra: Mapping[str, Any] | None, table: dict[str, Refused]) -> list[str]:

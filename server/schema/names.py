@@ -5,7 +5,7 @@ from typing import Any
 
 from engine.errors import InvalidRequest
 
-OTHER_NAMES: Mapping[str, str] = {
+OTHER_NAMES: dict[str, str] = {
     "max_new_tokens": "max_tokens",
     "max_output_tokens": "max_tokens",
     "n_predict": "max_tokens",

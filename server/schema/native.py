@@ -5,9 +5,8 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, RootModel, ValidationInfo, field_validator, model_validator
 
 from server.schema.chat import WireResponse
-from server.schema.completions import CompletionRequest
 from server.schema.errors import NativeError
-from server.schema.fields import LOGPROBS, Refused, described, refuse_unsupported, strangers
+from server.schema.fields import LOGPROBS, ONE, Refused, described, refuse_unsupported, strangers
 from server.schema.logprobs import is_none
 from server.schema.sampling import INT64, MAX_TOP_LOGPROBS, SamplingRequest, Stop, WireRequest
 from server.schema.structured import Source, TypedGrammar
@@ -58,7 +57,7 @@ class GenerateParameters(SamplingRequest):
     @model_validator(mode="before")
     @classmethod
     def refuse(cls, value: Any) -> Any:
-        """Known and not built comes first, as for fields at the top; what it raises is no matter of types."""
+        """Refused fields come first, as at the top; what it raises is no matter of types."""
         if isinstance(value, dict):
             refuse_unsupported(value, PARAMETERS)
         return value
@@ -102,36 +101,44 @@ class GenerateRequest(WireRequest):
         return {} if value is None else value
 
 
-PARAMETERS: dict[str, Refused] = strangers(GenerateParameters, CompletionRequest) | {
-    "prompt": Refused((), "send inputs beside parameters"),
-    "max_tokens": Refused((), "use max_new_tokens"),
-    "min_tokens": Refused((), "use min_new_tokens"),
-    "model": Refused((), "it belongs beside parameters"),
-    "stream": Refused((False,), "it belongs beside parameters"),
-    "stream_options": Refused(({},), "the last event always has the counts"),
-    # TGI
-    "best_of": Refused((1,), "one continuation is made"),
-    "typical_p": Refused((1,)),
-    "watermark": Refused((False,)),
-    # LightLLM
-    "return_details": Refused((False,), LOGPROBS),
-    "exponential_decay_length_penalty": Refused(([1, 1],)),
-    "input_penalty": Refused((False,), "presence and frequency penalties count output tokens"),
-    "add_spaces_between_special_tokens": Refused((True,)),
-    "print_eos_token": Refused((False,), "use skip_special_tokens"),
-    "move_kv_to_decode_node": Refused(),
-    "token_healing_top_k": Refused((0,)),
-    "token_healing_unmerge_last_token": Refused((0,)),
-}
+TEXT_ONLY = Refused(({}, {"images": []}), "the model reads text only")
+PARAMETERS: dict[str, Refused] = strangers(
+    GenerateParameters,
+    "it is a field of chat and completions",
+    {
+        "inputs": Refused((), "it belongs beside parameters"),
+        "prompt": Refused((), "send inputs beside parameters"),
+        "messages": Refused((), "send inputs beside parameters; chat takes messages"),
+        "max_tokens": Refused((), "use max_new_tokens"),
+        "max_completion_tokens": Refused((), "use max_new_tokens"),
+        "min_tokens": Refused((), "use min_new_tokens"),
+        "model": Refused((), "it belongs beside parameters"),
+        "stream": Refused((False,), "it belongs beside parameters"),
+        "stream_options": Refused(({},), "the last event always has the counts"),
+        "truncate_prompt_tokens": Refused((), "use truncate"),
+        # TGI
+        "best_of": Refused((1,), "one continuation is made"),
+        # LightLLM
+        "return_details": Refused((False,), LOGPROBS),
+        "exponential_decay_length_penalty": Refused(([1, 1],)),
+        "input_penalty": Refused((False,), "presence and frequency penalties count output tokens"),
+        "add_spaces_between_special_tokens": Refused((True,)),
+        "print_eos_token": Refused((False,), "use skip_special_tokens"),
+        "disable_prompt_cache": Refused((False,), "use cache_prompt"),
+        "image_max_patch_num": Refused((-1,), TEXT_ONLY.hint),
+        "multimodal_params": TEXT_ONLY,
+        "num_beam": ONE,
+        "move_kv_to_decode_node": Refused(),
+        "token_healing_top_k": Refused((0,)),
+        "token_healing_unmerge_last_token": Refused((0,)),
+    },
+)
 GENERATE: dict[str, Refused] = {
+    name: refused for name, refused in PARAMETERS.items() if name not in GenerateRequest.model_fields
+} | {
     name: Refused((), IN_PARAMETERS)
     for name in GenerateParameters.model_fields
-    if name not in GenerateRequest.model_fields
-} | {
-    "prompt": Refused((), "send inputs"),
-    "messages": Refused((), "send inputs; chat takes messages"),
-    "multimodal_params": Refused(({}, {"images": []}), "the model reads text only"),
-    "num_beam": Refused((1,)),
+    if name not in (*PARAMETERS, *GenerateRequest.model_fields)
 }
 
 

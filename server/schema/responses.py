@@ -7,14 +7,13 @@ from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_
 from server.schema.chat import (
     MAX_MESSAGES,
     MAX_PARTS,
-    ChatRequest,
     ReasoningEffort,
     WireResponse,
     allow_string,
     as_parts,
 )
-from server.schema.fields import LOGPROBS, Refused, strangers
-from server.schema.sampling import SamplingRequest, WireRequest
+from server.schema.fields import LOGPROBS, SEPARATE, TURNS, Refused, strangers
+from server.schema.sampling import SamplingRequest, StreamOptions, WireRequest
 from server.schema.tools import MAX_TOOLS, NAME, ToolName, allow_word, as_choice
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
@@ -202,6 +201,14 @@ class ResponsesRequest(SamplingRequest):
         None, description="false ends the answer after its first call; default true"
     )
 
+    @field_validator("stream_options")
+    @classmethod
+    def check_stream_options(cls, value: StreamOptions | None) -> StreamOptions | None:
+        """The last event has the counts, asked for or not, and no other has."""
+        if value and value.continuous_usage_stats:
+            raise ValueError("continuous_usage_stats is not supported: the last event has the token counts")
+        return value
+
     @field_validator("include")
     @classmethod
     def check_include(cls, value: list[str] | None) -> list[str] | None:
@@ -212,19 +219,26 @@ class ResponsesRequest(SamplingRequest):
 
 
 STATELESS = "responses are not stored; send the whole conversation as input"
-RESPONSES: dict[str, Refused] = strangers(ResponsesRequest, ChatRequest) | {
-    "previous_response_id": Refused((), STATELESS),
-    "conversation": Refused((), STATELESS),
-    "background": Refused((False,), STATELESS),
-    "prompt": Refused((), "send instructions and input"),
-    "max_tool_calls": Refused((), "no tool is run here; parallel_tool_calls limits an answer to one call"),
-    "context_management": Refused(([],), "shorten the input before sending it"),
-    "n": Refused((1,), "a response is one answer"),
-    "messages": Refused((), "send input"),
-    "max_tokens": Refused((), "use max_output_tokens"),
-    "max_completion_tokens": Refused((), "use max_output_tokens"),
-    "response_format": Refused(({"type": "text"},), "use text.format"),
-}
+RESPONSES: dict[str, Refused] = strangers(
+    ResponsesRequest,
+    "it is a field of chat and completions",
+    {
+        "previous_response_id": Refused((), STATELESS),
+        "conversation": Refused((), STATELESS),
+        "background": Refused((False,), STATELESS),
+        "prompt": Refused((), "send instructions and input"),
+        "max_tool_calls": Refused((), "no tool is run here; parallel_tool_calls false allows one call"),
+        "context_management": Refused(([],), "shorten the input before sending it"),
+        "n": Refused((1,), "a response is one answer"),
+        "messages": Refused((), "send input"),
+        "max_tokens": Refused((), "use max_output_tokens"),
+        "max_completion_tokens": Refused((), "use max_output_tokens"),
+        "response_format": Refused(({"type": "text"},), "use text.format"),
+        "reasoning_effort": Refused((), "use reasoning.effort"),
+        "add_generation_prompt": TURNS,
+        "separate_reasoning": SEPARATE,
+    },
+)
 
 
 class OutputText(WireResponse):

@@ -80,6 +80,7 @@ class StreamOptions(WireRequest):
 
     include_usage: bool | None = Field(None, description="send one last chunk with the token counts")
     continuous_usage_stats: bool | None = Field(None, description="send the token counts with every chunk")
+    include_obfuscation: bool | None = Field(None, description="without effect: nothing is padded")
 
 
 class SamplingRequest(WireRequest):

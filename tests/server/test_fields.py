@@ -1,0 +1,147 @@
+"""Every known field acts in a dialect, is refused by name, or is a published no-op."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from server.schema.anthropic import MESSAGES, MessagesRequest
+from server.schema.chat import CHAT, ChatRequest
+from server.schema.completions import COMPLETION, CompletionRequest
+from server.schema.embeddings import EMBEDDINGS, EmbeddingsRequest
+from server.schema.fields import FOREIGN, NEUTRAL, NO_OPS, Refused
+from server.schema.names import OTHER_NAMES
+from server.schema.native import GENERATE, PARAMETERS, GenerateParameters, GenerateRequest
+from server.schema.responses import RESPONSES, ResponsesRequest
+from server.schema.sampling import WireRequest
+from tests.server.fake_engine import FakeEngine
+
+HELLO = [{"role": "user", "content": "a"}]
+DIALECTS: dict[str, tuple[str, dict[str, Any], type[WireRequest], dict[str, Refused]]] = {
+    "chat": ("/v1/chat/completions", {"messages": HELLO}, ChatRequest, CHAT),
+    "completions": ("/v1/completions", {"prompt": "a"}, CompletionRequest, COMPLETION),
+    "responses": ("/v1/responses", {"input": "a"}, ResponsesRequest, RESPONSES),
+    "messages": ("/v1/messages", {"messages": HELLO, "max_tokens": 5}, MessagesRequest, MESSAGES),
+    "embeddings": ("/v1/embeddings", {"input": "a"}, EmbeddingsRequest, EMBEDDINGS),
+    "generate": ("/generate", {"inputs": "a"}, GenerateRequest, GENERATE),
+    "parameters": ("/generate", {"inputs": "a"}, GenerateParameters, PARAMETERS),
+}
+FIELDS_OF_ALL = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
+
+
+def body_of(dialect: str, **fields: Any) -> dict[str, Any]:
+    """A request with further fields."""
+    body = DIALECTS[dialect][1]
+    return body | ({"parameters": fields} if dialect == "parameters" else fields)
+
+
+def test_every_field_of_chat_and_completions_has_its_neutral_values() -> None:
+    assert set(NEUTRAL) == FIELDS_OF_ALL - NO_OPS
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_known_field_is_declared_or_refused_or_published(dialect: str) -> None:
+    _, _, request, refused = DIALECTS[dialect]
+    for name in (*FIELDS_OF_ALL, *FOREIGN, *OTHER_NAMES):
+        assert name in {*request.model_fields, *request.OTHER_NAMES, *refused, *NO_OPS}, name
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_what_has_no_effect_is_refused_by_its_name(
+    client: httpx.AsyncClient, engine: FakeEngine, dialect: str
+) -> None:
+    path, _, _, refused = DIALECTS[dialect]
+    for name in refused:
+        response = await client.post(path, json=body_of(dialect, **{name: {"no": "such value"}}))
+        assert response.status_code == 400, (name, response.text)
+        assert name in response.text
+    assert not engine.requests
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_what_leaves_everything_as_it_is_is_accepted(client: httpx.AsyncClient, dialect: str) -> None:
+    path, _, request, refused = DIALECTS[dialect]
+    for name, field in refused.items():
+        if name in request.model_fields:
+            continue
+        for value in (None, *field.neutral):
+            response = await client.post(path, json=body_of(dialect, **{name: value}))
+            assert response.status_code == 200, (name, value, response.text)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name", "value"),
+    [
+        ("responses", "guided_json", {}),  # any JSON
+        ("responses", "prompt_logprobs", 0),  # those of the prompt's own tokens
+        ("messages", "include_reasoning", False),
+        ("messages", "separate_reasoning", False),
+        ("messages", "parallel_tool_calls", False),
+        ("parameters", "logprobs", 0),
+        ("generate", "max_tokens", 5),
+        ("generate", "logprobs", True),
+        ("parameters", "prompt_logprobs", 0),
+        ("parameters", "disable_prompt_cache", True),
+        ("parameters", "tools", [{"type": "function"}]),
+        ("embeddings", "temperature", 0),
+        ("embeddings", "max_tokens", 1),
+        ("embeddings", "stream", True),
+        ("embeddings", "n", 2),
+        ("embeddings", "logprobs", 0),
+        ("embeddings", "response_format", {"type": "json_object"}),
+        ("embeddings", "tools", [{"type": "function"}]),
+        ("embeddings", "top_k", 5),
+        ("embeddings", "seed", 0),
+    ],
+)
+async def test_what_is_off_depends_on_the_field(
+    client: httpx.AsyncClient, dialect: str, name: str, value: Any
+) -> None:
+    """False, 0 and {} are values like any other where they ask for something."""
+    response = await client.post(DIALECTS[dialect][0], json=body_of(dialect, **{name: value}))
+    assert response.status_code == 400, response.text
+    assert f"{name} is not supported" in response.text
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name", "words"),
+    [
+        ("responses", "max_new_tokens", "use max_output_tokens"),
+        ("responses", "max_length", "use max_output_tokens"),
+        ("messages", "stopping_strings", "use stop_sequences"),
+        ("messages", "max_length", "use max_tokens"),
+        ("parameters", "num_predict", "use max_new_tokens"),
+        ("parameters", "min_length", "use min_new_tokens"),
+        ("embeddings", "max_new_tokens", "nothing is generated"),
+        ("chat", "max_length", "use max_tokens"),
+        ("chat", "input", "/v1/responses takes input"),
+    ],
+)
+async def test_hints_name_what_the_dialect_has(
+    client: httpx.AsyncClient, dialect: str, name: str, words: str
+) -> None:
+    response = await client.post(DIALECTS[dialect][0], json=body_of(dialect, **{name: 7}))
+    assert words in response.text
+
+
+@pytest.mark.parametrize("dialect", ["responses", "chat", "completions"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_options_of_a_stream(client: httpx.AsyncClient, dialect: str, stream: bool) -> None:
+    """Those of the API are known; others are fields nobody has heard of."""
+    path = DIALECTS[dialect][0]
+    options = {"include_usage": True, "include_obfuscation": True, "new": [{}]}
+    response = await client.post(path, json=body_of(dialect, stream=stream, stream_options=options))
+    assert response.status_code == 200, response.text
+    assert "obfuscation" not in response.text
+    wrong: Any
+    for wrong in ({"include_obfuscation": "yes"}, {"include_usage": 1}, [], "x", 5):
+        response = await client.post(path, json=body_of(dialect, stream=stream, stream_options=wrong))
+        assert response.status_code == 400
+        assert response.json()["error"]["param"].startswith("stream_options")
+
+
+async def test_responses_have_their_counts_at_the_end(client: httpx.AsyncClient) -> None:
+    body = {"input": "a", "stream": True, "stream_options": {"continuous_usage_stats": True}}
+    response = await client.post("/v1/responses", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "stream_options"
