@@ -1,4 +1,4 @@
-"""Beam search: the most likely whole outputs, found over the engine's public submit().
+"""Beam search: the most likely whole outputs, found over the engine's public submit_group().
 
 Every step asks the engine for one token of each of the `width` beams, with the most likely ones in its place;
 the prefix cache holds what they have in common. What is kept, finished and returned is what transformers'
@@ -6,12 +6,12 @@ the prefix cache holds what they have in common. What is kept, finished and retu
 """
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.errors import EngineError, InvalidRequest
-from engine.outputs import FinishReason, TextDelta, TokenLogprobs
+from engine.outputs import FinishReason, TextDelta, TokenLogprobs, TokenPiece
 from engine.request import MAX_LOGPROBS, BeamParams, Request, SamplingParams
 from engine.stream import RequestStream
 from engine.text.detokenizer import AddTokens, Detokenizer, OpenStream
@@ -24,28 +24,62 @@ if TYPE_CHECKING:
 NUM_CONTEXT_TOKENS = 6
 
 
-class Beam(NamedTuple):
-    """An output so far: its tokens, what was told of each, and the sum of their log-probabilities."""
+class _Token(NamedTuple):
+    """The newest token of an output, what was told of it, and those before: outputs share what they can."""
 
+    before: "_Token | None"
+    token_id: int
+    told: TokenLogprobs
+
+
+class Beam(NamedTuple):
+    """An output so far: its tokens, the sum of their log-probabilities, and prompt and output as one."""
+
+    last: _Token | None
+    num_tokens: int
+    logprob: float
     token_ids: tuple[int, ...] = ()
-    told: tuple[TokenLogprobs, ...] = ()
-    logprob: float = 0.0
 
     def score(self, length_penalty: float, num_tokens: int | None = None) -> float:
         """The log-probability, for an output of its own length or of `num_tokens`."""
-        return self.logprob / float((num_tokens or len(self.token_ids)) ** length_penalty)
+        return self.logprob / float((num_tokens or self.num_tokens) ** length_penalty)
+
+    def tokens(self) -> list[_Token]:
+        """The tokens of the output, in order."""
+        tokens: list[_Token] = []
+        token = self.last
+        while token is not None:
+            tokens.append(token)
+            token = token.before
+        return tokens[::-1]
+
+
+class _Candidate(NamedTuple):
+    """A beam's continuation by the token in place `rank` of the most likely ones, and its log-probability."""
+
+    logprob: float
+    beam: Beam
+    top: tuple[tuple[TokenPiece, float], ...]
+    rank: int
+
+    @property
+    def token_id(self) -> int:
+        return self.top[self.rank][0].token_id
 
 
 def search_beams(engine: "Engine", request: Request, beams: BeamParams, n: int) -> list[RequestStream]:
     """Search in the background; returns the streams of the `n` best outputs, best first.
 
-    Each gets its whole output as one delta, or what a step raised; aborting one ends the search.
+    Each gets its whole output as one delta, or what a step raised; aborting one ends the search, and all.
     Of the sampling parameters those count that say where an output ends and what is told of it; no token is
-    drawn, restricted or penalised. Raises InvalidRequest.
+    drawn, restricted or penalised. The first step waits as any request does, the others in its place. Raises
+    what submit() raises.
     """
     search = _Search(engine, request, beams, n)
+    search.begin()
     task = asyncio.create_task(search.run(), name=f"beam search {request.request_id}")
-    return [search.stream(mailbox, task) for mailbox in search.mailboxes]
+    task.add_done_callback(search.end)
+    return search.streams(task)
 
 
 class _Search:
@@ -63,99 +97,137 @@ class _Search:
             raise InvalidRequest(
                 f"A search with {len(self._ends)} tokens that end an output has at most {most} beams.", "n"
             )
+        if not 1 <= n <= beams.width:
+            raise InvalidRequest(f"A search with {beams.width} beams has 1 to {beams.width} outputs.", "n")
         if sampling.max_tokens < 1:
             raise InvalidRequest("'max_tokens' must be at least 1 for beam search.", "max_tokens")
         self._engine = engine
         self._request = request
         self._params = beams
-        self._growing = [Beam()]
+        self._growing = [Beam(None, 0, 0.0, request.prompt_token_ids)]
         self._ended: list[Beam] = []
+        self._steps: list[RequestStream] = []
         self._streams: list[RequestStream] = []
-        self._num_cached_tokens = 0
-        self.mailboxes = [Mailbox() for _ in range(n)]
+        self._mailboxes = [Mailbox() for _ in range(n)]
+        self._series = engine.begin_series()
 
-    def stream(self, mailbox: Mailbox, task: "asyncio.Task[None]") -> RequestStream:
-        """The stream of an output that will come to `mailbox`."""
+    def begin(self) -> None:
+        """Submit the first step."""
+        try:
+            self._submit()
+        except BaseException:
+            self._engine.end_series(self._series)
+            raise
+
+    def streams(self, task: "asyncio.Task[None]") -> list[RequestStream]:
+        """The streams of the outputs that `task` will find."""
 
         def abort() -> None:
             if task.cancel():
-                self._fail(EngineError("The request was aborted."))
+                self._abort_steps()
 
         request = self._request
-        stream = RequestStream(
-            request.request_id, len(request.prompt_token_ids), mailbox, abort=abort, on_collect=lambda: None
-        )
-        self._streams.append(stream)
-        return stream
+        self._streams = [
+            RequestStream(
+                request.request_id,
+                len(request.prompt_token_ids),
+                mailbox,
+                abort=abort,
+                on_collect=lambda: None,
+            )
+            for mailbox in self._mailboxes
+        ]
+        return self._streams
 
     async def run(self) -> None:
         """Search to the end, and deliver."""
-        try:
-            while not self._is_over():
-                self._keep(await self._step())
-            deltas = await asyncio.to_thread(self._texts)
-        except Exception as error:  # whatever it is, those who wait for an output must learn of it
-            self._fail(error)
-            return
-        for stream, mailbox, delta in zip(self._streams, self.mailboxes, deltas, strict=True):
-            stream.num_cached_tokens = self._num_cached_tokens
+        num_cached_tokens = None
+        while True:
+            candidates = await self._candidates()
+            if num_cached_tokens is None:
+                num_cached_tokens = self._steps[0].num_cached_tokens
+            self._keep(candidates)
+            if self._is_over():
+                break
+            self._submit()
+        deltas = await asyncio.to_thread(self._texts)
+        for stream, mailbox, delta in zip(self._streams, self._mailboxes, deltas, strict=False):
+            stream.num_cached_tokens = num_cached_tokens
             stream.num_output_tokens = delta.num_tokens
             mailbox.put(delta)
 
-    def _fail(self, error: Exception) -> None:
-        """End every output with an error."""
-        for mailbox in self.mailboxes:
-            mailbox.fail(error)
+    def end(self, task: "asyncio.Task[None]") -> None:
+        """The search is over, however it went: nothing runs on, and nobody waits on."""
+        self._abort_steps()
+        self._engine.end_series(self._series)
+        error = None if task.cancelled() else task.exception()
+        if not isinstance(error, Exception):
+            error = EngineError(
+                "The request was aborted." if task.cancelled() else "There are fewer outputs."
+            )
+        for mailbox in self._mailboxes:
+            if not mailbox.is_closed:
+                mailbox.fail(error)
 
-    async def _step(self) -> list[Beam]:
-        """The continuations of all growing beams by one token, best first."""
+    def _abort_steps(self) -> None:
+        for step in self._steps:
+            step.abort()
+
+    def _submit(self) -> None:
+        """Ask for the next token of all growing beams."""
         request = self._request
-        candidates: list[Beam] = []
         sampling = SamplingParams(
             max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=self._num_candidates
         )
-        streams: list[RequestStream] = []
-        try:
-            for number, beam in enumerate(self._growing):
-                step = replace(
-                    request,
-                    request_id=f"{request.request_id}-{len(beam.token_ids)}-{number}",
-                    prompt_token_ids=request.prompt_token_ids + beam.token_ids,
-                    sampling=sampling,
-                )
-                streams.append(self._engine.submit(step))
-            for beam, stream in zip(self._growing, streams, strict=True):
-                [token] = (await stream.collect()).tokens
-                candidates += self._continued(beam, [(p.token_id, value) for p, value in token.top])
-        finally:
-            for stream in streams:
-                stream.abort()
-        if not self._growing[0].token_ids:
-            self._num_cached_tokens = streams[0].num_cached_tokens
-        return sorted(candidates, key=lambda beam: beam.logprob, reverse=True)
+        self._steps = []
+        for number, beam in enumerate(self._growing):
+            step = replace(
+                request,
+                request_id=f"{request.request_id}-{beam.num_tokens}-{number}",
+                prompt_token_ids=beam.token_ids,
+                sampling=sampling,
+            )
+            self._steps += self._engine.submit_group([step], self._series)
 
-    def _continued(self, beam: Beam, top: list[tuple[int, float]]) -> Iterable[Beam]:
-        """A beam with each of its most likely next tokens; those that end it only where it may end."""
-        may_end = len(beam.token_ids) >= self._request.sampling.min_tokens
-        told = tuple(top[: self._request.sampling.logprobs or 0])
-        for token_id, logprob in top:
-            if may_end or token_id not in self._ends:
-                yield Beam(
-                    (*beam.token_ids, token_id),
-                    (*beam.told, TokenLogprobs(logprob, told)),
-                    beam.logprob + logprob,
-                )
+    async def _candidates(self) -> list[_Candidate]:
+        """The continuations of all growing beams by their most likely next tokens, best first.
 
-    def _keep(self, candidates: list[Beam]) -> None:
+        By those that end an output only where it may end.
+        """
+        candidates = []
+        for beam, step in zip(self._growing, self._steps, strict=True):
+            [token] = (await step.collect()).tokens
+            may_end = beam.num_tokens >= self._request.sampling.min_tokens
+            candidates += [
+                _Candidate(beam.logprob + logprob, beam, token.top, rank)
+                for rank, (piece, logprob) in enumerate(token.top)
+                if may_end or piece.token_id not in self._ends
+            ]
+        return sorted(candidates, key=itemgetter(0), reverse=True)
+
+    def _keep(self, candidates: list[_Candidate]) -> None:
         """Of the best `width` those that end are outputs; the best `width` that do not end grow on."""
         width, penalty = self._params.width, self._params.length_penalty
-        self._ended += [beam for beam in candidates[:width] if self._has_ended(beam)]
+        num_tokens = self._growing[0].num_tokens + 1
+        growing: list[Beam] = []
+        for place, candidate in enumerate(candidates):
+            if len(growing) == width:
+                break
+            if num_tokens < self._request.sampling.max_tokens and candidate.token_id not in self._ends:
+                growing.append(self._grown(candidate, (*candidate.beam.token_ids, candidate.token_id)))
+            elif place < width:
+                self._ended.append(self._grown(candidate))
+        self._growing = growing
         self._ended.sort(key=lambda beam: beam.score(penalty), reverse=True)
         del self._ended[width:]
-        self._growing = [beam for beam in candidates if not self._has_ended(beam)][:width]
 
-    def _has_ended(self, beam: Beam) -> bool:
-        return beam.token_ids[-1] in self._ends or len(beam.token_ids) == self._request.sampling.max_tokens
+    def _grown(self, candidate: _Candidate, token_ids: tuple[int, ...] = ()) -> Beam:
+        """The beam that a candidate stands for; `token_ids` if it grows on."""
+        num_told = self._request.sampling.logprobs or 0
+        top = tuple((piece.token_id, logprob) for piece, logprob in candidate.top[:num_told])
+        told = TokenLogprobs(candidate.top[candidate.rank][1], top)
+        last = _Token(candidate.beam.last, candidate.token_id, told)
+        return Beam(last, candidate.beam.num_tokens + 1, candidate.logprob, token_ids)
 
     def _is_over(self) -> bool:
         """Whether nothing can grow, or nothing that is worth it."""
@@ -177,8 +249,9 @@ class _Search:
         tokenizer = self._engine.tokenizer
         detokenizer = Detokenizer(tokenizer.decoder, tokenizer.pieces)
         deltas = []
-        for number, beam in enumerate(self._ended[: len(self.mailboxes)]):
-            last = beam.token_ids[-1]
+        for number, beam in enumerate(self._ended[: len(self._mailboxes)]):
+            output = beam.tokens()
+            last = output[-1].token_id
             stop_reason = last if last in sampling.stop_token_ids else None
             is_shown = stop_reason is not None and sampling.include_stop_str_in_output
             has_stopped = last in self._ends
@@ -193,11 +266,11 @@ class _Search:
             )
             tokens = AddTokens(
                 number,
-                beam.token_ids,
+                tuple(token.token_id for token in output),
                 FinishReason.STOP if has_stopped else FinishReason.LENGTH,
                 stop_reason,
                 hide_last=has_stopped and not is_shown,
-                logprobs=beam.told if sampling.logprobs is not None else (),
+                logprobs=tuple(token.told for token in output) if sampling.logprobs is not None else (),
             )
             [decoded] = detokenizer.process([open_stream, tokens])
             deltas.append(decoded.delta)

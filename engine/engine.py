@@ -28,14 +28,15 @@ from engine.errors import (
     RequestTimeout,
     StepFailed,
 )
+from engine.live import Live
 from engine.meters import IdleMeter
 from engine.outputs import FinishReason, StepOutput, StepPlan, logprobs_by_sequence
 from engine.prepare import is_prepared, prepare
 from engine.record.writer import Recorder
 from engine.request import Request
 from engine.schedule.scheduler import Scheduler
-from engine.schedule.sequence import Sequence
-from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
+from engine.schedule.sequence import Sequence, Series
+from engine.stats import EngineObserver, EngineStats, NullObserver
 from engine.stream import RequestStream
 from engine.text.detokenizer import Decoded
 from engine.text.grammar import GrammarCompiler
@@ -62,18 +63,6 @@ class ModelInfo:
     num_pages: int
     page_size: int
     created: int
-
-
-@dataclass(slots=True)
-class _Live:
-    """A request from submit() to its last delta."""
-
-    sequence: Sequence
-    stream: RequestStream
-    mailbox: Mailbox
-    arrival: float
-    first_token: float | None = None
-    last_token: float | None = None
 
 
 class Engine:
@@ -120,7 +109,8 @@ class Engine:
             self._deliver,
             self._on_undecodable,
         )
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, Live] = {}
+        self._series: set[Series] = set()
         self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
         self._wake = asyncio.Event()
         self._is_empty = asyncio.Event()
@@ -188,17 +178,16 @@ class Engine:
         """
         return self.submit_group([request])[0]
 
-    def submit_group(self, requests: Many[Request]) -> list[RequestStream]:
+    def submit_group(self, requests: Many[Request], series: Series | None = None) -> list[RequestStream]:
         """Check and queue requests with the same prompt, all or none: it is computed once.
 
-        Raises as submit() does.
+        Raises as submit() does; behind the first of a `series` neither QueueFull nor, while it may end in
+        time, Draining.
         """
-        if not self.is_alive:
-            raise EngineDead("The engine has stopped after a fault.")
-        if self._is_draining:
-            raise Draining("The server is shutting down and takes no new requests.")
+        self._check_open(series)
         for request in requests:
-            request.check(self.model.vocab_size)
+            if series is None or series.first is None:  # else what is new are tokens of the model's own
+                request.check(self.model.vocab_size)
             if not is_prepared(request):
                 raise ValueError("a request with constraints goes through prepare() before it is submitted")
         now = time.perf_counter()
@@ -207,6 +196,7 @@ class Engine:
             [self._with_time_limit(request) for request in requests],
             seeds=[secrets.randbits(63) if seed is None else seed for seed in seeds],
             now=now,
+            series=series,
         )
         if self._recorder is not None:
             self._recorder.arrived(sequences, now)
@@ -215,6 +205,32 @@ class Engine:
         self._is_empty.clear()
         self._wake.set()
         return streams
+
+    def begin_series(self) -> Series:
+        """Begin work in requests that follow each other; drain() waits for its end_series().
+
+        Raises Draining, EngineDead.
+        """
+        self._check_open()
+        series = Series()
+        self._series.add(series)
+        self._is_empty.clear()
+        return series
+
+    def end_series(self, series: Series) -> None:
+        """No more requests of this work will come."""
+        self._series.discard(series)
+        self._note_empty()
+
+    def _check_open(self, series: Series | None = None) -> None:
+        if not self.is_alive:
+            raise EngineDead("The engine has stopped after a fault.")
+        if self._is_draining and series not in self._series:
+            raise Draining("The server is shutting down and takes no new requests.")
+
+    def _note_empty(self) -> None:
+        if not self._live and not self._series:
+            self._is_empty.set()
 
     def _with_time_limit(self, request: Request) -> Request:
         if request.queue_timeout_seconds is None and self.config.queue_timeout_seconds is not None:
@@ -231,7 +247,7 @@ class Engine:
             abort=lambda: self._abort(sequence.id),
             on_collect=lambda: self._delivery.collect(sequence),
         )
-        self._live[sequence.id] = _Live(sequence, stream, mailbox, now)
+        self._live[sequence.id] = Live(sequence, stream, mailbox, now)
         self._delivery.open(sequence)
         self._num_prompt_tokens += sequence.num_prompt_tokens
         return stream
@@ -310,6 +326,7 @@ class Engine:
         self.tokenizer.close()
 
     def _end_all(self, error: EngineError) -> None:
+        self._series.clear()
         for sequence in self._scheduler.end_all(FinishReason.ERROR):
             self._end(sequence.id, FinishReason.ERROR, error)
         for sequence_id in list(self._live):  # ended in the scheduler, but their last text is on its way
@@ -436,25 +453,8 @@ class Engine:
         if not live.mailbox.is_closed:
             live.mailbox.fail(error or EngineError("The request was aborted."))
             self._wake.set()
-        self._observer.request_finished(self._times(live, reason))
-        if not self._live:
-            self._is_empty.set()
-
-    def _times(self, live: _Live, reason: FinishReason) -> RequestTimes:
-        now = time.perf_counter()
-        scheduled = live.sequence.first_scheduled_seconds
-        first = live.first_token
-        return RequestTimes(
-            finish_reason=reason,
-            prompt_tokens=live.sequence.num_prompt_tokens,
-            generation_tokens=live.stream.num_output_tokens,
-            max_tokens=live.sequence.request.sampling.max_tokens,
-            preemptions=live.sequence.num_preemptions,
-            end_to_end_seconds=now - live.arrival,
-            queue_seconds=None if scheduled is None else scheduled - live.arrival,
-            prefill_seconds=None if first is None or scheduled is None else first - scheduled,
-            decode_seconds=None if first is None else (live.last_token or first) - first,
-        )
+        self._observer.request_finished(live.times(reason))
+        self._note_empty()
 
     # Health
 

@@ -67,7 +67,8 @@ class WaitingQueue:
     def pop(self, now: float) -> Sequence:
         """Take the head: it starts."""
         sequence = heapq.heappop(self._heap)[2]
-        self._starts.append(now)
+        if not sequence.is_continuing:
+            self._starts.append(now)
         self.discard(sequence)
         return sequence
 
@@ -99,7 +100,7 @@ class Deadlines:
     def watch(self, sequence: Sequence) -> None:
         """Mind the time limits of a sequence, if it has any."""
         request, arrival = sequence.request, sequence.arrival_seconds
-        if request.queue_timeout_seconds is not None:
+        if request.queue_timeout_seconds is not None and not sequence.is_continuing:
             heapq.heappush(self._heap, (arrival + request.queue_timeout_seconds, sequence.id, True))
         if request.timeout_seconds is not None:
             heapq.heappush(self._heap, (arrival + request.timeout_seconds, sequence.id, False))

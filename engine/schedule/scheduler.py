@@ -37,7 +37,7 @@ from engine.schedule.holdings import Found, Holdings
 from engine.schedule.pages import PagePool
 from engine.schedule.prefix import PrefixCache
 from engine.schedule.queue import Deadlines, WaitingQueue
-from engine.schedule.sequence import Sequence, SequenceStatus
+from engine.schedule.sequence import Sequence, SequenceStatus, Series
 
 # A sequence and the tokens it has gained. A plain tuple: there are hundreds in a step.
 Progress = tuple[Sequence, tuple[int, ...]]
@@ -140,13 +140,19 @@ class Scheduler:
         """Queue a request. Raises InvalidRequest, ContextLengthExceeded or QueueFull."""
         return self.add_group([request], seeds=[seed], now=now)[0]
 
-    def add_group(self, requests: Many[Request], *, seeds: Many[int], now: float) -> list[Sequence]:
-        """Queue requests with one prompt, all or none: it is computed once. Raises as add() does."""
+    def add_group(
+        self, requests: Many[Request], *, seeds: Many[int], now: float, series: Series | None = None
+    ) -> list[Sequence]:
+        """Queue requests with one prompt, all or none: it is computed once. Raises as add() does.
+
+        QueueFull is not raised behind the first of a `series`.
+        """
         for request in requests:
             self._admission.check(request)
-        self._check_queue(requests, now)
+        if series is None or series.first is None:
+            self._check_queue(requests, now)
         leader, *followers = [
-            self._make(request, seed, now) for request, seed in zip(requests, seeds, strict=True)
+            self._make(request, seed, now, series) for request, seed in zip(requests, seeds, strict=True)
         ]
         self._waiting.push(leader)
         if followers:
@@ -171,22 +177,26 @@ class Scheduler:
             return
         raise QueueFull(message, self._waiting.retry_after_seconds(now))
 
-    def _make(self, request: Request, seed: int, now: float) -> Sequence:
+    def _make(self, request: Request, seed: int, now: float, series: Series | None) -> Sequence:
         sampling = request.sampling
         num_prompt_tokens = len(request.prompt_token_ids)
+        first = None if series is None else series.first
         sequence = Sequence(
             id=self._next_id,
             request=request,
             seed=seed,
-            arrival_seconds=now,
-            rank=self._waiting.rank(now, request.priority),
-            token_ids=array("i", request.prompt_token_ids),
+            arrival_seconds=now if first is None else first.arrival_seconds,
+            rank=self._waiting.rank(now, request.priority) if first is None else first.rank,
+            token_ids=_prompt_of(request, first),
             num_prompt_tokens=num_prompt_tokens,
             max_num_tokens=num_prompt_tokens + sampling.max_tokens,
             final_token_ids=sampling.stop_token_ids
             | (frozenset((NO_TOKEN,)) if sampling.ignore_eos else self._eos_token_ids),
             repetition_stop=sampling.repetition_stop,
+            series=series,
         )
+        if series is not None and first is None:
+            series.first = sequence
         self._next_id += 1
         self._sequences[sequence.id] = sequence
         self._deadlines.watch(sequence)
@@ -466,5 +476,13 @@ class Scheduler:
         del self._sequences[sequence.id]
         self._waiting.release(sequence)
         self._groups.forget(sequence)
-        if sequence.has_started and sequence.request.sampling.max_tokens:
+        if sequence.has_started and sequence.request.sampling.max_tokens and sequence.series is None:
             self._admission.ended(sequence.num_output_tokens, is_complete=reason is FinishReason.STOP)
+
+
+def _prompt_of(request: Request, first: Sequence | None) -> "array[int]":
+    """The tokens of a prompt; those it has in common with that of the `first` of its series are copied."""
+    if first is None:
+        return array("i", request.prompt_token_ids)
+    num_common = first.num_prompt_tokens
+    return first.token_ids[:num_common] + array("i", request.prompt_token_ids[num_common:])

@@ -22,6 +22,17 @@ def _ints() -> "array[int]":
 
 
 @dataclass(slots=True, eq=False)
+class Series:
+    """Requests that follow each other as one piece of work, such as the steps of a search.
+
+    Those behind the `first` one go on with its tokens. They wait in its place and end at its time limit, and
+    no bound of the queue stops them. How long their outputs are says nothing of those of other requests.
+    """
+
+    first: "Sequence | None" = None
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """A request on its way through the steps.
 
@@ -34,7 +45,8 @@ class Sequence:
     computed when it first starts. Of the prompt `num_scored_tokens`, those behind the first one, have got
     their log-probabilities, if these are wanted. `final_token_ids` may end the sequence, and so
     may circles, with `repetition_stop`. `rank` is its place
-    in the order: smaller ones start earlier, and give their pages up later.
+    in the order: smaller ones start earlier, and give their pages up later; with `arrival_seconds` it is that
+    of the first one of its `series`.
     """
 
     id: int
@@ -60,6 +72,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     first_scheduled_seconds: float | None = None
+    series: Series | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -94,6 +107,11 @@ class Sequence:
     def has_started(self) -> bool:
         """Whether any of its tokens has ever been scheduled."""
         return self.first_scheduled_seconds is not None
+
+    @property
+    def is_continuing(self) -> bool:
+        """Whether it goes on with the work of another, which has started."""
+        return self.series is not None and self.series.first is not self
 
     @property
     def is_finished(self) -> bool:

@@ -12,8 +12,15 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.beam import search_beams
-from engine.errors import Draining, EngineError, InvalidRequest, StepFailed
+from engine.beam import _Search, search_beams
+from engine.errors import (
+    Draining,
+    EngineError,
+    InvalidRequest,
+    QueueFull,
+    RequestTimeout,
+    StepFailed,
+)
 from engine.outputs import FinishReason
 from engine.request import BeamParams, Request, SamplingParams
 from models.decoder import Decoder
@@ -180,16 +187,77 @@ async def test_every_output_ends_with_the_error_of_a_step(decoder, monkeypatch, 
         assert best.num_tokens, "the next search finds the engine as it was"
 
 
-async def test_every_output_ends_with_what_refused_a_step(decoder) -> None:
+async def test_a_search_that_finds_too_few_outputs_ends_all_the_same(decoder, monkeypatch) -> None:
+    texts = _Search._texts
+    monkeypatch.setattr(_Search, "_texts", lambda search: texts(search)[:1])
     async with tiny_engine(model=decoder, has_eos=False) as engine:
-        await engine.drain()
-        for stream in search_beams(engine, beam_request(5), BeamParams(2), 2):
-            with pytest.raises(Draining):
-                await stream.collect()
+        first, second = search_beams(engine, beam_request(5), BeamParams(2), 2)
+        assert (await first.collect()).num_tokens
+        with pytest.raises(EngineError):
+            await asyncio.wait_for(second.collect(), 10)
 
 
-@pytest.mark.parametrize(("max_tokens", "width"), [(5, 19), (0, 2)])
-async def test_what_cannot_be_searched_is_refused(decoder, max_tokens: int, width: int) -> None:
+async def test_a_search_ends_at_its_time_limit(decoder) -> None:
+    async with tiny_engine(model=decoder, has_eos=False) as engine:
+        request = replace(beam_request(100, stop_token_ids=frozenset()), timeout_seconds=0.05)
+        for stream in search_beams(engine, request, BeamParams(8), 2):
+            with pytest.raises(RequestTimeout):
+                await asyncio.wait_for(stream.collect(), 10)
+        await engine.drain(10)
+
+
+async def test_drain_waits_for_the_end_of_a_search(decoder) -> None:
+    async with tiny_engine(model=decoder, has_eos=False) as engine:
+        expected = await outputs(engine, beam_request(12), BeamParams(3), 3)
+        waiting = [
+            asyncio.ensure_future(stream.collect())
+            for stream in search_beams(engine, beam_request(12), BeamParams(3), 3)
+        ]
+        await engine.drain(20)
+        assert await asyncio.gather(*waiting) == expected
+        with pytest.raises(Draining):
+            search_beams(engine, beam_request(12), BeamParams(3), 3)
+
+
+async def test_drain_ends_a_search_that_does_not_finish_in_time(decoder) -> None:
+    async with tiny_engine(model=decoder, has_eos=False) as engine:
+        request = beam_request(200, stop_token_ids=frozenset())
+        waiting = [
+            asyncio.ensure_future(stream.collect())
+            for stream in search_beams(engine, request, BeamParams(8), 2)
+        ]
+        await engine.drain(0.05)
+        for result in await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10):
+            assert isinstance(result, Draining), result
+
+
+async def test_a_search_that_has_begun_is_not_ended_by_a_queue_that_fills_up(decoder) -> None:
+    async with tiny_engine(model=decoder, has_eos=False, max_num_seqs=1, max_waiting=1) as engine:
+        expected = await outputs(engine, beam_request(6), BeamParams(3), 3)
+        found = search_beams(engine, beam_request(6), BeamParams(3), 3)
+        waiting = [asyncio.ensure_future(stream.collect()) for stream in found]
+        other = engine.submit(beam_request(8))
+        with pytest.raises(QueueFull):
+            search_beams(engine, beam_request(6), BeamParams(3), 3)
+        assert await asyncio.gather(*waiting) == expected
+        await other.collect()
+
+
+async def test_steps_say_nothing_of_how_long_outputs_are(decoder) -> None:
+    async with tiny_engine(model=decoder, has_eos=False) as engine:
+        lengths = engine._scheduler._admission._lengths
+        before = lengths._num_seen
+        await outputs(engine, beam_request(6), BeamParams(3), 3)
+        assert lengths._num_seen == before
+        await engine.submit(beam_request(3)).collect()
+        assert lengths._num_seen == before + 1
+
+
+@pytest.mark.parametrize(("max_tokens", "width", "n"), [(5, 19, 1), (0, 2, 1), (5, 2, 3), (5, 2, 0)])
+async def test_what_cannot_be_searched_is_refused(decoder, max_tokens: int, width: int, n: int) -> None:
     async with tiny_engine(model=decoder, has_eos=False) as engine:
         with pytest.raises(InvalidRequest):
-            search_beams(engine, beam_request(max_tokens), BeamParams(width), 1)
+            search_beams(engine, beam_request(max_tokens), BeamParams(width), n)
+        with pytest.raises(InvalidRequest):
+            search_beams(engine, replace(beam_request(5), prompt_token_ids=(VOCAB_SIZE,)), BeamParams(2), 2)
+        await engine.drain(10)

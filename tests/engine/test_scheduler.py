@@ -7,8 +7,8 @@ import pytest
 
 from engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
 from engine.outputs import FinishReason, StepOutput, StepPlan
-from engine.schedule.sequence import Sequence
-from tests.engine.driver import SEED, Driver, output_of
+from engine.schedule.sequence import Sequence, Series
+from tests.engine.driver import SEED, Driver, make_request, output_of
 from tests.engine.toy import reference
 
 
@@ -62,6 +62,51 @@ def test_a_late_short_request_ends_before_an_early_long_one(run_ahead):
     short = driver.add([2], max_tokens=3, ignore_eos=True)
     driver.run()
     assert driver.finished == [short, long]
+
+
+def test_a_series_keeps_the_place_of_its_first():
+    driver = Driver.of(run_ahead=0, max_num_seqs=1, max_waiting=2)
+    series = Series()
+
+    def go_on(prompt: list[int], **limits) -> Sequence:
+        requests = [make_request(prompt, 1, **limits)]
+        return driver.scheduler.add_group(requests, seeds=[SEED], now=driver.now, series=series)[0]
+
+    steps = [go_on([1, 2, 3], queue_timeout_seconds=0.5)]
+    driver.step()
+    others = [driver.add([n], max_tokens=1) for n in range(3)]
+    with pytest.raises(QueueFull):
+        driver.add([9])
+    while len(steps) < 6:
+        # However late it comes, it was there first: it is next, and has no more to fear from the queue.
+        prompt = [*steps[-1].request.prompt_token_ids, 4]
+        steps.append(go_on(prompt, queue_timeout_seconds=0.5))
+        assert steps[-1].token_ids.tolist() == prompt
+        driver.step()
+    assert driver.finished == steps
+    driver.run()
+    assert driver.finished == steps + others
+    for step in steps:
+        assert output_of(step) == reference(list(step.request.prompt_token_ids), 1, seed=SEED)
+
+
+def test_a_series_is_refused_by_a_full_queue_at_first_and_ends_in_time():
+    driver = Driver.of(run_ahead=0, max_num_seqs=1, max_waiting=1)
+    series = Series()
+    request = make_request([1, 2, 3], 1, timeout_seconds=1.5)
+    others = [driver.add([n], max_tokens=1) for n in range(2)]
+    with pytest.raises(QueueFull):
+        driver.scheduler.add_group([request], seeds=[SEED], now=driver.now, series=series)
+    driver.run()
+    for _ in range(2):
+        driver.scheduler.add_group([request], seeds=[SEED], now=driver.now, series=series)
+        driver.run()
+    first, late = driver.finished[len(others) :]
+    assert first.finish_reason is FinishReason.LENGTH
+    assert late.finish_reason is FinishReason.LENGTH, "1 second after the first came"
+    driver.scheduler.add_group([request], seeds=[SEED], now=driver.now, series=series)
+    driver.run()
+    assert driver.finished[-1].finish_reason is FinishReason.ERROR, "2 seconds after"
 
 
 def test_preemption_keeps_the_output_and_the_order(run_ahead):

@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.errors import Draining, EngineDead, EngineError, InvalidRequest, QueueFull, StepFailed
 from engine.outputs import FinishReason, OutputToken, TextDelta, TokenPiece
 from engine.request import Request
+from engine.schedule.sequence import Series
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
 from engine.text.grammar import translate
 from engine.text.infill import InfillTokens
@@ -239,8 +240,14 @@ class FakeEngine:
                     raise InvalidRequest(f"Invalid {grammar.label}: {error}", grammar.param) from error
         return requests
 
-    def submit_group(self, requests: list[Request]) -> list[FakeStream]:
+    def submit_group(self, requests: list[Request], series: Series | None = None) -> list[FakeStream]:
         return [self.submit(request) for request in requests]
+
+    def begin_series(self) -> Series:
+        return Series()
+
+    def end_series(self, series: Series) -> None:
+        pass
 
     async def _speak(self, stream: FakeStream) -> None:
         orders = "".join(map(chr, stream.request.prompt_token_ids))
