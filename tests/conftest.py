@@ -16,4 +16,12 @@ def smollm():
     return locate("SmolLM2-135M-Instruct", progress=False)
 
 
+@pytest.fixture(scope="session")
+def smollm_reference(smollm):
+    """transformers' own model of the default model's weights, loaded once: it takes seconds."""
+    from tests.models.harness import transformers_llama
+
+    return transformers_llama(smollm.weights)
+
+
 settings.register_profile("long")  # make test-long

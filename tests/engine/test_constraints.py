@@ -86,8 +86,8 @@ async def test_a_fault_in_a_mask_ends_its_requests_alone(run_ahead):
             raise Panic
 
     async with tiny_engine(run_ahead=run_ahead) as engine:
-        [expected] = await answers(engine, [tiny_request("prompt")])
-        requests = [scripted(Script("abc", kind=Faulty)), scripted(Script("abc")), tiny_request("prompt")]
+        [expected] = await answers(engine, [tiny_request("prompt", 40)])
+        requests = [scripted(Script("abc", kind=Faulty)), scripted(Script("abc")), tiny_request("prompt", 40)]
         bad, good, plain = [engine.submit(request) for request in await engine.prepare(requests)]
         with pytest.raises(StepFailed):
             await bad.collect()
@@ -126,7 +126,7 @@ async def test_a_sequence_that_has_ended_is_followed_no_more(run_ahead):
 
 async def test_a_slot_forgets_the_constraint_of_the_sequence_before(run_ahead):
     async with tiny_engine(run_ahead=run_ahead, max_num_seqs=1) as engine:
-        [expected] = await answers(engine, [tiny_request("prompt")])
+        [expected] = await answers(engine, [tiny_request("prompt", 40)])
         await answers(engine, [scripted(Script("abc" * 30), max_tokens=5)])
-        assert (await answers(engine, [tiny_request("prompt")])) == [expected]
+        assert (await answers(engine, [tiny_request("prompt", 40)])) == [expected]
         assert (await answers(engine, [scripted(Script("xyz"))]))[0].text == "xyz"

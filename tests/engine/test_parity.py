@@ -10,7 +10,6 @@ import torch
 from engine import Engine
 from engine.config import EngineConfig
 from engine.request import Request, SamplingParams
-from tests.models.harness import transformers_llama
 
 PROMPT_LENGTHS = [
     1,
@@ -74,8 +73,8 @@ class Reference:
 
 
 @pytest.fixture(scope="module")
-def reference(smollm):
-    return Reference(transformers_llama(smollm.weights))
+def reference(smollm_reference):
+    return Reference(smollm_reference)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from engine.outputs import DecodeRows, FinishReason, Pool, Row, SlotInit, StepPl
 from engine.request import Request, SamplingParams
 from tests.engine.toy import reference
 from tests.engine.toy_engine import to_text, toy_engine
-from tests.models.harness import transformers_llama
 
 PROMPT = tuple(range(5, 45))
 
@@ -113,7 +112,7 @@ async def test_an_aborted_one_has_no_vector():
         assert stream.pooled is None
 
 
-async def test_equal_to_the_hidden_states_of_transformers(smollm):
+async def test_equal_to_the_hidden_states_of_transformers(smollm, smollm_reference):
     config = EngineConfig(model=str(smollm.weights), dtype="float32", kv_tokens=512, token_budget=16)
     text = "Embeddings of a text are the mean of what the model makes of its tokens, all of them, in order."
     engine = await Engine.start(config)
@@ -125,6 +124,6 @@ async def test_equal_to_the_hidden_states_of_transformers(smollm):
     finally:
         await engine.stop()
     with torch.inference_mode():
-        states = transformers_llama(smollm.weights).model(torch.tensor([prompt])).last_hidden_state[0]
+        states = smollm_reference.model(torch.tensor([prompt])).last_hidden_state[0]
     np.testing.assert_allclose(mean, states.mean(0).numpy(), atol=1e-4)
     np.testing.assert_allclose(last, states[-1].numpy(), atol=1e-4)

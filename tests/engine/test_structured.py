@@ -185,8 +185,8 @@ async def test_together_with_other_restrictions():
 
 
 async def test_plain_streams_beside_are_what_they_are_alone(run_ahead):
-    plain = [tiny_request("plain " * (i + 1), seed=i, max_tokens=60) for i in range(4)]
-    strict = [tiny_request("x", seed=i, max_tokens=60, grammar=of_schema(TREE)) for i in range(4)]
+    plain = [tiny_request("plain " * (i + 1), seed=i, max_tokens=40) for i in range(4)]
+    strict = [tiny_request("x", seed=i, max_tokens=40, grammar=of_schema(TREE)) for i in range(4)]
     async with tiny_engine(run_ahead=run_ahead) as engine:
         alone = [(await answers(engine, [request]))[0].text for request in [*plain, *strict]]
         assert engine.stats().constrained_steps_total > 0

@@ -60,7 +60,13 @@ async def toy_engine(
         page_size=page_size,
         created=0,
     )
-    tokenizer: Any = SimpleNamespace(backend=toy_tokenizer(), max_token_chars=1)
+    tokenizer: Any = SimpleNamespace(
+        backend=toy_tokenizer(),
+        max_token_chars=1,
+        chat_template=None,
+        response_template=None,
+        added_tokens={},
+    )
     pool = TokenizerPool(tokenizer, num_threads=1, max_model_len=model.max_model_len)
     recorder = None if settings.record is None else Recorder.open(settings.record)
     if recorder is not None:

@@ -15,7 +15,6 @@ from tests.models.harness import (
     files_of,
     forward_logits,
     to_gguf_order,
-    transformers_llama,
     transformers_logits,
 )
 
@@ -213,10 +212,10 @@ def test_cuda_equals_cpu(dtype, tmp_path):
 
 
 @pytest.mark.slow
-def test_smollm2_logits(smollm):
+def test_smollm2_logits(smollm, smollm_reference):
     """The real weights, dequantised and brought into order twice: here, and by the gguf package."""
     decoder = load(smollm, torch.float32, CPU)
-    model = transformers_llama(smollm.weights)
+    model = smollm_reference
     assert dataclasses.asdict(decoder.spec)["vocab_size"] == model.config.vocab_size
     ids = prompt(100, vocab_size=49152)
     expected, found = transformers_logits(model, ids), forward_logits(decoder, ids, [64, 1, 35])
