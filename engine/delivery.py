@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from engine.outputs import FinishReason, TokenLogprobs
+from engine.outputs import FinishReason, TokenLogprobs, TokenScores
 from engine.schedule.sequence import Sequence
 from engine.text.detokenizer import (
     AddTokens,
@@ -77,13 +77,11 @@ class Delivery:
             )
         )
         if sampling.prompt_logprobs is not None:  # nothing comes before the first token
-            self._jobs.append(TellPrompt(sequence.id, request.prompt_token_ids[:1], (None,)))
+            self._jobs.append(TellPrompt(sequence.id, request.prompt_token_ids[:1], None))
 
-    def tell_prompt(
-        self, sequence_id: int, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]
-    ) -> None:
+    def tell_prompt(self, sequence_id: int, token_ids: tuple[int, ...], scores: TokenScores | None) -> None:
         """The next tokens of a prompt, and how likely they are, for the first delta of an open sequence."""
-        self._jobs.append(TellPrompt(sequence_id, token_ids, logprobs))
+        self._jobs.append(TellPrompt(sequence_id, token_ids, scores))
 
     def collect(self, sequence: Sequence) -> None:
         """Nobody reads this text before its end; it is needed earlier only to find a text in it."""

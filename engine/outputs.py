@@ -3,7 +3,7 @@
 loop --StepPlan--> device thread --StepOutput--> loop --DetokenizeJob--> detokenizer --TextDelta--> loop
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -131,15 +131,31 @@ class TokenLogprobs(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
+class TokenScores(NamedTuple):
+    """The same of many tokens, as columns: those of a prompt are thousands.
+
+    `logprobs` fp32 [num_tokens]; `top` fp32 and `top_ids` int64 [num_tokens, num_top], best first.
+    """
+
+    logprobs: np.ndarray
+    top: np.ndarray
+    top_ids: np.ndarray
+
+    def each(self) -> Iterator[TokenLogprobs]:
+        """One after the other: no call holds the GIL for long."""
+        for logprob, values, ids in zip(self.logprobs.tolist(), self.top, self.top_ids, strict=True):
+            yield TokenLogprobs(logprob, tuple(zip(ids.tolist(), values.tolist(), strict=True)))
+
+
 class StepOutput(NamedTuple):
     """What a step computed: for each row of the plan the sampled tokens (none without `sample`).
 
     None for a sampled row, too, when its constraints let nothing follow and it may end: then it has ended.
     A token is NO_TOKEN where the model gave no finite probability to any. `logprobs`, None if no row asked
     for them, has an entry for each token of `tokens`, None where its row did not ask. `scores`, None if no
-    chunk asked for them, are those of the `scored` tokens of each chunk. `start_seconds` and `end_seconds`
-    are the device's own times of the step on one clock. `num_constrained` rows waited for a mask.
-    `pooled`: by sequence id the vectors that are whole, fp32 [hidden_size].
+    chunk asked for them, are those of the `scored` tokens of each chunk, None where it has none.
+    `start_seconds` and `end_seconds` are the device's own times of the step on one clock. `num_constrained`
+    rows waited for a mask. `pooled`: by sequence id the vectors that are whole, fp32 [hidden_size].
     """
 
     step_id: int
@@ -147,7 +163,7 @@ class StepOutput(NamedTuple):
     start_seconds: float
     end_seconds: float
     logprobs: Sequence[tuple[TokenLogprobs | None, ...]] | None = None
-    scores: Sequence[tuple[TokenLogprobs, ...]] | None = None
+    scores: Sequence[TokenScores | None] | None = None
     num_constrained: int = 0
     pooled: Mapping[int, np.ndarray] | None = None
 

@@ -1,13 +1,13 @@
 """What was sampled, on its way from the device to a StepOutput."""
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from engine.device.sampler import Logprobs, Sampled
-from engine.outputs import Row, StepOutput, StepPlan, TokenLogprobs
+from engine.outputs import Row, StepOutput, StepPlan, TokenLogprobs, TokenScores
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,20 @@ class HostSamples:
         return replace(self, pooled_ids=ids, pooled=_to_host(vectors))
 
 
-def _told(slices: Iterable[Logprobs], num_logprobs: Iterable[int | None]) -> Iterator[TokenLogprobs | None]:
+def _told(logprobs: Logprobs, num_logprobs: Sequence[int | None]) -> list[TokenLogprobs | None]:
     """What has reached the host, with as many most likely tokens as each row wants; None for none at all."""
-    columns = (zip(*(tensor.tolist() for tensor in logprobs), strict=True) for logprobs in slices)
-    rows = itertools.chain.from_iterable(columns)
-    for (logprob, values, ids), count in zip(rows, num_logprobs, strict=True):
-        if count is None:
-            yield None
-        else:
-            yield TokenLogprobs(logprob, tuple(zip(ids[:count], values[:count], strict=True)))
+    wanted = [(row, count) for row, count in enumerate(num_logprobs) if count is not None]
+    rows, width = [row for row, _ in wanted], max(count for _, count in wanted)
+    told: list[TokenLogprobs | None] = [None] * len(num_logprobs)
+    for (row, count), logprob, values, ids in zip(
+        wanted,
+        logprobs.chosen.numpy()[rows].tolist(),
+        logprobs.top.numpy()[rows, :width].tolist(),
+        logprobs.top_ids.numpy()[rows, :width].tolist(),
+        strict=True,
+    ):
+        told[row] = TokenLogprobs(logprob, tuple(zip(ids[:count], values[:count], strict=True)))
+    return told
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -78,7 +83,7 @@ def step_output(plan: StepPlan, samples: HostSamples, start_seconds: float, end_
     logprobs = None
     if samples.logprobs is not None:
         told: list[tuple[TokenLogprobs | None, ...]] = [
-            (entry,) for entry in _told([samples.logprobs], samples.num_logprobs)
+            (entry,) for entry in _told(samples.logprobs, samples.num_logprobs)
         ]
         for index in samples.ended:
             told[index] = ()
@@ -93,9 +98,17 @@ def step_output(plan: StepPlan, samples: HostSamples, start_seconds: float, end_
     )
 
 
-def _scores(chunks: Sequence[Row], slices: Sequence[Logprobs]) -> list[tuple[TokenLogprobs, ...]]:
+def _scores(chunks: Sequence[Row], slices: Sequence[Logprobs]) -> list[TokenScores | None]:
     """The scores of each chunk."""
-    wanted = [(len(row.scored.token_ids), row.scored.num_top) if row.scored else (0, 0) for row in chunks]
-    told = _told(slices, [num_top for num_tokens, num_top in wanted for _ in range(num_tokens)])
-    scores = (token for token in told if token is not None)
-    return [tuple(itertools.islice(scores, num_tokens)) for num_tokens, _ in wanted]
+    columns = [np.concatenate([part.numpy() for part in parts]) for parts in zip(*slices, strict=True)]
+    scores: list[TokenScores | None] = []
+    end = 0
+    for row in chunks:
+        if row.scored is None:
+            scores.append(None)
+            continue
+        start, end = end, end + len(row.scored.token_ids)
+        logprobs, top, top_ids = (column[start:end] for column in columns)
+        num_top = row.scored.num_top
+        scores.append(TokenScores(logprobs, top[:, :num_top], top_ids[:, :num_top]))
+    return scores

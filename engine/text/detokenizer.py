@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from engine.outputs import MARK, FinishReason, TextDelta, TokenLogprobs
+from engine.outputs import MARK, FinishReason, TextDelta, TokenLogprobs, TokenScores
 from engine.request import ReasoningSpan
 from engine.text.pieces import TokenPieces
 from engine.text.token_log import TokenLog
@@ -73,7 +73,7 @@ class TellPrompt(NamedTuple):
 
     sequence_id: int
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs | None, ...]
+    scores: TokenScores | None
 
 
 class CloseStream(NamedTuple):
@@ -162,7 +162,7 @@ class Detokenizer:
             elif isinstance(job, TellPrompt):
                 stream = self._streams.get(job.sequence_id)
                 if stream is not None and stream.log is not None:
-                    stream.log.tell_prompt(job.token_ids, job.logprobs)
+                    stream.log.tell_prompt(job.token_ids, job.scores)
             else:
                 self._streams.pop(job.sequence_id, None)
         self._decode_new([stream for _, stream in additions])

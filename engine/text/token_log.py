@@ -3,7 +3,7 @@
 from collections import deque
 from typing import NamedTuple
 
-from engine.outputs import OutputToken, TokenLogprobs
+from engine.outputs import OutputToken, TokenLogprobs, TokenScores
 from engine.text.pieces import TokenPieces
 
 
@@ -32,9 +32,10 @@ class TokenLog:
         self._num_prompt_chars = 0
         self._strips_space = pieces.strips_first_space
 
-    def tell_prompt(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs | None, ...]) -> None:
+    def tell_prompt(self, token_ids: tuple[int, ...], scores: TokenScores | None) -> None:
         """The next tokens of the prompt. Nothing of it is held back, so its characters can be counted."""
-        for token_id, told in zip(token_ids, logprobs, strict=True):
+        told_of = (None,) * len(token_ids) if scores is None else scores.each()
+        for token_id, told in zip(token_ids, told_of, strict=True):
             is_hidden = self._skip_special_tokens and self._pieces.is_special(token_id)
             data = b"" if is_hidden else self._pieces.piece(token_id).data
             if data and self._strips_space:

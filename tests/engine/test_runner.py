@@ -247,7 +247,7 @@ def test_scores_are_those_of_the_raw_logits_whatever_the_slices(model, monkeypat
             output = steps.runner.launch(StepPlan(0, decode, (row,), row.num_tokens + 1)).wait()
             assert output.scores is not None and len(output.scores) == 1
             assert (output.logprobs, [len(tokens) for tokens in output.tokens]) == (None, [1, row.sample])
-            found += output.scores[0]
+            found += output.scores[0].each()
         told.append(found)
     for others in told[1:]:
         for one, other in zip(told[0], others, strict=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.outputs import NO_PAGE, Row, StepOutput, StepPlan, TokenLogprobs
+from engine.outputs import NO_PAGE, Row, StepOutput, StepPlan, TokenLogprobs, TokenScores
 
 VOCAB_SIZE = 97
 EOS = 96
@@ -113,15 +113,19 @@ class ToyRunner:
             StepOutput(plan.step_id, tokens, start_seconds, end_seconds, logprobs, scores, pooled=pooled)
         )
 
-    def _scores(self, row: Row) -> tuple[TokenLogprobs, ...]:
+    def _scores(self, row: Row) -> TokenScores | None:
         """What the toy model says about the scored tokens of a chunk, which it must have computed."""
         if row.scored is None:
-            return ()
+            return None
         start, token_ids, num_top = row.scored
         assert row.start <= start and start + len(token_ids) <= row.start + row.num_tokens
         within = row.start + row.num_tokens - start - 1
         assert token_ids[:within] == row.token_ids[start - row.start + 1 :][: len(token_ids)]
-        return tuple(toy_logprobs(token_id, num_top) for token_id in token_ids)
+        told = [toy_logprobs(token_id, num_top) for token_id in token_ids]
+        top = np.array([logprobs.top for logprobs in told]).reshape(len(told), num_top, 2)
+        return TokenScores(
+            np.array([logprobs.logprob for logprobs in told]), top[..., 1], top[..., 0].astype(np.int64)
+        )
 
     def spoil(self, plan: StepPlan) -> None:
         """Make it as if this newest step had failed: garbage in all places it wrote to."""
