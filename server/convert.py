@@ -117,12 +117,10 @@ def output_length(
 
     Raises InvalidRequest, ContextLengthExceeded.
     """
-    if not num_prompt_tokens:
-        raise InvalidRequest("The prompt has no tokens.", prompt_param)
     max_tokens, limit_param = wire.limit
-    room = limits.max_model_len - num_prompt_tokens
+    room = room_behind(num_prompt_tokens, limits, prompt_param)
     if room < (1 if max_tokens is None else min(1, max_tokens)):
-        raise overflow(limits, f"your prompt has {num_prompt_tokens} tokens", prompt_param)
+        raise overflow(limits, f"your {prompt_param} has {num_prompt_tokens} tokens", prompt_param)
     if max_tokens is not None and max_tokens > room:
         asked = (
             f"you asked for {num_prompt_tokens} tokens of prompt and {max_tokens} of output ({limit_param})"
@@ -130,8 +128,18 @@ def output_length(
         raise overflow(limits, asked, limit_param)
     most = max_tokens if max_tokens is not None else min(room, default_max_tokens or room)
     if wire.min_tokens and wire.min_tokens > most:
-        raise InvalidRequest(f"min_tokens must be at most max_tokens, which is {most}.", "min_tokens")
+        param = wire.MIN_TOKENS_PARAM
+        raise InvalidRequest(f"{param} must be at most {limit_param}, which is {most}.", param)
     return most
+
+
+def room_behind(num_tokens: int, limits: Limits, param: str) -> int:
+    """Tokens that fit behind those of the field `param`. Raises InvalidRequest, ContextLengthExceeded."""
+    if not num_tokens:
+        raise InvalidRequest(f"{param} has no tokens.", param)
+    if num_tokens > limits.max_model_len:
+        raise overflow(limits, f"your {param} has {num_tokens} tokens", param)
+    return limits.max_model_len - num_tokens
 
 
 def check_num_answers(count: int, limits: Limits, param: str) -> None:
@@ -165,9 +173,8 @@ def sampling_params(wire: ChatRequest | CompletionRequest, limits: Limits, max_t
     check_ids(wire.first_token_ids or (), "first_token_ids", limits)
     for ids in wire.bad_words_ids or ():
         check_ids(ids, "bad_words_ids", limits)
-    for param in ("stop", "bad_words"):
-        for text in getattr(wire, param) or ():
-            check_text(text, param)
+    for text in wire.bad_words or ():
+        check_text(text, "bad_words")
     num_logprobs = wire.num_logprobs
     if num_logprobs is None and wire.num_samples > (wire.n or 1):
         num_logprobs = 0  # which are the best?

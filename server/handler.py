@@ -1,4 +1,4 @@
-"""What every route that generates does around its own work."""
+"""What every route with a body does around its own work."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -9,12 +9,49 @@ from starlette.responses import Response
 from server.answer import Answer, while_connected
 from server.body import read_json
 from server.context import ServerContext, context_of
+from server.schema.anthropic import CountTokensRequest
 from server.schema.embeddings import EmbeddingsRequest
 from server.schema.fields import Refused, unknown_fields
 from server.schema.native import GenerateRequest
 from server.schema.sampling import SamplingRequest
+from server.schema.tokenize import DetokenizeRequest, TokenizeRequest, TokensRequest
 
-Wire = TypeVar("Wire", bound=SamplingRequest | GenerateRequest | EmbeddingsRequest)
+Wire = TypeVar(
+    "Wire",
+    bound=SamplingRequest
+    | GenerateRequest
+    | EmbeddingsRequest
+    | TokenizeRequest
+    | DetokenizeRequest
+    | TokensRequest
+    | CountTokensRequest,
+)
+
+
+async def received(http: HttpRequest, schema: type[Wire], refused: dict[str, Refused]) -> tuple[Wire, str]:
+    """The checked body, and the name of the model to answer with.
+
+    Raises NotReady, what read_json() raises, ModelNotFound.
+    """
+    context = context_of(http)
+    wire = await read_json(http, schema, refused)
+    context.note_unknown_fields(unknown_fields(wire.model_extra, refused))
+    return wire, context.model_name(wire.model)
+
+
+async def counted(
+    http: HttpRequest,
+    schema: type[Wire],
+    refused: dict[str, Refused],
+    reply: Callable[[ServerContext, Wire], Awaitable[Response]],
+) -> Response:
+    """Read and check the body of what generates nothing, and `reply` unless the client leaves meanwhile.
+
+    Raises what received() raises, ClientGone, DeadlinePassed.
+    """
+    context = context_of(http)
+    wire, _ = await received(http, schema, refused)
+    return await while_connected(http, context.config.request_timeout_seconds, lambda: reply(context, wire))
 
 
 async def answered(
@@ -26,13 +63,12 @@ async def answered(
 ) -> Response:
     """Read and check the body, begin an answer, and `reply` unless the client leaves or the time is up.
 
-    Raises NotReady, Draining, EngineDead, what read_json() raises, ModelNotFound, ClientGone, DeadlinePassed.
+    Raises Draining, EngineDead, what received() raises, ClientGone, DeadlinePassed.
     """
     context = context_of(http)
     context.check_ready()
-    wire = await read_json(http, schema, refused)
-    context.note_unknown_fields(unknown_fields(wire.model_extra, refused))
-    answer = Answer(id_prefix, context.model_name(wire.model), context.engine.model)
+    wire, name = await received(http, schema, refused)
+    answer = Answer(id_prefix, name, context.engine.model)
     http.state.answer = answer
     return await while_connected(
         http, context.config.request_timeout_seconds, lambda: reply(context, wire, answer)

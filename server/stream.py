@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
 from engine.outputs import TextDelta
-from server.answer import Answer, Delta, abort_all, chat_finish_of, finish_of
+from server.answer import Answer, Delta, abort_all, chat_finish_of, finish_of, tell_many
 from server.echo import NO_ECHO, Echo
 from server.errors import DeadlinePassed, envelope
 from server.logprobs import NO_DETAILS, TokenDetails
@@ -308,7 +308,7 @@ async def events(frames: Frames) -> AsyncGenerator[bytes, None]:
         async with aclosing(merge(frames.answer.streams)) as deltas:
             async for index, delta in deltas:
                 num_open -= delta.finish_reason is not None
-                if delta.prompt_tokens:  # they may be thousands
+                if (delta.tokens or delta.prompt_tokens) and tell_many([delta]):
                     event = await asyncio.to_thread(frames.delta, index, delta)
                 else:
                     event = frames.delta(index, delta)

@@ -14,7 +14,7 @@ from engine.errors import InvalidRequest, StepFailed
 from engine.request import Request, SamplingParams
 from server.answer import Answer, collect_all
 from server.context import ServerContext
-from server.convert import check_num_answers, overflow
+from server.convert import check_num_answers, room_behind
 from server.handler import answered
 from server.prompt import encode_prompt
 from server.schema.embeddings import EMBEDDINGS, EmbeddingsRequest, EmbeddingsUsage
@@ -53,10 +53,7 @@ async def make_requests(context: ServerContext, wire: EmbeddingsRequest, answer_
             add_special_tokens=wire.add_special_tokens is not False,
             param="input",
         )
-        if not token_ids:
-            raise InvalidRequest("An input has no tokens.", "input")
-        if len(token_ids) > limits.max_model_len:
-            raise overflow(limits, f"your input has {len(token_ids)} tokens", "input")
+        room_behind(len(token_ids), limits, "input")
         requests.append(
             Request(
                 f"{answer_id}-{len(requests)}",

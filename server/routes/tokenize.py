@@ -4,12 +4,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from engine.errors import InvalidRequest
-from server.answer import while_connected
-from server.body import read_json
 from server.context import ServerContext, context_of
-from server.convert import check_ids, check_text
-from server.prompt import check_length, encode_chat
-from server.schema.fields import unknown_fields
+from server.convert import check_ids
+from server.handler import counted
+from server.prompt import encode_chat, encode_prompt
 from server.schema.tokenize import (
     REFUSED,
     REFUSED_TOKENS,
@@ -28,37 +26,36 @@ MAX_TOKENS = 2**19
 
 async def tokenize(http: HttpRequest) -> Response:
     """Token ids of a prompt, or of a chat as the model's template renders it."""
-    context = context_of(http)
-    wire = await read_json(http, TokenizeRequest, REFUSED)
-    context.model_name(wire.model)
-    context.note_unknown_fields(unknown_fields(wire.model_extra, REFUSED))
+    return await counted(http, TokenizeRequest, REFUSED, tokenize_reply)
 
-    async def work() -> Response:
-        tokenizer, limits = context.engine.tokenizer, context.limits
-        if wire.prompt is None:
-            ids = await encode_chat(wire.chat, tokenizer, limits)
-        else:
-            ids = await encode_text(context, wire.prompt, "prompt", wire.add_special_tokens is not False)
-        if len(ids) > MAX_TOKENS:
-            raise InvalidRequest(
-                f"There are {len(ids)} tokens; {MAX_TOKENS} are listed at most, and POST /tokens counts any.",
-                "messages" if wire.prompt is None else "prompt",
-            )
-        names = await tokenizer.token_strs(ids) if wire.return_token_strs else None
-        body = TokenizeResponse.model_construct(
-            count=len(ids), max_model_len=limits.max_model_len, tokens=ids, token_strs=names
+
+async def tokenize_reply(context: ServerContext, wire: TokenizeRequest) -> Response:
+    """Encode, and list."""
+    tokenizer, limits = context.engine.tokenizer, context.limits
+    if wire.prompt is None:
+        ids = await encode_chat(wire.chat, tokenizer, limits)
+    else:
+        special = wire.add_special_tokens is not False
+        ids = await encode_prompt(wire.prompt, tokenizer, limits, add_special_tokens=special, param="prompt")
+    if len(ids) > MAX_TOKENS:
+        raise InvalidRequest(
+            f"There are {len(ids)} tokens; {MAX_TOKENS} are listed at most, and POST /tokens counts any.",
+            "messages" if wire.prompt is None else "prompt",
         )
-        return Response(body.model_dump_json(exclude_none=True), media_type="application/json")
-
-    return await while_connected(http, context.config.request_timeout_seconds, work)
+    names = await tokenizer.token_strs(ids) if wire.return_token_strs else None
+    body = TokenizeResponse.model_construct(
+        count=len(ids), max_model_len=limits.max_model_len, tokens=ids, token_strs=names
+    )
+    return Response(body.model_dump_json(exclude_none=True), media_type="application/json")
 
 
 async def detokenize(http: HttpRequest) -> Response:
     """Text of token ids, special tokens included."""
-    context = context_of(http)
-    wire = await read_json(http, DetokenizeRequest, {})
-    context.model_name(wire.model)
-    context.note_unknown_fields(unknown_fields(wire.model_extra, {}))
+    return await counted(http, DetokenizeRequest, {}, detokenize_reply)
+
+
+async def detokenize_reply(context: ServerContext, wire: DetokenizeRequest) -> Response:
+    """Check, and decode."""
     limits = context.limits
     if len(wire.tokens) > limits.max_model_len:
         raise InvalidRequest(
@@ -85,16 +82,13 @@ async def tokenizer_info(http: HttpRequest) -> Response:
 
 async def tokens(http: HttpRequest) -> Response:
     """Number of tokens of a text."""
-    context = context_of(http)
-    wire = await read_json(http, TokensRequest, REFUSED_TOKENS)
-    context.note_unknown_fields(unknown_fields(wire.model_extra, REFUSED_TOKENS))
-    add_special_tokens = (wire.parameters or {}).get("add_special_tokens") is not False
-    ids = await encode_text(context, wire.text, "text", add_special_tokens)
+    return await counted(http, TokensRequest, REFUSED_TOKENS, tokens_reply)
+
+
+async def tokens_reply(context: ServerContext, wire: TokensRequest) -> Response:
+    """Encode, and count."""
+    special = (wire.parameters or {}).get("add_special_tokens") is not False
+    ids = await encode_prompt(
+        wire.text, context.engine.tokenizer, context.limits, add_special_tokens=special, param="text"
+    )
     return Response(TokensResponse(ntokens=len(ids)).model_dump_json(), media_type="application/json")
-
-
-async def encode_text(context: ServerContext, text: str, param: str, add_special_tokens: bool) -> list[int]:
-    """Token ids of a text that is looked at first. Raises InvalidRequest, ContextLengthExceeded."""
-    check_text(text, param)
-    check_length(len(text), context.engine.tokenizer, context.limits, param)
-    return await context.engine.tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -215,14 +215,6 @@ class MessagesRequest(SamplingRequest, Conversation):
     )
     stop_sequences: Stop | None = Field(None, description="strings that end the answer and are not shown")
 
-    @field_validator("stop_sequences")
-    @classmethod
-    def check_stop_sequences(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """NUL is no text."""
-        if any("\0" in text for text in value or ()):
-            raise ValueError("must not contain NUL characters")
-        return value
-
 
 ONLY_CLIENTS = "only tools that the client runs can be called"
 PROMPT_ONLY: dict[str, Refused] = {

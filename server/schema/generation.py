@@ -38,6 +38,7 @@ class GenerationRequest(BeamRequest):
     model_config = ConfigDict(json_schema_extra=add_names)
 
     OTHER_NAMES: ClassVar[Mapping[str, str]] = OTHER_NAMES
+    MIN_TOKENS_PARAM: ClassVar[str] = "min_tokens"
 
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, lt=2**31, description="keep so many tokens of the prompt at most; -1: what fits"

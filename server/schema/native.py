@@ -1,13 +1,13 @@
 """POST /, /generate and /generate_stream: one request for TGI and LightLLM, responses and events of each."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, RootModel, ValidationInfo, field_validator, model_validator
 
 from server.schema.chat import WireResponse
 from server.schema.errors import NativeError
 from server.schema.fields import LOGPROBS, ONE, Refused, described, refuse_unsupported, strangers
-from server.schema.logprobs import is_none
+from server.schema.logprobs import in_turns, is_none
 from server.schema.sampling import INT64, MAX_TOP_LOGPROBS, SamplingRequest, Stop, WireRequest
 from server.schema.structured import Source, TypedGrammar
 
@@ -68,14 +68,6 @@ class GenerateParameters(SamplingRequest):
         """They stand in the details."""
         if value and not info.data.get("details"):
             raise ValueError("it needs details to be true")
-        return value
-
-    @field_validator("stop", "stop_sequences")
-    @classmethod
-    def check_stop(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """NUL is no text."""
-        if any("\0" in text for text in value or ()):
-            raise ValueError("must not contain NUL characters")
         return value
 
     @model_validator(mode="after")
@@ -177,9 +169,11 @@ class TgiDetails(WireResponse):
     finish_reason: TgiReason
     generated_tokens: int
     seed: int | None
-    prefill: list[TgiPrefillToken]
-    tokens: list[TgiToken]
-    top_tokens: list[list[TgiToken]] | None = Field(None, exclude_if=is_none)
+    prefill: Annotated[list[TgiPrefillToken], in_turns(TgiPrefillToken)]
+    tokens: Annotated[list[TgiToken], in_turns(TgiToken)]
+    top_tokens: Annotated[list[list[TgiToken]], in_turns(list[TgiToken])] | None = Field(
+        None, exclude_if=is_none
+    )
 
 
 class TgiResponse(WireResponse):

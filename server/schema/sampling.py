@@ -34,6 +34,8 @@ def check_stop(value: Any) -> Any:
         raise ValueError(f"at most {MAX_STOPS} stop strings are allowed, got {len(texts)}")
     if not all(0 < len(text) <= MAX_STOP_CHARS for text in texts):
         raise ValueError(f"stop strings must have 1 to {MAX_STOP_CHARS} characters")
+    if any("\0" in text for text in texts):
+        raise ValueError("must not contain NUL characters")
     return tuple(texts)
 
 

@@ -113,6 +113,7 @@ class TokenizerInfo(WireResponse):
 class TokensRequest(WireRequest):
     """Body of POST /tokens, LightLLM's count of tokens."""
 
+    model: str | None = Field(None, max_length=512, description="name from /v1/models; may be left out")
     text: str
     parameters: dict[str, Any] | None = Field(
         None, description="those of /generate; add_special_tokens alone changes the count"

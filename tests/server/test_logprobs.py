@@ -1,6 +1,9 @@
 """Log-probabilities and token ids in answers, streamed and not, in the words of each API."""
 
 import json
+import sys
+import threading
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -8,11 +11,12 @@ import pytest
 
 from engine.outputs import FinishReason, OutputToken, TextDelta, TokenPiece
 from engine.request import Request, SamplingParams
-from server.answer import Answer
+from server.answer import MAX_TOKENS_ON_LOOP, Answer, Delta, render
 from server.logprobs import TokenDetails
 from server.schema.chat import ChatChunk
-from server.schema.completions import CompletionChunk
-from server.stream import ChatFrames, CompletionFrames
+from server.schema.completions import CompletionChoice, CompletionChunk
+from server.schema.logprobs import one_by_one
+from server.stream import ChatFrames, CompletionFrames, events
 from tests.server.fake_engine import FakeEngine
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -200,3 +204,83 @@ def test_chunks_with_tokens_are_chunks_of_the_schema(frames_of: Any) -> None:
         assert (logprobs is not None) == delta.shows_tokens, "null where nothing is shown"
         assert data["choices"][0]["token_ids"] == [3] * len(delta.tokens)
     assert frames.delta(0, TextDelta("", 1)) == b""
+
+
+def told(num_tokens: int, num_top: int = 1) -> TextDelta:
+    """The last delta of an answer that tells its tokens."""
+    piece = TokenPiece(97, b"a", False)
+    tokens = tuple(
+        OutputToken(piece, place, -0.5, ((piece, -0.5),) * num_top, True) for place in range(num_tokens)
+    )
+    return TextDelta("a" * num_tokens, num_tokens, FinishReason.STOP, None, tokens)
+
+
+class OneStream:
+    """A stream with one delta."""
+
+    num_prompt_tokens = num_cached_tokens = num_output_tokens = num_reasoning_tokens = 0
+
+    def __init__(self, delta: TextDelta) -> None:
+        self._deltas = [delta]
+
+    def __aiter__(self) -> "OneStream":
+        return self
+
+    async def __anext__(self) -> TextDelta:
+        if not self._deltas:
+            raise StopAsyncIteration
+        return self._deltas.pop()
+
+    def abort(self) -> None:
+        """It has ended."""
+
+
+@pytest.mark.parametrize("num_tokens", [1, MAX_TOKENS_ON_LOOP, MAX_TOKENS_ON_LOOP + 1, 500])
+async def test_many_tokens_are_written_off_the_loop(engine: FakeEngine, num_tokens: int) -> None:
+    """Those of a backlog, or of a whole answer: each takes up to 0.2 ms."""
+    here = threading.get_ident()
+    writers: list[int] = []
+
+    class Watched(ChatFrames):
+        def delta(self, index: int, delta: Delta) -> bytes:
+            writers.append(threading.get_ident())
+            return super().delta(index, delta)
+
+    answer = Answer("chatcmpl-", "m", engine.model)
+    answer.streams = [OneStream(told(num_tokens))]  # type: ignore[list-item]
+    frames = Watched(answer, None, TokenDetails(num_logprobs=1))
+    text = b"".join([event async for event in events(frames)]).decode()
+    assert text.count('"token":"a"') == 2 * num_tokens
+
+    def write() -> str:
+        writers.append(threading.get_ident())
+        return "{}"
+
+    await render(write, [told(num_tokens)])
+    await render(write, [told(num_tokens - num_tokens // 2), told(num_tokens // 2)])
+    assert len(writers) == 3
+    assert {writer == here for writer in writers} == {num_tokens <= MAX_TOKENS_ON_LOOP}
+
+
+def test_the_json_of_many_tokens_lets_others_run() -> None:
+    """Pydantic holds the GIL unless it meets Python: it does so at every token."""
+    tokens = told(50, 2).tokens
+    details = TokenDetails(num_logprobs=2, num_prompt_logprobs=2)
+    chat, completion = details.chat(tokens), details.completion(tokens)
+    assert chat is not None and completion is not None
+    assert len(json.loads(chat.model_dump_json())["content"]) == 50
+    assert json.loads(completion.model_dump_json()) == completion.model_dump()
+    choice = CompletionChoice.model_construct(prompt_logprobs=details.prompt(tokens))
+    for body in (chat, completion, choice):
+        steps = 0
+
+        def count(frame: FrameType, event: str, argument: Any) -> None:
+            nonlocal steps
+            steps += event == "call" and frame.f_code is one_by_one.__code__
+
+        sys.setprofile(count)
+        try:
+            body.model_dump_json()
+        finally:
+            sys.setprofile(None)
+        assert steps >= 50

@@ -1,11 +1,16 @@
 """Tokenizing and its opposite, over ASGI with a FakeEngine whose tokens are characters."""
 
+import asyncio
 from typing import Any
 
 import httpx
+import orjson
 import pytest
+from starlette.types import Message
 
+from server.app import build_app
 from server.schema.tokenize import TokenizerInfo
+from server.settings import ServerConfig
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine, FakeTokenizer
 
@@ -150,3 +155,62 @@ async def test_more_tokens_than_can_be_listed_are_counted(
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
         assert "POST /tokens counts any" in response.json()["error"]["message"]
     assert (await client.post("/tokens", json={"text": "abcd"})).json() == {"ntokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "work"),
+    [
+        ("/tokenize", {"prompt": "a"}, "encode"),
+        ("/tokenize", {"messages": user("a")}, "encode_chat"),
+        ("/tokens", {"text": "a"}, "encode"),
+        ("/detokenize", {"tokens": [97]}, "decode"),
+        ("/v1/messages/count_tokens", {"messages": user("a")}, "encode_chat"),
+        ("/v1/embeddings", {"input": "a"}, "encode"),
+        ("/generate", {"inputs": "a"}, "encode"),
+    ],
+)
+async def test_a_client_that_leaves_ends_the_work(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], work: str
+) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless(*args: Any, **options: Any) -> list[int]:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return []
+
+    monkeypatch.setattr(engine.tokenizer, work, endless)
+    messages = iter([{"type": "http.request", "body": orjson.dumps(body)}])
+
+    async def receive() -> Message:
+        if (message := next(messages, None)) is not None:
+            return message
+        await begun.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        """Nobody is there."""
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "headers": [],
+        "query_string": b"",
+        "http_version": "1.1",
+        "client": ("test", 1),
+        "server": ("test", 80),
+        "scheme": "http",
+    }
+    async with asyncio.timeout(5):
+        await build_app(engine, ServerConfig.model_validate({}))(scope, receive, send)
+    assert ended.is_set()
+
+
+async def test_a_count_is_of_the_model_that_is_named(client: httpx.AsyncClient) -> None:
+    response = await client.post("/tokens", json={"text": "a", "model": "other"})
+    assert response.status_code == 404
+    assert "other" in response.json()["error"]

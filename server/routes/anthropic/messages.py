@@ -5,10 +5,9 @@ import asyncio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from server.answer import Answer, collect_all, while_connected
-from server.body import read_json
-from server.context import ServerContext, context_of
-from server.handler import answered
+from server.answer import Answer, collect_all
+from server.context import ServerContext
+from server.handler import answered, counted
 from server.prompt import encode_chat
 from server.routes.anthropic.convert import chat_request
 from server.routes.anthropic.events import MessageFrames, message
@@ -20,7 +19,6 @@ from server.schema.anthropic import (
     CountTokensResponse,
     MessagesRequest,
 )
-from server.schema.fields import unknown_fields
 from server.stream import stream_answer
 
 
@@ -43,15 +41,13 @@ async def reply(context: ServerContext, wire: MessagesRequest, answer: Answer) -
 
 async def count_tokens(http: HttpRequest) -> Response:
     """Number of tokens of a conversation's prompt; nothing is generated."""
-    context = context_of(http)
-    wire = await read_json(http, CountTokensRequest, PROMPT_ONLY)
-    context.model_name(wire.model)
-    context.note_unknown_fields(unknown_fields(wire.model_extra, PROMPT_ONLY))
+    return await counted(http, CountTokensRequest, PROMPT_ONLY, count_reply)
 
-    async def work() -> Response:
-        chat = await asyncio.to_thread(chat_request, wire)
-        ids = await encode_chat(chat, context.engine.tokenizer, context.limits)
-        body = CountTokensResponse(input_tokens=len(ids))
-        return Response(body.model_dump_json(), media_type="application/json")
 
-    return await while_connected(http, context.config.request_timeout_seconds, work)
+async def count_reply(context: ServerContext, wire: CountTokensRequest) -> Response:
+    """Encode as a chat, and count."""
+    chat = await asyncio.to_thread(chat_request, wire)
+    ids = await encode_chat(chat, context.engine.tokenizer, context.limits)
+    return Response(
+        CountTokensResponse(input_tokens=len(ids)).model_dump_json(), media_type="application/json"
+    )

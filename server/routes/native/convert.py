@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import InvalidRequest
 from server.convert import Limits
 from server.schema.completions import CompletionRequest
 from server.schema.native import GenerateParameters, GenerateRequest
@@ -15,6 +14,7 @@ class GenerateCompletion(CompletionRequest):
 
     PREFIX = "parameters."
     REGEX_PARAM = "parameters.regular_constraint"
+    MIN_TOKENS_PARAM = "parameters.min_new_tokens"
 
     @property
     def limit(self) -> tuple[int | None, str]:
@@ -38,12 +38,6 @@ class Defaults:
 def completion_request(wire: GenerateRequest, defaults: Defaults, limits: Limits) -> GenerateCompletion:
     """The same prompt, and the same sampling, as completions have them. Raises InvalidRequest."""
     parameters = wire.parameters
-    most = parameters.max_new_tokens or defaults.max_new_tokens
-    if (parameters.min_new_tokens or 0) > most:
-        raise InvalidRequest(
-            f"parameters.min_new_tokens must be at most max_new_tokens, which is {most}.",
-            "parameters.min_new_tokens",
-        )
     fields = parameters.model_dump(include=set(SamplingRequest.model_fields))
     fields |= {
         "prompt": wire.inputs,
@@ -51,7 +45,6 @@ def completion_request(wire: GenerateRequest, defaults: Defaults, limits: Limits
         "min_tokens": parameters.min_new_tokens,
         "stop": list(parameters.stop or parameters.stop_sequences or ()) or None,
         "include_stop_str_in_output": True,
-        "add_special_tokens": parameters.add_special_tokens,
         "logprobs": (parameters.top_n_tokens or 0) if parameters.details else None,
         "prompt_logprobs": 0 if parameters.decoder_input_details else None,
         "grammar": parameters.grammar and parameters.grammar.model_dump(),

@@ -8,11 +8,11 @@ from pydantic import BaseModel
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from server.answer import Answer, Delta, collect_all
+from server.answer import Answer, Delta, collect_all, render
 from server.context import ServerContext, context_of
-from server.convert import check_text, make_requests
+from server.convert import make_requests
 from server.handler import answered
-from server.prompt import check_length, encode_prompts
+from server.prompt import encode_prompt
 from server.routes.native import lightllm, tgi
 from server.routes.native.convert import Defaults, completion_request
 from server.schema.fields import unknown_fields
@@ -66,17 +66,18 @@ async def reply(context: ServerContext, wire: GenerateRequest, answer: Answer) -
     await submit(context, wire, answer, dialect.defaults)
     if wire.stream:
         return stream_answer(context.config, dialect.frames(answer, wire), started)
-    body = dialect.response(wire, answer, await collect_all(answer.streams))
-    return Response(body.model_dump_json(), media_type="application/json")
+    deltas = await collect_all(answer.streams)
+    return await render(lambda: dialect.response(wire, answer, deltas).model_dump_json(), deltas)
 
 
 async def submit(context: ServerContext, wire: GenerateRequest, answer: Answer, defaults: Defaults) -> None:
     """Encode the text and submit its n requests."""
     limits = context.limits
-    check_text(wire.inputs, "inputs")
-    check_length(len(wire.inputs), context.engine.tokenizer, limits, "inputs")
+    special = wire.parameters.add_special_tokens is not False
+    ids = await encode_prompt(
+        wire.inputs, context.engine.tokenizer, limits, add_special_tokens=special, param="inputs"
+    )
     completion = completion_request(wire, defaults, limits)
-    [ids] = await encode_prompts(completion, context.engine.tokenizer, limits)
     requests = await make_requests(
         completion,
         [ids[-(wire.parameters.truncate or 0) :]],
