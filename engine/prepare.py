@@ -65,7 +65,7 @@ async def rule(sampling: SamplingParams, tokenizer: TokenizerPool, eos_token_ids
         check_together(sampling, eos_token_ids)
     if sampling.bad_words:
         ids = await spellings(
-            sampling.bad_words, lambda text: tokenizer.encode(text, add_special_tokens=False)
+            sampling.bad_words, lambda texts: tokenizer.encode_batch(texts, add_special_tokens=False)
         )
         sampling = replace(sampling, bad_words_ids=(*sampling.bad_words_ids, *ids))
     return Ruled(sampling.bad_words_ids, (*BadWords.of(sampling), *FirstToken.of(sampling)))

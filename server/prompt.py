@@ -4,7 +4,7 @@ Whatever reaches the template or the tokenizer is looked through first: its size
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -61,7 +61,9 @@ class Tokenizer(Protocol):
     @property
     def infill(self) -> InfillTokens | None: ...
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    async def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]: ...
 
     async def encode_chat(
         self,
@@ -122,10 +124,9 @@ async def encode_prompts(wire: CompletionRequest, tokenizer: Tokenizer, limits: 
     add_special_tokens = wire.add_special_tokens is not False
     if wire.suffix:
         return await encode_infills(wire, wire.suffix, tokenizer, limits)
-    prompts = [
-        await encode_prompt(prompt, tokenizer, limits, add_special_tokens=add_special_tokens, param="prompt")
-        for prompt in wire.prompt
-    ]
+    prompts = await encode_each(
+        wire.prompt, tokenizer, limits, add_special_tokens=add_special_tokens, param="prompt"
+    )
     return [truncated(ids, wire, limits) for ids in prompts]
 
 
@@ -154,24 +155,34 @@ async def encode_infills(
             "truncate_prompt_tokens is not supported together with suffix.", "truncate_prompt_tokens"
         )
     plain = {"add_special_tokens": False}
-    start = [] if wire.add_special_tokens is False else await tokenizer.encode("", add_special_tokens=True)
+    [start] = [[]] if wire.add_special_tokens is False else await tokenizer.encode_batch([""])
     behind = await encode_prompt(suffix, tokenizer, limits, param="suffix", **plain)
-    return [
-        infill.prompt(start, await encode_prompt(prompt, tokenizer, limits, param="prompt", **plain), behind)
-        for prompt in wire.prompt
-    ]
+    prompts = await encode_each(wire.prompt, tokenizer, limits, param="prompt", **plain)
+    return [infill.prompt(start, before, behind) for before in prompts]
 
 
 async def encode_prompt(
     prompt: Prompt, tokenizer: Tokenizer, limits: Limits, *, add_special_tokens: bool, param: str
 ) -> list[int]:
-    """Token ids of one prompt, which is the field `param` or an item of it."""
-    if isinstance(prompt, list):
-        check_ids(prompt, param, limits)
-        return prompt
-    check_text(prompt, param)
-    check_length(len(prompt), tokenizer, limits, param)
-    return await tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+    """Token ids of one prompt, which is the field `param`."""
+    [ids] = await encode_each([prompt], tokenizer, limits, add_special_tokens=add_special_tokens, param=param)
+    return ids
+
+
+async def encode_each(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, limits: Limits, *, add_special_tokens: bool, param: str
+) -> list[list[int]]:
+    """Token ids of each prompt, which are the field `param` or its items."""
+    texts: list[str] = []
+    for prompt in prompts:
+        if isinstance(prompt, list):
+            check_ids(prompt, param, limits)
+        else:
+            check_text(prompt, param)
+            check_length(len(prompt), tokenizer, limits, param)
+            texts.append(prompt)
+    encoded = iter(await tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens))
+    return [prompt if isinstance(prompt, list) else next(encoded) for prompt in prompts]
 
 
 def template_message(message: ChatMessage, path: str, *, knows_developer: bool) -> dict[str, Any]:

@@ -11,16 +11,15 @@ from engine.text.masks import WORD_BITS
 
 
 async def spellings(
-    words: Sequence[str], encode: Callable[[str], Awaitable[list[int]]]
+    words: Sequence[str], encode_batch: Callable[[list[str]], Awaitable[list[list[int]]]]
 ) -> list[tuple[int, ...]]:
     """Token ids of each word as it begins a text, and after a space where that spells it as many tokens.
 
     As vLLM does it. Other ways to cut a word into tokens are not found: what is banned is a spelling.
     """
     found: dict[tuple[int, ...], None] = {}
-    for word in words:
-        first = tuple(await encode(word.lstrip()))
-        spaced = tuple(await encode(" " + word.lstrip()))
+    ids = await encode_batch([space + word.lstrip() for word in words for space in ("", " ")])
+    for first, spaced in zip(map(tuple, ids[::2]), map(tuple, ids[1::2]), strict=True):
         found[first] = None
         if len(spaced) == len(first):
             found[spaced] = None

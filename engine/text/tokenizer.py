@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from engine.text.infill import InfillTokens
 from engine.text.pieces import TokenPieces
 
 T = TypeVar("T")
+MAX_BATCH_TEXTS = 64  # in one hop
 logger = logging.getLogger("monoloop.engine")
 
 # Private-use characters that no tokenizer gives a meaning. The first two stand around control tokens in user
@@ -62,11 +64,10 @@ class Tokenizer:
         }
         self.response_template: dict[str, Any] | None = self._read_response_template()
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; control tokens written in it are encoded as such."""
-        [encoding] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of each text; control tokens written in one are encoded as such."""
+        encodings = self.backend.encode_batch(texts, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`, in one go."""
@@ -208,7 +209,17 @@ class TokenizerPool:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with `add_special_tokens` as the model expects a bare text to begin."""
-        return await self._run(lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        [ids] = await self.encode_batch([text], add_special_tokens=add_special_tokens)
+        return ids
+
+    async def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """The same of several texts, in a few hops; between two of them it is the turn of others."""
+        ids: list[list[int]] = []
+        while len(ids) < len(texts):
+            batch = texts[len(ids) : len(ids) + MAX_BATCH_TEXTS]
+            encode = partial(self._tokenizer.encode_batch, batch, add_special_tokens=add_special_tokens)
+            ids += await self._run(encode)
+        return ids
 
     async def encode_chat(
         self,

@@ -16,7 +16,7 @@ from server.answer import Answer, collect_all
 from server.context import ServerContext
 from server.convert import check_num_answers, room_behind
 from server.handler import answered
-from server.prompt import encode_prompt
+from server.prompt import encode_each
 from server.schema.embeddings import EMBEDDINGS, EmbeddingsRequest, EmbeddingsUsage
 from server.tools.output import ParsedStream
 
@@ -44,15 +44,15 @@ async def make_requests(context: ServerContext, wire: EmbeddingsRequest, answer_
     """A request for each input. Raises InvalidRequest, ContextLengthExceeded."""
     limits = context.limits
     check_num_answers(len(wire.input), limits, "input")
+    prompts = await encode_each(
+        wire.input,
+        context.engine.tokenizer,
+        limits,
+        add_special_tokens=wire.add_special_tokens is not False,
+        param="input",
+    )
     requests: list[Request] = []
-    for prompt in wire.input:
-        token_ids = await encode_prompt(
-            prompt,
-            context.engine.tokenizer,
-            limits,
-            add_special_tokens=wire.add_special_tokens is not False,
-            param="input",
-        )
+    for token_ids in prompts:
         room_behind(len(token_ids), limits, "input")
         requests.append(
             Request(

@@ -50,14 +50,14 @@ def test_words_of_one_token_need_nobody_to_follow():
 
 
 async def test_a_word_is_spelled_at_the_beginning_and_after_a_space():
-    async def encode(text: str) -> list[int]:
-        return tiny_tokenizer().encode(text, add_special_tokens=False).ids
+    async def encode(texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in tiny_tokenizer().encode_batch(texts, add_special_tokens=False)]
 
-    null = await encode("null")
+    [null] = await encode(["null"])
     assert await spellings(["null"], encode) == [tuple(null)], "with a space it is one token more"
 
-    async def words(text: str) -> list[int]:
-        return [len(text)]
+    async def words(texts: list[str]) -> list[list[int]]:
+        return [[len(text)] for text in texts]
 
     assert len(await spellings(["bad", " bad"], words)) == 2, "both spellings, once each"
 
@@ -67,11 +67,11 @@ async def test_what_requests_share_is_made_once(monkeypatch):
     async with tiny_engine() as engine:
         spelled: list[str] = []
 
-        async def encode(text: str, **options: bool) -> list[int]:
-            spelled.append(text)
-            return list(text.encode())
+        async def encode(texts: list[str], **options: bool) -> list[list[int]]:
+            spelled.extend(texts)
+            return [list(text.encode()) for text in texts]
 
-        monkeypatch.setattr(engine.tokenizer, "encode", encode)
+        monkeypatch.setattr(engine.tokenizer, "encode_batch", encode)
         fields = {"bad_words": ("null",), "bad_words_ids": ((A, B),), "first_token_ids": frozenset({A, B})}
         requests = [tiny_request(prompt, seed=seed, **fields) for prompt in "ab" for seed in (1, 2)]
         first, *others = await engine.prepare([*requests, tiny_request("c", bad_words=("other",))])

@@ -87,7 +87,7 @@ def prompts(smollm) -> list[list[int]]:
     rng = random.Random(1)
     tokenizer = Tokenizer(smollm.tokenizer_dir)
     text = " ".join(rng.choice(words) for _ in range(6000))
-    token_ids = tokenizer.encode(text)
+    [token_ids] = tokenizer.encode_batch([text])
     starts = [rng.randrange(len(token_ids) - 3000) for _ in PROMPT_LENGTHS]
     return [token_ids[start : start + length] for start, length in zip(starts, PROMPT_LENGTHS, strict=True)]
 

@@ -6,7 +6,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from engine.errors import InvalidRequest, ModelError
-from engine.text.tokenizer import Tokenizer, TokenizerPool
+from engine.text.tokenizer import MAX_BATCH_TEXTS, Tokenizer, TokenizerPool
 from tests.engine.test_detokenizer import EOS, byte_level
 
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}"
@@ -154,6 +154,19 @@ async def test_the_pool_encodes_off_the_loop(make_tokenizer):
     pool.close()
 
 
+@pytest.mark.parametrize("num_texts", [0, 1, MAX_BATCH_TEXTS, 2 * MAX_BATCH_TEXTS + 1])
+async def test_many_texts_are_encoded_in_a_few_hops(make_tokenizer, monkeypatch, num_texts: int):
+    tokenizer = make_tokenizer(PROMPT)
+    pool = TokenizerPool(tokenizer, num_threads=2, max_model_len=100)
+    texts = [f"text {number}" * (number % 7) for number in range(num_texts)]
+    expected = [tokenizer.encode_batch([text])[0] for text in texts]
+    hops, run = [], pool._run
+    monkeypatch.setattr(pool, "_run", lambda function: hops.append(function) or run(function))
+    assert await pool.encode_batch(texts) == expected
+    assert len(hops) == -(-num_texts // MAX_BATCH_TEXTS)
+    pool.close()
+
+
 async def test_an_id_with_a_logit_but_no_token_is_no_text(make_tokenizer):
     tokenizer = make_tokenizer(PROMPT)
     pool = TokenizerPool(tokenizer, num_threads=1, max_model_len=100)
@@ -176,4 +189,5 @@ def test_the_real_tokenizer(smollm):
     assert text.endswith("<|im_start|>user\nWhat is 12?<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.vocab_size == 49152
     for sample in ("emoji 👩‍👩‍👧 and 東京", "digits 12345  67", "e\u0301 ก็ <|im_end|>"):
-        assert tokenizer.decode(tokenizer.encode(sample), skip_special_tokens=False) == sample
+        [ids] = tokenizer.encode_batch([sample])
+        assert tokenizer.decode(ids, skip_special_tokens=False) == sample

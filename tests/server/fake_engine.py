@@ -58,10 +58,19 @@ class FakeTokenizer:
     def __init__(self) -> None:
         self.decoder = self
         self.pieces = FakePieces()
+        self.num_encodes = 0
         self.chats: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return ([2] if add_special_tokens and text.startswith("bos") else []) + [ord(char) for char in text]
+        [ids] = await self.encode_batch([text], add_special_tokens=add_special_tokens)
+        return ids
+
+    async def encode_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        self.num_encodes += 1
+        return [
+            ([2] if add_special_tokens and text.startswith("bos") else []) + [ord(char) for char in text]
+            for text in texts
+        ]
 
     async def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
         self.chats.append((messages, options))

@@ -49,6 +49,13 @@ async def test_lists_of_prompts_are_answered_in_order(client: httpx.AsyncClient,
     assert answer["usage"]["completion_tokens"] == 8
 
 
+async def test_lists_of_prompts_are_encoded_together(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    prompts = [f"say:{number}" for number in range(20)]
+    answer = await complete(client, prompt=prompts, n=2)
+    assert [choice["text"] for choice in answer["choices"]][::2] == [str(n) for n in range(20)]
+    assert engine.tokenizer.num_encodes == 1
+
+
 async def test_what_all_prompts_have_in_common_is_made_once(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:

@@ -43,13 +43,14 @@ async def test_one_input_in_four_spellings(
     assert (request.pooling, request.sampling.max_tokens) == ("mean", 0)
 
 
-async def test_several_inputs_are_answered_in_order(client: httpx.AsyncClient) -> None:
+async def test_several_inputs_are_answered_in_order(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     answer = await embed(client, input=["a", "bcd", "c"])
     assert [item.index for item in answer.data] == [0, 1, 2]
     np.testing.assert_allclose(
         [item.embedding[0] for item in answer.data], [vector(97 + i)[0] for i in range(3)]
     )
     assert answer.usage.total_tokens == 5
+    assert engine.tokenizer.num_encodes == 1, "all together"
 
 
 async def test_base64_holds_little_endian_floats(client: httpx.AsyncClient) -> None:
