@@ -207,13 +207,11 @@ class TokenizerPool:
         decoder: BatchDecoder = self._tokenizer.backend
         return decoder
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; with `add_special_tokens` as the model expects a bare text to begin."""
-        [ids] = await self.encode_batch([text], add_special_tokens=add_special_tokens)
-        return ids
-
     async def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """The same of several texts, in a few hops; between two of them it is the turn of others."""
+        """Token ids of each text; with `add_special_tokens` as the model expects a bare text to begin.
+
+        In a few hops: between two of them it is the turn of others.
+        """
         ids: list[list[int]] = []
         while len(ids) < len(texts):
             batch = texts[len(ids) : len(ids) + MAX_BATCH_TEXTS]

@@ -117,7 +117,7 @@ async def test_equal_to_the_hidden_states_of_transformers(smollm, smollm_referen
     text = "Embeddings of a text are the mean of what the model makes of its tokens, all of them, in order."
     engine = await Engine.start(config)
     try:
-        prompt = await engine.tokenizer.encode(text)
+        [prompt] = await engine.tokenizer.encode_batch([text])
         assert len(prompt) > 16, "more than one step"
         mean = await vector(engine, pooled(prompt))
         last = await vector(engine, pooled(prompt, "last"))

@@ -147,7 +147,7 @@ def test_threads_share_a_tokenizer(make_tokenizer):
 
 async def test_the_pool_encodes_off_the_loop(make_tokenizer):
     pool = TokenizerPool(make_tokenizer(PROMPT), num_threads=2, max_model_len=100)
-    ids = await pool.encode("hello <|end|>")
+    [ids] = await pool.encode_batch(["hello <|end|>"])
     assert await pool.decode(ids, skip_special_tokens=False) == "hello <|end|>"
     assert pool.max_prompt_chars >= 100
     assert await pool.token_strs(ids[-3:]) == ["o", "Ġ", EOS]

@@ -61,10 +61,6 @@ class FakeTokenizer:
         self.num_encodes = 0
         self.chats: list[tuple[list[dict[str, Any]], dict[str, Any]]] = []
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        [ids] = await self.encode_batch([text], add_special_tokens=add_special_tokens)
-        return ids
-
     async def encode_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         self.num_encodes += 1
         return [

@@ -160,13 +160,13 @@ async def test_more_tokens_than_can_be_listed_are_counted(
 @pytest.mark.parametrize(
     ("path", "body", "work"),
     [
-        ("/tokenize", {"prompt": "a"}, "encode"),
+        ("/tokenize", {"prompt": "a"}, "encode_batch"),
         ("/tokenize", {"messages": user("a")}, "encode_chat"),
-        ("/tokens", {"text": "a"}, "encode"),
+        ("/tokens", {"text": "a"}, "encode_batch"),
         ("/detokenize", {"tokens": [97]}, "decode"),
         ("/v1/messages/count_tokens", {"messages": user("a")}, "encode_chat"),
-        ("/v1/embeddings", {"input": "a"}, "encode"),
-        ("/generate", {"inputs": "a"}, "encode"),
+        ("/v1/embeddings", {"input": "a"}, "encode_batch"),
+        ("/generate", {"inputs": "a"}, "encode_batch"),
     ],
 )
 async def test_a_client_that_leaves_ends_the_work(
