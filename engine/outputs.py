@@ -124,27 +124,32 @@ class StepPlan(NamedTuple):
 class TokenLogprobs(NamedTuple):
     """Log-probability of a chosen token, and the most likely ones in its place, (id, logprob), best first.
 
-    Log-softmax of the raw logits: before temperature, penalties, bias and masks.
+    Log-softmax of the raw logits: before temperature, penalties, bias and masks. `rank`, told of the tokens
+    of a prompt: how many tokens are as likely as it at least, itself among them.
     """
 
     logprob: float
     top: tuple[tuple[int, float], ...]
+    rank: int | None = None
 
 
 class TokenScores(NamedTuple):
     """The same of many tokens, as columns: those of a prompt are thousands.
 
-    `logprobs` fp32 [num_tokens]; `top` fp32 and `top_ids` int64 [num_tokens, num_top], best first.
+    `logprobs` fp32 and `ranks` int64 [num_tokens]; `top` fp32 and `top_ids` int64 [num_tokens, num_top], best
+    first.
     """
 
     logprobs: np.ndarray
     top: np.ndarray
     top_ids: np.ndarray
+    ranks: np.ndarray
 
     def each(self) -> Iterator[TokenLogprobs]:
         """One after the other: no call holds the GIL for long."""
-        for logprob, values, ids in zip(self.logprobs.tolist(), self.top, self.top_ids, strict=True):
-            yield TokenLogprobs(logprob, tuple(zip(ids.tolist(), values.tolist(), strict=True)))
+        columns = (self.logprobs.tolist(), self.top, self.top_ids, self.ranks.tolist())
+        for logprob, values, ids, rank in zip(*columns, strict=True):
+            yield TokenLogprobs(logprob, tuple(zip(ids.tolist(), values.tolist(), strict=True)), rank)
 
 
 class StepOutput(NamedTuple):
@@ -179,9 +184,9 @@ class TokenPiece(NamedTuple):
 class OutputToken(NamedTuple):
     """A token of the output or the prompt, told to those who ask for every one.
 
-    `offset`: characters of the output (or prompt) before the one its first byte belongs to. `logprob` and
-    `top` as in TokenLogprobs; None and empty where nobody asked, and for the first token of a prompt. Not
-    shown is what leaves no text: the token that ended the output, those of a stop string, special ones.
+    `offset`: characters of the output (or prompt) before the one its first byte belongs to. `logprob`, `top`
+    and `rank` as in TokenLogprobs; None and empty where nobody asked, and for the first token of a prompt.
+    Not shown is what leaves no text: the token that ended the output, those of a stop string, special ones.
     """
 
     piece: TokenPiece
@@ -189,6 +194,7 @@ class OutputToken(NamedTuple):
     logprob: float | None
     top: tuple[tuple[TokenPiece, float], ...]
     is_shown: bool
+    rank: int | None = None
 
 
 # Stands before the text of a token that SamplingParams.marks names: a noncharacter, which no text contains.

@@ -151,7 +151,10 @@ async def read_json(request: Request, model: type[Model], refused: dict[str, Ref
 
 
 def check_media(headers: Headers) -> None:
-    """Refuse what is declared to be something else than plain JSON; no declaration is fine."""
+    """Refuse what is declared to be something else than plain JSON; no declaration is fine.
+
+    A charset has no meaning: JSON is UTF-8 (RFC 8259, sections 8.1 and 11).
+    """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind and kind not in JSON_TYPES and not kind.endswith("+json"):
         raise UnsupportedMedia("The body must be JSON, sent as Content-Type: application/json.")

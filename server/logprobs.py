@@ -114,10 +114,12 @@ class TokenDetails:
             str(piece.token_id): self._candidate(piece, logprob, rank)
             for rank, (piece, logprob) in enumerate(token.top[:num_top], 1)
         }
-        found.setdefault(str(token.piece.token_id), self._candidate(token.piece, token.logprob, None))
+        if (own := str(token.piece.token_id)) not in found:
+            assert token.rank is not None, "tokens of a prompt have their ranks"
+            found[own] = self._candidate(token.piece, token.logprob, token.rank)
         return found
 
-    def _candidate(self, piece: TokenPiece, logprob: float, rank: int | None) -> PromptLogprob:
+    def _candidate(self, piece: TokenPiece, logprob: float, rank: int) -> PromptLogprob:
         return PromptLogprob(logprob=finite(logprob), rank=rank, decoded_token=self._text(piece))
 
 

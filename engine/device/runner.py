@@ -16,9 +16,9 @@ from engine.device.graphs import DecodeGraphs
 from engine.device.kv_cache import KVCache
 from engine.device.piecewise import PiecewiseGraphs
 from engine.device.pooling import Pools
-from engine.device.sampler import Logprobs, Sampled, Sampler
+from engine.device.sampler import Sampled, Sampler
 from engine.device.samples import HostSamples, step_output
-from engine.device.scores import score
+from engine.device.scores import Scores, score
 from engine.device.slots import StateSlots
 from engine.device.staging import upload
 from engine.errors import ModelError, StepFailed
@@ -224,7 +224,7 @@ class ModelRunner:
         pooled = self._pools.add(plan.chunks, hidden[pooled_from:])
         return samples if pooled is None else samples.with_pooled(*pooled)
 
-    def _forward_and_score(self, batch: StepBatch) -> tuple[torch.Tensor, Sequence[Logprobs]]:
+    def _forward_and_score(self, batch: StepBatch) -> tuple[torch.Tensor, Sequence[Scores]]:
         hidden = self._forward(batch.forward)
         num_sampled = len(batch.slots_host)
         before_scored = hidden[num_sampled : num_sampled + len(batch.scored)]
@@ -234,7 +234,7 @@ class ModelRunner:
         self,
         batch: StepBatch,
         hidden: torch.Tensor,
-        scores: Sequence[Logprobs],
+        scores: Sequence[Scores],
         masks: Masks | None,
         on_wait: Callable[[], None],
     ) -> HostSamples:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from engine.device.sampler import Logprobs, Sampled
+from engine.device.scores import Scores
 from engine.outputs import Row, StepOutput, StepPlan, TokenLogprobs, TokenScores
 
 
@@ -22,7 +23,7 @@ class HostSamples:
     tokens: torch.Tensor
     logprobs: Logprobs | None = None
     num_logprobs: Sequence[int | None] = ()
-    scores: Sequence[Logprobs] = ()
+    scores: Sequence[Scores] = ()
     ended: Sequence[int] = ()
     num_constrained: int = 0
     pooled_ids: Sequence[int] = ()
@@ -34,11 +35,11 @@ class HostSamples:
         samples: Sampled,
         num_rows: int,
         num_logprobs: Sequence[int | None],
-        scores: Sequence[Logprobs] = (),
+        scores: Sequence[Scores] = (),
     ) -> "HostSamples":
         """Copy the first `num_rows`, without waiting; log-probabilities only where one is wanted."""
         tokens = _to_host(samples.tokens[:num_rows])
-        on_host = [Logprobs(*map(_to_host, logprobs)) for logprobs in scores]
+        on_host = [Scores(*map(_to_host, part)) for part in scores]
         if not num_logprobs or samples.logprobs is None:
             return cls(tokens, scores=on_host)
         logprobs = Logprobs(*(_to_host(tensor[:num_rows]) for tensor in samples.logprobs))
@@ -98,7 +99,7 @@ def step_output(plan: StepPlan, samples: HostSamples, start_seconds: float, end_
     )
 
 
-def _scores(chunks: Sequence[Row], slices: Sequence[Logprobs]) -> list[TokenScores | None]:
+def _scores(chunks: Sequence[Row], slices: Sequence[Scores]) -> list[TokenScores | None]:
     """The scores of each chunk."""
     columns = [np.concatenate([part.numpy() for part in parts]) for parts in zip(*slices, strict=True)]
     scores: list[TokenScores | None] = []
@@ -108,7 +109,7 @@ def _scores(chunks: Sequence[Row], slices: Sequence[Logprobs]) -> list[TokenScor
             scores.append(None)
             continue
         start, end = end, end + len(row.scored.token_ids)
-        logprobs, top, top_ids = (column[start:end] for column in columns)
+        logprobs, top, top_ids, ranks = (column[start:end] for column in columns)
         num_top = row.scored.num_top
-        scores.append(TokenScores(logprobs, top[:, :num_top], top_ids[:, :num_top]))
+        scores.append(TokenScores(logprobs, top[:, :num_top], top_ids[:, :num_top], ranks))
     return scores

@@ -96,7 +96,7 @@ class TokenLog:
         if logprobs is None:
             return OutputToken(piece(token_id), offset, None, (), is_shown)
         top = tuple((piece(other), value) for other, value in logprobs.top)
-        return OutputToken(piece(token_id), offset, logprobs.logprob, top, is_shown)
+        return OutputToken(piece(token_id), offset, logprobs.logprob, top, is_shown, logprobs.rank)
 
 
 def is_continuation(byte: int) -> bool:

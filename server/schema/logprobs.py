@@ -58,7 +58,7 @@ class PromptLogprob(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     logprob: float
-    rank: int | None = Field(description="1 is the most likely token; null for one that is told beside these")
+    rank: int = Field(description="1 is the most likely token")
     decoded_token: str
 
 

@@ -213,6 +213,10 @@ async def test_log_probabilities(reference, prompts):
             assert values == pytest.approx(expected[place].topk(3).values.tolist(), abs=1e-3)
             for piece, value in token.top:
                 assert value == pytest.approx(expected[place, piece.token_id].item(), abs=1e-3)
+        for place, token in enumerate(delta.prompt_tokens[1:]):
+            own = expected[place, token.piece.token_id]
+            least, most = ((expected[place] > own + margin).sum().item() + 1 for margin in (1e-3, -1e-3))
+            assert least <= token.rank <= most
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import torch
 
 from engine.device.sampler import Logprobs
 from engine.device.samples import HostSamples, step_output
+from engine.device.scores import Scores
 from engine.outputs import DecodeRows, Row, Scored, StepPlan, TokenLogprobs
 from engine.request import MAX_LOGPROBS
 
@@ -17,8 +18,13 @@ def logprobs(num_rows: int, first: int = 0) -> Logprobs:
     return Logprobs(-rows.float(), -rows[:, None] - places / 32, 100 * rows[:, None] + places)
 
 
-def expected(row: int, count: int) -> TokenLogprobs:
-    return TokenLogprobs(-row, tuple((100 * row + place, -row - place / 32) for place in range(count)))
+def scores(num_rows: int, first: int = 0) -> Scores:
+    """The same of tokens of a prompt, of which that of row i is the (i + 1)th likeliest."""
+    return Scores(*logprobs(num_rows, first), torch.arange(first, first + num_rows) + 1)
+
+
+def expected(row: int, count: int, rank: int | None = None) -> TokenLogprobs:
+    return TokenLogprobs(-row, tuple((100 * row + place, -row - place / 32) for place in range(count)), rank)
 
 
 def decode_plan(num_rows: int, chunks: tuple[Row, ...] = ()) -> StepPlan:
@@ -40,12 +46,12 @@ def test_each_row_is_told_what_it_asked_for(wanted: list[int | None]) -> None:
 
 def test_scores_stay_arrays() -> None:
     """The detokenizer's thread makes objects of them, a prompt's thousands at a time."""
-    samples = HostSamples(torch.empty(0, dtype=torch.int64), scores=[logprobs(3)])
+    samples = HostSamples(torch.empty(0, dtype=torch.int64), scores=[scores(3)])
     chunk = Row(7, 0, 0, (1, 2, 3, 4), False, scored=Scored(0, (2, 3, 4), 2))
     output = step_output(StepPlan(0, DecodeRows.empty(), (chunk,), 4), samples, 0.0, 1.0)
     assert output.scores is not None and output.scores[0] is not None
     assert all(isinstance(column, np.ndarray) for column in output.scores[0])
-    assert [column.shape for column in output.scores[0]] == [(3,), (3, 2), (3, 2)]
+    assert [column.shape for column in output.scores[0]] == [(3,), (3, 2), (3, 2), (3,)]
 
 
 def test_scores_are_those_of_their_chunks_whatever_the_slices() -> None:
@@ -57,14 +63,14 @@ def test_scores_are_those_of_their_chunks_whatever_the_slices() -> None:
     )
     plan = StepPlan(0, DecodeRows.empty(), chunks, 18)
     for sizes in ([9], [1] * 9, [5, 4]):
-        slices = [logprobs(size, sum(sizes[:number])) for number, size in enumerate(sizes)]
+        slices = [scores(size, sum(sizes[:number])) for number, size in enumerate(sizes)]
         samples = HostSamples(torch.empty(0, dtype=torch.int64), scores=slices)
         output = step_output(plan, samples, 0.0, 1.0)
         assert output.scores is not None
-        told = [None if scores is None else list(scores.each()) for scores in output.scores]
+        told = [None if part is None else list(part.each()) for part in output.scores]
         assert told == [
-            [expected(row, 3) for row in range(4)],
+            [expected(row, 3, row + 1) for row in range(4)],
             None,
-            [expected(row, 0) for row in range(4, 6)],
-            [expected(row, 20) for row in range(6, 9)],
+            [expected(row, 0, row + 1) for row in range(4, 6)],
+            [expected(row, 20, row + 1) for row in range(6, 9)],
         ]

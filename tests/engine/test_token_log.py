@@ -194,8 +194,8 @@ async def test_log_probabilities_go_through_the_engine(num_pages):
         assert [token.piece.token_id for token in tokens] == expected
         for token in tokens:
             assert token.piece.data == CHARS[token.piece.token_id].encode()
-            logprob, top = toy_logprobs(token.piece.token_id, 2)
-            assert token.logprob == logprob
+            logprob, top, _ = toy_logprobs(token.piece.token_id, 2)
+            assert (token.logprob, token.rank) == (logprob, 1)
             assert [(piece.token_id, value) for piece, value in token.top] == list(top)
             assert token.is_shown == (token.piece.token_id != TOY_EOS)
 
@@ -206,10 +206,10 @@ def check_prompt(tokens: tuple[OutputToken, ...], prompt: list[int], num_top: in
     assert [token.offset for token in tokens] == list(range(len(prompt)))
     for number, token in enumerate(tokens):
         if number == 0:
-            assert (token.logprob, token.top) == (None, ())
+            assert (token.logprob, token.top, token.rank) == (None, (), None)
             continue
-        logprob, top = toy_logprobs(token.piece.token_id, num_top)
-        assert token.logprob == logprob
+        logprob, top, _ = toy_logprobs(token.piece.token_id, num_top)
+        assert (token.logprob, token.rank) == (logprob, 1)
         assert [(piece.token_id, value) for piece, value in token.top] == list(top)
 
 

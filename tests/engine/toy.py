@@ -24,10 +24,10 @@ def next_token(token_ids: list[int], seed: int = 0) -> int:
     return zlib.crc32(data) % VOCAB_SIZE
 
 
-def toy_logprobs(token: int, num_top: int) -> TokenLogprobs:
+def toy_logprobs(token: int, num_top: int, rank: int | None = None) -> TokenLogprobs:
     """What the toy model says about a token it chose: the next ones are ever less likely."""
     top = [((token + i) % VOCAB_SIZE, -(token % 8) / 8 - i) for i in range(num_top)]
-    return TokenLogprobs(-(token % 8) / 8, tuple(top))
+    return TokenLogprobs(-(token % 8) / 8, tuple(top), rank)
 
 
 def reference(prompt: list[int], max_tokens: int, *, ignore_eos: bool = False, seed: int = 0) -> list[int]:
@@ -121,10 +121,13 @@ class ToyRunner:
         assert row.start <= start and start + len(token_ids) <= row.start + row.num_tokens
         within = row.start + row.num_tokens - start - 1
         assert token_ids[:within] == row.token_ids[start - row.start + 1 :][: len(token_ids)]
-        told = [toy_logprobs(token_id, num_top) for token_id in token_ids]
+        told = [toy_logprobs(token_id, num_top, rank=1) for token_id in token_ids]
         top = np.array([logprobs.top for logprobs in told]).reshape(len(told), num_top, 2)
         return TokenScores(
-            np.array([logprobs.logprob for logprobs in told]), top[..., 1], top[..., 0].astype(np.int64)
+            np.array([logprobs.logprob for logprobs in told]),
+            top[..., 1],
+            top[..., 0].astype(np.int64),
+            np.array([logprobs.rank for logprobs in told]),
         )
 
     def spoil(self, plan: StepPlan) -> None:

@@ -108,7 +108,7 @@ def fake_prompt(request: Request) -> tuple[OutputToken, ...]:
         piece = TokenPiece(token_id, chr(token_id).encode(), False)
         top = [(TokenPiece(65 + i, bytes([65 + i]), False), -0.5 - i) for i in range(num_top)]
         tokens.append(
-            OutputToken(piece, place, -place / 4, tuple(top), is_shown=True)
+            OutputToken(piece, place, -place / 4, tuple(top), is_shown=True, rank=40 + place)
             if place
             else OutputToken(piece, place, None, (), is_shown=True)
         )

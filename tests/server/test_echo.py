@@ -94,7 +94,7 @@ async def test_prompt_logprobs_name_candidates_by_id(client: httpx.AsyncClient, 
             None,
             {
                 "65": {"logprob": -0.5, "rank": 1, "decoded_token": "A"},
-                "98": {"logprob": -0.25, "rank": None, "decoded_token": "b"},
+                "98": {"logprob": -0.25, "rank": 41, "decoded_token": "b"},
             },
         ]
     assert found["choices"][0]["logprobs"] is None

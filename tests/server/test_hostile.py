@@ -244,6 +244,8 @@ def test_counting_structure_is_linear(body: bytes) -> None:
     [
         ({}, 200),
         ({"content-type": "application/json; charset=utf-8"}, 200),
+        ({"content-type": "application/json; charset=latin-1"}, 200),
+        ({"content-type": 'Application/JSON ;charset="UTF-16"'}, 200),
         ({"content-type": "application/x-www-form-urlencoded"}, 200),
         ({"content-type": "application/vnd.x+json"}, 200),
         ({"content-type": "multipart/form-data; boundary=x"}, 415),
@@ -258,6 +260,21 @@ async def test_declared_type_of_the_body(
     assert response.status_code == status, response.text
     if status == 415:
         assert response.json()["error"]["code"] == "unsupported_media_type"
+
+
+@pytest.mark.parametrize("charset", ["latin-1", "utf-16", "utf-8"])
+async def test_json_is_utf8_whatever_is_declared(
+    client: httpx.AsyncClient, engine: FakeEngine, charset: str
+) -> None:
+    """RFC 8259: there is no such parameter, and recipients that keep to the RFC pass over it."""
+    headers = {"content-type": f"application/json; charset={charset}"}
+    text = '{"prompt": "say:é"}'
+    response = await client.post("/v1/completions", content=text.encode(), headers=headers)
+    assert response.json()["choices"][0]["text"] == "é"
+    for other in ("latin-1", "utf-16"):
+        response = await client.post("/v1/completions", content=text.encode(other), headers=headers)
+        assert response.status_code == 400
+        assert "not valid JSON" in response.json()["error"]["message"]
 
 
 async def test_length_given_in_two_ways(client: httpx.AsyncClient, engine: FakeEngine) -> None:
