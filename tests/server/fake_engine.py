@@ -7,6 +7,7 @@ The prompt's characters are its token ids, so that submit() can read the prompt 
 import asyncio
 import math
 import re
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar
@@ -74,6 +75,7 @@ class FakeTokenizer:
         if "bad template" in text:
             raise InvalidRequest("The chat template refuses this: no", "messages")
         if "slow template" in text:
+            print("A slow template is rendered.", file=sys.stderr, flush=True)
             await asyncio.sleep(30)
         return [ord(char) for char in text]
 

@@ -5,7 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from server.body import MAX_STRUCTURE, OFF_LOOP_BYTES, check_structure
+from engine.errors import InvalidRequest
+from server.body import MAX_STRUCTURE, OFF_LOOP_BYTES, check_structure, is_dense
 from server.schema.errors import ErrorResponse
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
@@ -233,10 +234,14 @@ def test_long_text_is_not_taken_for_structure() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b'"' + b'\\"' * 500_000, b'"' * 500_001, b"\\" * 1_000_000, b'"[",' * 250_000]
+    "rest", [b'"' + b'\\"' * 500_000, b'"' * 500_001, b"\\" * 1_000_000, b'"[",' * 250_000]
 )
-def test_counting_structure_is_linear(body: bytes) -> None:
-    check_structure(body)  # a quadratic search would take hours
+def test_counting_structure_is_linear(rest: bytes) -> None:
+    text = b'"%s",' % (b"[" * (MAX_STRUCTURE[b"["] + 1)) + rest
+    assert is_dense(text), "else the strings are not looked for"
+    check_structure(text)  # a quadratic search would take hours
+    with pytest.raises(InvalidRequest):
+        check_structure(b"{" * (MAX_STRUCTURE[b"{"] + 1) + text)
 
 
 @pytest.mark.parametrize(

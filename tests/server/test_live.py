@@ -219,7 +219,7 @@ def test_peer_that_leaves_is_not_computed_for(live: LiveServer, stream: bool) ->
 def test_peer_that_leaves_while_its_prompt_is_encoded(live: LiveServer) -> None:
     with connect(live) as peer:
         peer.sendall(post(json.dumps({"messages": user("slow template")}).encode()))
-        time.sleep(0.2)
+        live.wait_for("A slow template is rendered")
     live.wait_for(r"POST /v1/chat/completions 499")
 
 

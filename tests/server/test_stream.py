@@ -227,20 +227,22 @@ async def test_client_that_leaves_before_the_first_event_ends_its_request() -> N
 
 
 async def test_pings_are_comments() -> None:
-    sent = b""
+    sent, has_pinged = b"", asyncio.Event()
 
     async def send(message: Message) -> None:
         nonlocal sent
         sent += message.get("body", b"")
+        if b"\n\n: ping\n\n" in sent:
+            has_pinged.set()
 
     async def quiet() -> Any:
         yield b"data: a\n\n"
-        await asyncio.sleep(0.1)
+        await has_pinged.wait()
         yield DONE
 
-    response = EventStream(quiet(), lambda: None, ping_seconds=0.03, send_timeout_seconds=5)
-    await response(SCOPE, SlowReader(0).receive, send)
-    assert b"\n\n: ping\n\n" in sent
+    response = EventStream(quiet(), lambda: None, ping_seconds=0.01, send_timeout_seconds=5)
+    async with asyncio.timeout(10):
+        await response(SCOPE, SlowReader(0).receive, send)
     assert sent.replace(b": ping\n\n", b"") == b"data: a\n\n" + DONE
 
 
@@ -253,7 +255,7 @@ async def test_slow_reader_gets_merged_text() -> None:
     received = []
     async for event in events(frames):
         received.append(event)
-        await asyncio.sleep(0.01)
+        await asyncio.gather(*(task for _, task in engine.live.values()))  # it reads on when all is said
     text = b"".join(received).decode()
     chunks = [json.loads(line) for line in data_lines(text)[:-1]]
     assert len(chunks) < 20, "100 tokens came in few chunks"

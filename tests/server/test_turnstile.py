@@ -102,15 +102,16 @@ async def test_only_what_will_be_read_takes_a_turn(
 async def test_a_turn_is_taken_when_the_body_is_complete(
     client: httpx.AsyncClient, entered: list[Turnstile]
 ) -> None:
-    rest = asyncio.Event()
+    half, rest = asyncio.Event(), asyncio.Event()
 
     async def slowly() -> Any:
         yield b'{"messages": [{"role": "user",'
+        half.set()
         await rest.wait()
         yield b' "content": "hi"}]}'
 
     slow = asyncio.create_task(client.post("/v1/chat/completions", content=slowly()))
-    await asyncio.sleep(0.01)
+    await half.wait()
     assert not entered, "half a body takes no turn"
     assert (await client.post("/v1/chat/completions", json=QUESTION)).status_code == 200
     rest.set()
