@@ -77,6 +77,10 @@ class Frames(ABC):
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
 
+    def takes_long(self, delta: Delta | None) -> bool:
+        """Whether the events for `delta`, or those of the ending (None), may not be written on the loop."""
+        return delta is not None and bool(delta.tokens or delta.prompt_tokens) and tell_many([delta])
+
     @abstractmethod
     def opening(self) -> bytes:
         """What is sent at once, before the first token."""
@@ -308,7 +312,7 @@ async def events(frames: Frames) -> AsyncGenerator[bytes, None]:
         async with aclosing(merge(frames.answer.streams)) as deltas:
             async for index, delta in deltas:
                 num_open -= delta.finish_reason is not None
-                if (delta.tokens or delta.prompt_tokens) and tell_many([delta]):
+                if frames.takes_long(delta):
                     event = await asyncio.to_thread(frames.delta, index, delta)
                 else:
                     event = frames.delta(index, delta)
@@ -316,7 +320,8 @@ async def events(frames: Frames) -> AsyncGenerator[bytes, None]:
                     last = event  # it leaves in one write with the ending
                 elif event:
                     yield event
-        ending = last + frames.ending()
+        is_long = frames.takes_long(None)
+        ending = last + (await asyncio.to_thread(frames.ending) if is_long else frames.ending())
     except Exception as error:
         if not isinstance(error, EngineError):
             logger.exception("%s failed while it streamed", frames.answer.id)

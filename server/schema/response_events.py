@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, RootModel
 
 from server.schema.chat import WireResponse
-from server.schema.responses import OutputItem, OutputText, ReasoningText, ResponseObject
+from server.schema.responses import OutputItem, OutputText, ReasoningText, ResponseObject, TextLogprobs
 
 StateKind = Literal[
     "response.created",
@@ -55,7 +55,7 @@ class TextDeltaEvent(WireResponse):
     output_index: int
     content_index: int
     delta: str
-    logprobs: list[None] = Field(default_factory=list, max_length=0)
+    logprobs: TextLogprobs = Field(default_factory=list)
 
 
 class TextDoneEvent(WireResponse):
@@ -67,7 +67,7 @@ class TextDoneEvent(WireResponse):
     output_index: int
     content_index: int
     text: str
-    logprobs: list[None] = Field(default_factory=list, max_length=0)
+    logprobs: TextLogprobs = Field(default_factory=list)
 
 
 class ReasoningDeltaEvent(WireResponse):

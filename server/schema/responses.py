@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from server.schema.chat import (
     MAX_MESSAGES,
@@ -12,8 +12,9 @@ from server.schema.chat import (
     allow_string,
     as_parts,
 )
-from server.schema.fields import LOGPROBS, SEPARATE, TURNS, Refused, strangers
-from server.schema.sampling import SamplingRequest, StreamOptions, WireRequest
+from server.schema.fields import SEPARATE, TURNS, Refused, strangers
+from server.schema.logprobs import TokenLogprob, in_turns
+from server.schema.sampling import MAX_TOP_LOGPROBS, SamplingRequest, StreamOptions, WireRequest
 from server.schema.tools import MAX_TOOLS, NAME, ToolName, allow_word, as_choice
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
@@ -189,7 +190,18 @@ class ResponsesRequest(SamplingRequest):
     reasoning: Reasoning | None = None
     text: TextOptions | None = None
     truncation: Literal["disabled"] | None = Field(None, description="a prompt that is too long is an error")
-    include: list[str] | None = Field(None, max_length=32, description="nothing that can be had is left out")
+    include: list[str] | None = Field(
+        None,
+        max_length=32,
+        description=f"{LOGPROBS_INCLUDED} tells the log-probability of each token of the text; of everything "
+        "else, nothing that can be had is left out",
+    )
+    top_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="with log-probabilities, also of so many most likely tokens in each place; default 0",
+    )
     metadata: dict[str, str] | None = Field(None, max_length=16, description="given back with the response")
     tools: list[InputTool] | None = Field(
         None, max_length=MAX_TOOLS, description="what the model may call; an empty list is none"
@@ -209,13 +221,18 @@ class ResponsesRequest(SamplingRequest):
             raise ValueError("continuous_usage_stats is not supported: the last event has the token counts")
         return value
 
-    @field_validator("include")
+    @field_validator("top_logprobs")
     @classmethod
-    def check_include(cls, value: list[str] | None) -> list[str] | None:
-        """What belongs to tools and to encrypted reasoning is never there, so nothing is missing."""
-        if LOGPROBS_INCLUDED in (value or ()):
-            raise ValueError(f"{LOGPROBS_INCLUDED} is not supported: {LOGPROBS}")
+    def check_top_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        """Nobody would see them otherwise."""
+        if value and LOGPROBS_INCLUDED not in (info.data.get("include") or ()):
+            raise ValueError(f"it needs {LOGPROBS_INCLUDED} among include")
         return value
+
+    @property
+    def tells_logprobs(self) -> bool:
+        """Whether the text has its log-probabilities."""
+        return LOGPROBS_INCLUDED in (self.include or ())
 
 
 STATELESS = "responses are not stored; send the whole conversation as input"
@@ -241,13 +258,17 @@ RESPONSES: dict[str, Refused] = strangers(
 )
 
 
+# Of the tokens of a text, if they are asked for.
+TextLogprobs = Annotated[list[TokenLogprob], in_turns(TokenLogprob)]
+
+
 class OutputText(WireResponse):
     """Text of the answer."""
 
     type: Literal["output_text"] = "output_text"
     text: str
     annotations: list[None] = Field(default_factory=list, max_length=0)
-    logprobs: list[None] = Field(default_factory=list, max_length=0)
+    logprobs: TextLogprobs = Field(default_factory=list)
 
 
 class ReasoningText(WireResponse):
@@ -400,6 +421,7 @@ class ResponseObject(WireResponse):
     text: TextSettings = TextSettings()
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
     tools: list[FunctionTool] = Field(default_factory=list)
+    top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None

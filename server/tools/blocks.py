@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from engine.outputs import FinishReason, TextDelta
+from engine.outputs import FinishReason, OutputToken, TextDelta
 from server.tools.events import Arguments, CallBegun, CallEnded, Content, Event, Reasoning
 from server.tools.output import ParsedDelta
 
@@ -15,7 +15,8 @@ Kind = Literal["text", "reasoning", "call"]
 class Block:
     """One block, its number counting from 0. A call has an id and a name, and its text are its arguments.
 
-    `is_cut`: the limit of tokens ended the answer in it. A call that is whole `is_complete`.
+    `is_cut`: the limit of tokens ended the answer in it. A call that is whole `is_complete`. `tokens`, of an
+    answer that is not parsed and tells them, are those of the text.
     """
 
     number: int
@@ -25,6 +26,7 @@ class Block:
     is_complete: bool = False
     is_cut: bool = False
     parts: list[str] = field(default_factory=list)
+    tokens: list[OutputToken] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -43,6 +45,7 @@ class More(NamedTuple):
 
     block: Block
     text: str
+    tokens: tuple[OutputToken, ...] = ()
 
 
 class Ended(NamedTuple):
@@ -67,7 +70,9 @@ class Blocks:
             for event in delta.events:
                 yield from self._take(event)
         elif delta.text:
-            yield from self._take(Content(delta.text))
+            yield from self._say("text", delta.text, delta.tokens)
+        elif self._open is not None:
+            self._open.tokens += delta.tokens
         if delta.finish_reason is not None:
             if self._open is not None:
                 self._open.is_cut = delta.finish_reason is FinishReason.LENGTH
@@ -87,11 +92,13 @@ class Blocks:
                 self.all[-1].is_complete = True
                 yield from self._end()
 
-    def _say(self, kind: Kind, text: str) -> Iterator[Step]:
+    def _say(self, kind: Kind, text: str, tokens: tuple[OutputToken, ...] = ()) -> Iterator[Step]:
         if self._open is None or self._open.kind != kind:
             yield from self._begin(Block(len(self.all), kind))
-        self.all[-1].parts.append(text)
-        yield More(self.all[-1], text)
+        block = self.all[-1]
+        block.parts.append(text)
+        block.tokens += tokens
+        yield More(block, text, tokens)
 
     def _begin(self, block: Block) -> Iterator[Step]:
         yield from self._end()

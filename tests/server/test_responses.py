@@ -1,6 +1,7 @@
 """The Responses API over ASGI, with a FakeEngine; the official client meets it in test_live_dialects.py."""
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,9 +11,10 @@ from openai.types.responses import Response as SdkResponse
 from openai.types.responses import ResponseStreamEvent as SdkEvent
 from pydantic import TypeAdapter
 
+from server.routes.responses.events import ResponseFrames
 from server.schema.errors import ErrorResponse
 from server.schema.response_events import ResponseEvent
-from server.schema.responses import ResponseObject
+from server.schema.responses import LOGPROBS_INCLUDED, ResponseObject
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
 
@@ -288,6 +290,72 @@ async def test_sampling_fields_act(client: httpx.AsyncClient, engine: FakeEngine
     assert (sampling.stop, sampling.max_tokens) == (("x",), 9)
 
 
+async def test_text_has_its_log_probabilities(client: httpx.AsyncClient) -> None:
+    """As chat tells them: in the text of an answer, in each delta, and in whatever says that it is whole."""
+    fields = {"input": "say:aé", "include": [LOGPROBS_INCLUDED], "top_logprobs": 2}
+    answer = await ask(client, **fields)
+    [part] = answer["output"][0]["content"]
+    body = {"messages": [{"role": "user", "content": "say:aé"}], "logprobs": True, "top_logprobs": 2}
+    chat = (await client.post("/v1/chat/completions", json=body)).json()
+    assert part["logprobs"] == chat["choices"][0]["logprobs"]["content"]
+    assert [len(entry["top_logprobs"]) for entry in part["logprobs"]] == [2, 2]
+    assert answer["top_logprobs"] == 2
+    events = await stream(client, **fields)
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [entry for event in deltas for entry in event["logprobs"]] == part["logprobs"]
+    by_type = {event["type"].removeprefix("response."): event for event in events}
+    assert by_type["output_text.done"]["logprobs"] == part["logprobs"]
+    assert by_type["content_part.added"]["part"]["logprobs"] == []
+    assert by_type["content_part.done"]["part"] == part
+    assert by_type["output_item.done"]["item"] == {**answer["output"][0], "id": events[2]["item"]["id"]}
+    assert by_type["completed"]["response"]["output"][0]["content"] == [part]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tools": [{"type": "function", "name": "f"}]}, {"reasoning": {"effort": "high"}}]
+)
+async def test_log_probabilities_are_those_of_text_alone(engine: FakeEngine, fields: dict[str, Any]) -> None:
+    """Which tokens are the text's is not known where some of them are reasoning or calls."""
+    settings = {"tool_parser": "hermes"} if "tools" in fields else {"reasoning_parser": "think"}
+    async with client_for(engine, **settings) as client:
+        body = {"input": "a", "include": [LOGPROBS_INCLUDED], **fields}
+        response = await client.post(PATH, json=body)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == ("include", "unsupported_parameter")
+        assert not engine.requests
+        assert (await client.post(PATH, json=body | {"include": []})).status_code == 200
+
+
+async def test_log_probabilities_are_not_told_unless_asked_for(client: httpx.AsyncClient) -> None:
+    for fields in ({}, {"top_logprobs": 0}, {"include": ["reasoning.encrypted_content"]}):
+        [part] = (await ask(client, input="say:ab", **fields))["output"][0]["content"]
+        assert part["logprobs"] == []
+    answer = await ask(client, input="say:ab", include=[LOGPROBS_INCLUDED])
+    told = answer["output"][0]["content"][0]["logprobs"]
+    assert [(entry["token"], entry["top_logprobs"]) for entry in told] == [("a", []), ("b", [])]
+
+
+async def test_the_end_of_a_long_text_is_written_off_the_loop(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tells all tokens once more."""
+    ends: list[tuple[int, bool]] = []
+    ending = ResponseFrames.ending
+
+    def watched(frames: ResponseFrames) -> bytes:
+        ends.append((frames.answer.usage().completion_tokens, threading.current_thread() is here))
+        return ending(frames)
+
+    here = threading.current_thread()
+    monkeypatch.setattr(ResponseFrames, "ending", watched)
+    for num_tokens in (5, 100):
+        orders = f"tokens={num_tokens} delay=0.0001"
+        await stream(client, input=orders, include=[LOGPROBS_INCLUDED])
+        await stream(client, input=orders)
+    assert ends == [(5, True), (5, True), (100, False), (100, True)]
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "input"),
     ({"input": []}, "input"),
@@ -326,8 +394,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": "a", "max_tool_calls": 1}, "max_tool_calls"),
     ({"input": "a", "truncation": "auto"}, "truncation"),
     ({"input": "a", "text": {"format": {"type": "xml"}}}, "text.format.type"),
-    ({"input": "a", "include": ["message.output_text.logprobs"]}, "include"),
     ({"input": "a", "top_logprobs": 3}, "top_logprobs"),
+    ({"input": "a", "top_logprobs": 21, "include": [LOGPROBS_INCLUDED]}, "top_logprobs"),
     ({"input": "a", "n": 2}, "n"),
     ({"input": "a", "reasoning": {"effort": "enormous"}}, "reasoning.effort"),
     ({"input": "a", "metadata": {"a": 1}}, "metadata.a"),

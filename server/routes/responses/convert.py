@@ -40,6 +40,8 @@ def chat_request(wire: ResponsesRequest) -> ResponsesChat:
         "tools": [tool.for_chat for tool in wire.tools or ()],
         "tool_choice": wire.tool_choice.for_chat if wire.tool_choice else None,
         "parallel_tool_calls": wire.parallel_tool_calls,
+        "logprobs": wire.tells_logprobs,
+        "top_logprobs": wire.top_logprobs,
     }
     try:
         return ResponsesChat.model_validate(fields)

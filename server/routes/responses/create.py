@@ -6,15 +6,18 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from engine.errors import InvalidRequest
-from server.answer import Answer, collect_all
+from server.answer import Answer, collect_all, render
 from server.context import ServerContext
+from server.convert import token_details
+from server.errors import UnsupportedField
 from server.handler import answered
 from server.routes.chat import submit
 from server.routes.responses.convert import chat_request
 from server.routes.responses.events import ResponseFrames
 from server.routes.responses.items import begun, whole
-from server.schema.responses import RESPONSES, ResponsesRequest
+from server.schema.responses import LOGPROBS_INCLUDED, RESPONSES, ResponsesRequest
 from server.stream import stream_answer
+from server.tools.plan import Plan
 
 
 async def create_response(http: HttpRequest) -> Response:
@@ -26,15 +29,18 @@ async def reply(context: ServerContext, wire: ResponsesRequest, answer: Answer) 
     """Submit as a chat, and stream or collect."""
     started = asyncio.get_running_loop().time()
     chat = await asyncio.to_thread(chat_request, wire)
+    if wire.tells_logprobs and Plan.of(chat, context.formats, context.engine.tokenizer.chat_template):
+        raise UnsupportedField(
+            f"{LOGPROBS_INCLUDED} is not available where tools may be called or the model reasons.", "include"
+        )
     try:
         await submit(context, chat, answer)
     except InvalidRequest as error:
         if error.param == "messages":
             error.param = "input"
         raise
-    response = begun(answer, wire, context.limits)
+    response, details = begun(answer, wire, context.limits), token_details(chat)
     if wire.stream:
-        return stream_answer(context.config, ResponseFrames(answer, response), started)
+        return stream_answer(context.config, ResponseFrames(answer, response, details), started)
     [delta] = await collect_all(answer.streams)
-    body = whole(response, answer, delta)
-    return Response(body.model_dump_json(), media_type="application/json")
+    return await render(lambda: whole(response, answer, delta, details).model_dump_json(), [delta])

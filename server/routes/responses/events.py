@@ -3,9 +3,19 @@
 from itertools import count
 from typing import TypedDict
 
-from server.answer import Answer, Delta
+from engine.outputs import OutputToken
+from server.answer import MAX_TOKENS_ON_LOOP, Answer, Delta
 from server.errors import message_of
-from server.routes.responses.items import empty_block, ended, item_id, item_of, status_of
+from server.logprobs import TokenDetails
+from server.routes.responses.items import (
+    empty_block,
+    ended,
+    item_id,
+    item_of,
+    logprobs_of,
+    status_of,
+    text_of,
+)
 from server.schema.response_events import (
     ArgumentsDeltaEvent,
     ArgumentsDoneEvent,
@@ -19,7 +29,7 @@ from server.schema.response_events import (
     TextDeltaEvent,
     TextDoneEvent,
 )
-from server.schema.responses import OutputText, ReasoningText, ResponseError, ResponseObject
+from server.schema.responses import ReasoningText, ResponseError, ResponseObject
 from server.stream import Frames, Numbered, named_event
 from server.tools.blocks import Begun, Block, Blocks, Ended, More, Step
 
@@ -40,9 +50,10 @@ class Place(ItemPlace):
 class ResponseFrames(Frames):
     """The states of a response around its items, each of which begins, grows and ends."""
 
-    def __init__(self, answer: Answer, response: ResponseObject) -> None:
+    def __init__(self, answer: Answer, response: ResponseObject, details: TokenDetails) -> None:
         super().__init__(answer)
         self._response = response
+        self._details = details
         self._numbers = count()
         self._blocks = Blocks()
         self._more: Numbered | None = None  # the events of the open block's text
@@ -53,6 +64,13 @@ class ResponseFrames(Frames):
         return self._state("response.created", self._response) + self._state(
             "response.in_progress", self._response
         )
+
+    def takes_long(self, delta: Delta | None) -> bool:
+        """The last events tell all tokens once more."""
+        if super().takes_long(delta):
+            return True
+        is_end = delta is None or delta.finish_reason is not None
+        return is_end and sum(len(block.tokens) for block in self._blocks.all) > MAX_TOKENS_ON_LOOP
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """What begins, grows and ends."""
@@ -68,7 +86,7 @@ class ResponseFrames(Frames):
             block = empty_block(self._last)
             self._blocks.all.append(block)
             empty = self._begin(block) + self._end(block)
-        response = ended(self._response, self.answer, self._last, self._blocks.all)
+        response = ended(self._response, self.answer, self._last, self._blocks.all, self._details)
         kind: StateKind = "response.completed" if response.status == "completed" else "response.incomplete"
         return empty + self._state(kind, response)
 
@@ -83,22 +101,35 @@ class ResponseFrames(Frames):
         match step:
             case Begun(block):
                 return self._begin(block)
-            case More(_, text):
+            case More(block, text, tokens):
                 assert self._more is not None
+                if tokens and self._details:
+                    return self._told(block, text, tokens)
                 return self._more.fill(next(self._numbers), text)
             case Ended(block):
                 return self._end(block)
 
+    def _told(self, block: Block, text: str, tokens: tuple[OutputToken, ...]) -> bytes:
+        """More text, with its tokens."""
+        return named_event(
+            TextDeltaEvent(
+                sequence_number=next(self._numbers),
+                delta=text,
+                logprobs=logprobs_of(tokens, self._details),
+                **part_of(self._at(block)),
+            )
+        )
+
     def _begin(self, block: Block) -> bytes:
         self._more = Numbered(lambda number, text: more(number, text, block, self._at(block)))
-        item = item_of(self.answer, block, "in_progress")
+        item = item_of(self.answer, block, "in_progress", self._details)
         added = ItemEvent(
             type="response.output_item.added",
             sequence_number=next(self._numbers),
             output_index=block.number,
             item=item,
         )
-        part = b"" if block.kind == "call" else self._part("response.content_part.added", block, "")
+        part = b"" if block.kind == "call" else self._part("response.content_part.added", block)
         return named_event(added) + part
 
     def _end(self, block: Block) -> bytes:
@@ -108,11 +139,12 @@ class ResponseFrames(Frames):
             done = named_event(arguments)
         elif block.kind == "reasoning":
             done = named_event(ReasoningDoneEvent(sequence_number=number, text=text, **part_of(at)))
-            done += self._part("response.content_part.done", block, text)
+            done += self._part("response.content_part.done", block)
         else:
-            done = named_event(TextDoneEvent(sequence_number=number, text=text, **part_of(at)))
-            done += self._part("response.content_part.done", block, text)
-        item = item_of(self.answer, block, status_of(block))
+            logprobs = logprobs_of(block.tokens, self._details)
+            event = TextDoneEvent(sequence_number=number, text=text, logprobs=logprobs, **part_of(at))
+            done = named_event(event) + self._part("response.content_part.done", block)
+        item = item_of(self.answer, block, status_of(block), self._details)
         return done + named_event(
             ItemEvent(
                 type="response.output_item.done",
@@ -122,8 +154,9 @@ class ResponseFrames(Frames):
             )
         )
 
-    def _part(self, kind: PartKind, block: Block, text: str) -> bytes:
-        part = ReasoningText(text=text) if block.kind == "reasoning" else OutputText(text=text)
+    def _part(self, kind: PartKind, block: Block) -> bytes:
+        is_reasoning = block.kind == "reasoning"
+        part = ReasoningText(text=block.text) if is_reasoning else text_of(block, self._details)
         place = part_of(self._at(block))
         return named_event(PartEvent(type=kind, sequence_number=next(self._numbers), part=part, **place))
 

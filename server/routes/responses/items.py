@@ -1,10 +1,13 @@
 """A response and the items of its output, from what was asked for and the blocks of the answer."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from engine.outputs import FinishReason
+from engine.outputs import FinishReason, OutputToken
 from server.answer import Answer, Delta
 from server.convert import Limits
+from server.logprobs import TokenDetails
+from server.schema.logprobs import TokenLogprob
 from server.schema.responses import (
     FunctionTool,
     IncompleteDetails,
@@ -38,7 +41,18 @@ def item_id(answer: Answer, block: Block) -> str:
     return answer.id.replace("resp_", ID_PREFIXES[block.kind]) + number
 
 
-def item_of(answer: Answer, block: Block, status: ItemStatus) -> OutputItem:
+def text_of(block: Block, details: TokenDetails) -> OutputText:
+    """The text of a block, with its log-probabilities if they are wanted."""
+    return OutputText(text=block.text, logprobs=logprobs_of(block.tokens, details))
+
+
+def logprobs_of(tokens: Sequence[OutputToken], details: TokenDetails) -> list[TokenLogprob]:
+    """The log-probabilities of the shown ones of `tokens`; none if they are not wanted."""
+    told = details.chat(tokens)
+    return [] if told is None else told.content
+
+
+def item_of(answer: Answer, block: Block, status: ItemStatus, details: TokenDetails) -> OutputItem:
     """A block as an item of the output; one in progress has no content yet."""
     name = item_id(answer, block)
     if block.kind == "call":
@@ -47,7 +61,7 @@ def item_of(answer: Answer, block: Block, status: ItemStatus) -> OutputItem:
     if block.kind == "reasoning":
         thought = [ReasoningText(text=block.text)] if has_content else []
         return OutputReasoning(id=name, status=status, content=thought)
-    said = [OutputText(text=block.text)] if has_content else []
+    said = [text_of(block, details)] if has_content else []
     return OutputMessage(id=name, status=status, content=said)
 
 
@@ -82,6 +96,7 @@ def begun(answer: Answer, wire: ResponsesRequest, limits: Limits) -> ResponseObj
             )
             for tool in wire.tools or ()
         ],
+        top_logprobs=wire.top_logprobs or 0,
         top_p=defaults.get("top_p", 1.0) if wire.top_p is None else wire.top_p,
         text=TextSettings(format=text_format(wire)),
         usage=None,
@@ -115,7 +130,9 @@ def choice_of(choice: InputChoice | None) -> Literal["none", "auto", "required"]
     return choice.type
 
 
-def ended(response: ResponseObject, answer: Answer, delta: Delta, blocks: list[Block]) -> ResponseObject:
+def ended(
+    response: ResponseObject, answer: Answer, delta: Delta, blocks: list[Block], details: TokenDetails
+) -> ResponseObject:
     """The response with its whole output."""
     is_cut = delta.finish_reason is FinishReason.LENGTH
     counts = answer.usage()
@@ -132,15 +149,15 @@ def ended(response: ResponseObject, answer: Answer, delta: Delta, blocks: list[B
         update={
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": IncompleteDetails() if is_cut else None,
-            "output": [item_of(answer, block, status_of(block)) for block in blocks],
+            "output": [item_of(answer, block, status_of(block), details) for block in blocks],
             "usage": usage,
         }
     )
 
 
-def whole(response: ResponseObject, answer: Answer, delta: Delta) -> ResponseObject:
+def whole(response: ResponseObject, answer: Answer, delta: Delta, details: TokenDetails) -> ResponseObject:
     """The response to an answer that comes at once. One without text still has its message."""
-    return ended(response, answer, delta, blocks_of(delta) or [empty_block(delta)])
+    return ended(response, answer, delta, blocks_of(delta) or [empty_block(delta)], details)
 
 
 def empty_block(delta: Delta) -> Block:
