@@ -24,6 +24,7 @@ from engine.config import EngineConfig
 from engine.device.runner import ModelRunner
 from engine.device.thread import DeviceThread
 from engine.text.grammar import GrammarCompiler
+from engine.text.pieces import TokenPieces
 from engine.text.tokenizer import TokenizerPool
 from server.app import build_app
 from server.context import ServerContext
@@ -68,7 +69,12 @@ def number_tokenizer(vocab_size: int) -> Any:
     backend = Tokenizer(models.WordLevel({f" {i}": i for i in range(vocab_size)}, unk_token=" 0"))
     backend.decoder = decoders.Fuse()
     return SimpleNamespace(
-        backend=backend, max_token_chars=8, chat_template=None, added_tokens={}, response_template=None
+        backend=backend,
+        pieces=TokenPieces(backend),
+        max_token_chars=8,
+        chat_template=None,
+        added_tokens={},
+        response_template=None,
     )
 
 

@@ -79,7 +79,6 @@ async def follow(
     if sampling.token_healing and not sampling.max_tokens:
         sampling = replace(sampling, token_healing=False)
     if sampling.token_healing:
-        await asyncio.to_thread(lambda: tokenizer.pieces.by_bytes)
         prompt = request.prompt_token_ids
         end = len(prompt) - num_taken_back(prompt, tokenizer.pieces)
         sampling = replace(sampling, token_healing=False, healed_token_ids=prompt[end:])

@@ -99,7 +99,7 @@ class _Constrainer:
     @cached_property
     def _tokenizer(self) -> tuple[TokenPieces, Vocabulary | None]:
         tokenizer, vocabulary = load_tokenizer(self._files)
-        return TokenPieces(tokenizer.backend), vocabulary
+        return tokenizer.pieces, vocabulary
 
     def __call__(self, sampling: SamplingParams) -> tuple[Constraint, ...]:
         constraints: tuple[Constraint, ...] = (*BadWords.of(sampling), *FirstToken.of(sampling))

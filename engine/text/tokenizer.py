@@ -43,6 +43,7 @@ class Tokenizer:
             raise ModelError(f"No usable tokenizer in {folder}: {error}") from error
         self.backend.no_truncation()
         self.backend.no_padding()
+        self.pieces = TokenPieces(self.backend)
         added = [
             token.content for token in self._hf.added_tokens_decoder.values() if not token.content.isspace()
         ]
@@ -171,7 +172,7 @@ class TokenizerPool:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
         # No text longer than this can fit: every token of it would have to be the longest there is.
         self.max_prompt_chars = max_model_len * tokenizer.max_token_chars
-        self.pieces = TokenPieces(tokenizer.backend)
+        self.pieces = tokenizer.pieces
         self.infill = InfillTokens.of(tokenizer.backend)
 
     @property

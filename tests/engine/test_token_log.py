@@ -171,6 +171,30 @@ def test_pieces_of_each_kind_of_decoder():
     assert (pieces.piece(0).data, pieces.piece(1).data) == (b" a", "▁kept".encode())
 
 
+def test_pieces_are_sorted_by_their_bytes_beforehand():
+    unusual = Tokenizer.from_str(byte_level().to_str())
+    unusual.add_tokens(
+        [AddedToken("not in the alphabet: é\n不", special=False), AddedToken("\x7f", special=False)]
+    )
+    for tokenizer in (byte_level(), byte_fallback(), unusual):
+        pieces = TokenPieces(tokenizer)
+        assert "by_bytes" in vars(pieces), "sorted where it is made, at start-up, not at first use"
+        data, ids = pieces.by_bytes
+        assert data == sorted(data)
+        assert data == [pieces.piece(token_id).data for token_id in ids.tolist()]
+        everything = tokenizer.get_vocab(with_added_tokens=True).values()
+        assert set(ids.tolist()) == {token_id for token_id in everything if not pieces.is_special(token_id)}
+
+
+def test_what_a_byte_level_tokenizer_does_not_spell_is_its_own_text():
+    words = Tokenizer(models.WordLevel({"Ġa": 0, "a b": 1, "不": 2, "\xad": 3, "ÿĀ": 4}, unk_token="a b"))
+    words.decoder = decoders.ByteLevel()
+    pieces = TokenPieces(words)
+    assert [pieces.piece(token_id).data for token_id in range(5)] == [
+        b" a", b"a b", "不".encode(), "\xad".encode(), b"\xff\x00",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("num_pages", [64, 12])
 async def test_log_probabilities_go_through_the_engine(num_pages):
     """Each of several streams gets those of its own tokens, preempted or not, collected or not."""

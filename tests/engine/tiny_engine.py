@@ -18,6 +18,7 @@ from engine.device.runner import ModelRunner
 from engine.device.thread import DeviceThread
 from engine.request import Request, SamplingParams
 from engine.text.grammar import GrammarCompiler, Vocabulary
+from engine.text.pieces import TokenPieces
 from engine.text.tokenizer import TokenizerPool
 from models.decoder import Decoder
 from models.loader import random_decoder
@@ -101,7 +102,9 @@ async def tiny_engine(
         page_size=settings.page_size,
         created=0,
     )
-    tokenizer: Any = SimpleNamespace(backend=tiny_tokenizer(), max_token_chars=4)
+    tokenizer: Any = SimpleNamespace(
+        backend=tiny_tokenizer(), pieces=TokenPieces(tiny_tokenizer()), max_token_chars=4
+    )
     pool = TokenizerPool(tokenizer, num_threads=1, max_model_len=info.max_model_len)
     engine = Engine(settings, info, pool, device, GrammarCompiler(tiny_vocabulary(has_eos)), token_budget)
     try:

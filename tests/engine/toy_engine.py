@@ -14,6 +14,7 @@ from engine.device.thread import DeviceThread
 from engine.outputs import StepPlan
 from engine.record.writer import Recorder
 from engine.text.grammar import GrammarCompiler
+from engine.text.pieces import TokenPieces
 from engine.text.tokenizer import TokenizerPool
 from tests.engine.toy import EOS, HIDDEN_SIZE, VOCAB_SIZE, ToyRunner
 
@@ -62,6 +63,7 @@ async def toy_engine(
     )
     tokenizer: Any = SimpleNamespace(
         backend=toy_tokenizer(),
+        pieces=TokenPieces(toy_tokenizer()),
         max_token_chars=1,
         chat_template=None,
         response_template=None,
