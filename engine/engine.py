@@ -461,6 +461,9 @@ class Engine:
     def _on_step_loop_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.critical("the step loop died", exc_info=error)
+            for _, future in self._in_flight:  # the faults that follow from it are no news
+                if not future.cancel():
+                    future.exception()
             self._end_all(EngineDead("The engine has stopped after a fault."))
 
     async def _measure_lag(self) -> None:

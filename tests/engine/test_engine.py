@@ -1,6 +1,7 @@
 """The whole engine around a toy model: every way a request can end, and that nothing is left behind."""
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -242,6 +243,9 @@ async def test_a_lost_device_ends_the_engine_and_every_stream(run_ahead, caplog)
                 await bystander.collect()
             await engine.wait_dead()
         assert not engine.is_alive
+    del engine, bystander
+    gc.collect()
+    assert not caplog.records, "steps launched behind the lost one are heard of no more"
 
 
 async def test_a_model_without_finite_numbers_ends_that_request_alone():
