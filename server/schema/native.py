@@ -4,9 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, RootModel, ValidationInfo, field_validator, model_validator
 
+from server.schema.beam import MAX_BEST_OF
 from server.schema.chat import WireResponse
 from server.schema.errors import NativeError
-from server.schema.fields import LOGPROBS, ONE, Refused, described, refuse_unsupported, strangers
+from server.schema.fields import ONE, Refused, described, refuse_unsupported, strangers
 from server.schema.logprobs import in_turns, is_none
 from server.schema.sampling import INT64, MAX_TOP_LOGPROBS, SamplingRequest, Stop, WireRequest
 from server.schema.structured import Source, TypedGrammar
@@ -46,6 +47,16 @@ class GenerateParameters(SamplingRequest):
     )
     top_n_tokens: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="TGI: with details, the likeliest tokens in each place"
+    )
+    best_of: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_BEST_OF,
+        description="TGI: texts to sample; that with the highest mean log-probability is the answer; "
+        "not in a stream. LightLLM: another name of n",
+    )
+    return_details: bool | None = Field(
+        None, description="LightLLM: tell each token with its log-probability; one event each in a stream"
     )
     grammar: TypedGrammar | None = Field(None, description="what the text must be, in TGI's words")
     guided_json: Source | None = Field(
@@ -108,10 +119,7 @@ PARAMETERS: dict[str, Refused] = strangers(
         "stream": Refused((False,), "it belongs beside parameters"),
         "stream_options": Refused(({},), "the last event always has the counts"),
         "truncate_prompt_tokens": Refused((), "use truncate"),
-        # TGI
-        "best_of": Refused((1,), "one continuation is made"),
         # LightLLM
-        "return_details": Refused((False,), LOGPROBS),
         "exponential_decay_length_penalty": Refused(([1, 1],)),
         "input_penalty": Refused((False,), "presence and frequency penalties count output tokens"),
         "add_spaces_between_special_tokens": Refused((True,)),
@@ -163,7 +171,7 @@ class TgiStreamDetails(WireResponse):
     input_length: int
 
 
-class TgiDetails(WireResponse):
+class TgiSequence(WireResponse):
     """How a text came about; `prefill` with decoder_input_details, `top_tokens` with top_n_tokens."""
 
     finish_reason: TgiReason
@@ -174,6 +182,18 @@ class TgiDetails(WireResponse):
     top_tokens: Annotated[list[list[TgiToken]], in_turns(list[TgiToken])] | None = Field(
         None, exclude_if=is_none
     )
+
+
+class TgiBestOfSequence(TgiSequence):
+    """A text that was not the best."""
+
+    generated_text: str
+
+
+class TgiDetails(TgiSequence):
+    """How the answer came about, and with best_of the others."""
+
+    best_of_sequences: list[TgiBestOfSequence] | None = Field(None, exclude_if=is_none)
 
 
 class TgiResponse(WireResponse):
@@ -196,24 +216,30 @@ class TgiEvent(WireResponse):
 LightllmReason = Literal["stop", "length"]
 
 
+class LightllmToken(WireResponse):
+    """One token with return_details; else new text, and null for what belongs to a single token."""
+
+    count_output_tokens: int
+    id: int | None = None
+    text: str
+    logprob: float | None = None
+    special: bool
+    prompt_tokens: int
+
+
+LightllmTokens = Annotated[list[LightllmToken], in_turns(LightllmToken)]
+
+
 class LightllmResponse(WireResponse):
-    """LightLLM's answer of POST /generate; with n > 1 the counts and reasons are lists."""
+    """LightLLM's answer of POST /generate; with n > 1 the counts, reasons and tokens are lists of them."""
 
     generated_text: list[str]
     count_output_tokens: int | list[int]
     finish_reason: LightllmReason | list[LightllmReason]
     prompt_tokens: int
-
-
-class LightllmToken(WireResponse):
-    """New text, of one token or more; what belongs to a single token is null."""
-
-    count_output_tokens: int
-    id: None = None
-    text: str
-    logprob: None = None
-    special: bool
-    prompt_tokens: int
+    tokens: LightllmTokens | list[LightllmTokens] | None = Field(
+        None, exclude_if=is_none, description="only with return_details"
+    )
 
 
 class LightllmEvent(WireResponse):

@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.outputs import OutputToken, TextDelta, TokenPiece
+from server.routes.native.tokens import TokenTexts
 from server.schema.errors import NativeError
 from server.schema.native import (
     GENERATE,
@@ -253,8 +255,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (with_parameters(do_sample="yes"), "parameters.do_sample"),
     (with_parameters(stop_token_ids=[0x110000]), "stop_token_ids"),
     (with_parameters(return_details=True), "return_details is not supported"),
+    (with_parameters(best_of=2), "parameters.best_of"),
+    (with_parameters(best_of=0), "parameters.best_of"),
+    (with_parameters(best_of=21, do_sample=True), "parameters.best_of"),
     (with_parameters(decoder_input_details=True), "parameters.decoder_input_details"),
-    (with_parameters(best_of=3), "best_of is not supported"),
     (with_parameters(top_n_tokens=5), "parameters.top_n_tokens"),
     (with_parameters(details=True, top_n_tokens=21), "parameters.top_n_tokens"),
     (with_parameters(typical_p=0.9), "typical_p is not supported"),
@@ -396,6 +400,80 @@ async def test_streamed_details_have_an_event_for_each_token(client: httpx.Async
 async def test_details_are_tgis(lightllm: httpx.AsyncClient, client: httpx.AsyncClient) -> None:
     response = await lightllm.post("/generate", json={"inputs": "a", "parameters": {"details": True}})
     assert response.status_code == 400 and "details is not supported" in response.text
+    parameters = {"best_of": 2, "n": 3}
+    response = await lightllm.post("/generate", json={"inputs": "a", "parameters": parameters})
+    assert response.status_code == 400 and "parameters.best_of" in response.text
+    parameters = {"best_of": 2, "do_sample": True}
+    for either in (client, lightllm):
+        response = await either.post("/generate_stream", json={"inputs": "a", "parameters": parameters})
+        assert response.status_code == 400 and "must be 1" in response.text
     parameters = {"details": True, "decoder_input_details": True}
     response = await client.post("/generate_stream", json={"inputs": "a", "parameters": parameters})
     assert response.status_code == 400 and "decoder_input_details" in response.text
+
+
+async def test_the_best_of_several_texts(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    """The fake model finds a text the less likely the larger its seed modulo 7 is."""
+    parameters = {"best_of": 3, "do_sample": True, "seed": 5, "max_new_tokens": 2, "return_full_text": True}
+    assert await ask(client, inputs="say:ab", parameters=parameters) == {"generated_text": "say:abab"}
+    assert [request.sampling.seed for request in engine.requests] == [5, 6, 7]
+    parameters |= {"details": True, "decoder_input_details": True, "top_n_tokens": 1}
+    answer = await ask(client, inputs="say:ab", parameters=parameters)
+    TgiResponse.model_validate(answer)
+    details = answer["details"]
+    assert (details["seed"], [other["seed"] for other in details["best_of_sequences"]]) == (7, [5, 6])
+    for other in details["best_of_sequences"]:
+        assert other["generated_text"] == "say:abab"
+        assert other["tokens"][0]["logprob"] < details["tokens"][0]["logprob"]
+        assert other["prefill"] == details["prefill"] != []
+        assert len(other["top_tokens"]) == other["generated_tokens"] == 2
+    answer = await ask(client, inputs="say:a", parameters={"best_of": 1, "details": True})
+    assert "best_of_sequences" not in answer["details"]
+
+
+async def test_best_of_is_the_number_of_texts_in_lightllm(lightllm: httpx.AsyncClient) -> None:
+    for parameters in ({"best_of": 2}, {"n": 2}, {"n": 2, "best_of": 2}):
+        answer = await ask(lightllm, inputs="say:a", parameters=parameters | {"do_sample": True})
+        assert answer["generated_text"] == ["a", "a"]
+
+
+async def test_lightllm_tells_its_tokens(lightllm: httpx.AsyncClient) -> None:
+    parameters = {"return_details": True, "stop_sequences": ["c"], "return_full_text": True}
+    answer = await ask(lightllm, inputs="say:aécd", parameters=parameters)
+    LightllmResponse.model_validate(answer)
+    expected = [
+        {
+            "count_output_tokens": number, "id": ord(text), "text": text, "logprob": (1 - number) / 8,
+            "special": False, "prompt_tokens": 8,
+        }
+        for number, text in enumerate("aéc", 1)
+    ]  # fmt: skip
+    assert answer["tokens"] == expected
+    assert (answer["generated_text"], answer["count_output_tokens"]) == (["say:aécdaéc"], 3)
+    two = await ask(lightllm, inputs="say:aécd", parameters=parameters | {"n": 2})
+    LightllmResponse.model_validate(two)
+    assert two["tokens"] == [expected, expected]
+    events = await stream(lightllm, inputs="say:aécd", parameters=parameters)
+    for event in events:
+        LightllmEvent.model_validate(event)
+    expected[0]["text"] = "say:aécda"
+    assert [event["token"] for event in events] == expected
+    assert [event["finished"] for event in events] == [False, False, True]
+    assert events[-1]["finish_reason"] == "stop"
+    assert "tokens" not in await ask(lightllm, inputs="a")
+
+
+def test_text_waits_for_its_tokens() -> None:
+    """However deltas cut it; tokens that are not shown have none."""
+    said = [("h", True), ("", False), ("ey", True), ("!", True)]
+    tokens, offset = [], 0
+    for number, (text, is_shown) in enumerate(said):
+        tokens.append(OutputToken(TokenPiece(number, text.encode(), False), offset, -1.0, (), is_shown))
+        offset += len(text)
+    texts = TokenTexts()
+    told = texts.take(TextDelta("h", 1))
+    assert (told, texts.waiting) == ([], "h")
+    told = texts.take(TextDelta("e", 1, tokens=tuple(tokens[:1])))
+    assert told == [(tokens[0], "he")], "its text is what came before the next token"
+    told = TokenTexts().take(TextDelta("hey!", 4, tokens=tuple(tokens)))
+    assert told == [(tokens[0], "h"), (tokens[1], None), (tokens[2], "ey"), (tokens[3], "!")]

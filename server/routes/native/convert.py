@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from engine.errors import InvalidRequest
 from server.convert import Limits
 from server.schema.completions import CompletionRequest
 from server.schema.native import GenerateParameters, GenerateRequest
@@ -27,17 +28,20 @@ class Defaults:
     """What the two servers do when nothing is said.
 
     In TGI any setting of sampling turns it on, in LightLLM only `do_sample`, or the model's own generation
-    config, from which other values come, too. Otherwise decoding is greedy.
+    config, from which other values come, too. Otherwise decoding is greedy. With `best_of_is_n` all texts are
+    answers.
     """
 
     max_new_tokens: int
     samples_if_set: bool
     uses_generation_config: bool
+    best_of_is_n: bool
 
 
 def completion_request(wire: GenerateRequest, defaults: Defaults, limits: Limits) -> GenerateCompletion:
     """The same prompt, and the same sampling, as completions have them. Raises InvalidRequest."""
     parameters = wire.parameters
+    tells_tokens = parameters.details or parameters.return_details
     fields = parameters.model_dump(include=set(SamplingRequest.model_fields))
     fields |= {
         "prompt": wire.inputs,
@@ -45,7 +49,9 @@ def completion_request(wire: GenerateRequest, defaults: Defaults, limits: Limits
         "min_tokens": parameters.min_new_tokens,
         "stop": list(parameters.stop or parameters.stop_sequences or ()) or None,
         "include_stop_str_in_output": True,
-        "logprobs": (parameters.top_n_tokens or 0) if parameters.details else None,
+        "logprobs": (parameters.top_n_tokens or 0) if tells_tokens else None,
+        "n": parameters.n or (parameters.best_of if defaults.best_of_is_n else None),
+        "best_of": None if defaults.best_of_is_n else parameters.best_of,
         "prompt_logprobs": 0 if parameters.decoder_input_details else None,
         "grammar": parameters.grammar and parameters.grammar.model_dump(),
         "guided_json": parameters.guided_json,
@@ -58,6 +64,10 @@ def completion_request(wire: GenerateRequest, defaults: Defaults, limits: Limits
         fields |= neutral_sampling(parameters)
     if not samples(parameters, defaults, limits):
         fields["temperature"] = 0.0
+        if (parameters.best_of or 1) > 1 and not defaults.best_of_is_n:
+            raise InvalidRequest(
+                "parameters.best_of needs sampling: without it all texts are the same.", "parameters.best_of"
+            )
     return GenerateCompletion.model_validate(fields)
 
 

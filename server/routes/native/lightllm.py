@@ -5,33 +5,60 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from engine.errors import InvalidRequest
-from engine.outputs import TextDelta
+from engine.outputs import OutputToken, TextDelta
 from server.answer import Answer, Delta, finish_of
 from server.errors import UnsupportedField, native_envelope
+from server.logprobs import finite
 from server.routes.native.convert import Defaults
 from server.routes.native.tgi import data_event, prefix
+from server.routes.native.tokens import TokenTexts
 from server.schema.native import GenerateRequest, LightllmEvent, LightllmResponse, LightllmToken
 from server.stream import Frames, Numbered
 
 T = TypeVar("T")
 
-DEFAULTS = Defaults(max_new_tokens=16, samples_if_set=False, uses_generation_config=True)
+DEFAULTS = Defaults(max_new_tokens=16, samples_if_set=False, uses_generation_config=True, best_of_is_n=True)
 
 
 def check(wire: GenerateRequest) -> None:
     """Refuse what these answers have no place for. Raises InvalidRequest."""
-    if wire.parameters.details:
-        raise UnsupportedField("details is not supported: LightLLM's answers have none.", "details")
-    if wire.stream and (wire.parameters.n or 1) > 1:
+    parameters = wire.parameters
+    if parameters.details:
+        raise UnsupportedField("details is not supported: LightLLM has return_details.", "details")
+    if parameters.n and parameters.best_of and parameters.n != parameters.best_of:
+        raise InvalidRequest("parameters.best_of must be left out or equal n.", "parameters.best_of")
+    if wire.stream and (parameters.n or parameters.best_of or 1) > 1:
         raise InvalidRequest("parameters.n must be 1 in a stream.", "parameters.n")
 
 
 def response(wire: GenerateRequest, answer: Answer, deltas: list[Delta]) -> BaseModel:
     """The body of the answer."""
+    told: list[LightllmToken] | list[list[LightllmToken]] | None = None
+    if wire.parameters.return_details:
+        told = alone([tokens(answer, delta) for delta in deltas])
     return LightllmResponse(
         generated_text=[prefix(wire) + delta.text for delta in deltas],
         count_output_tokens=alone([stream.num_output_tokens for stream in answer.streams]),
         finish_reason=alone([finish_of(delta) for delta in deltas]),
+        prompt_tokens=answer.streams[0].num_prompt_tokens,
+        tokens=told,
+    )
+
+
+def tokens(answer: Answer, delta: Delta) -> list[LightllmToken]:
+    """All tokens of a text, shown or not."""
+    told = TokenTexts().take(delta)
+    return [one(answer, number, token, text or "") for number, (token, text) in enumerate(told, 1)]
+
+
+def one(answer: Answer, number: int, token: OutputToken, text: str) -> LightllmToken:
+    """A single token, the `number`th of its text."""
+    return LightllmToken(
+        count_output_tokens=number,
+        id=token.piece.token_id,
+        text=text,
+        logprob=None if token.logprob is None else finite(token.logprob),
+        special=token.piece.is_special,
         prompt_tokens=answer.streams[0].num_prompt_tokens,
     )
 
@@ -47,6 +74,8 @@ class LightllmFrames(Frames):
     def __init__(self, answer: Answer, wire: GenerateRequest) -> None:
         super().__init__(answer)
         self._prefix = prefix(wire)
+        self._texts = TokenTexts() if wire.parameters.return_details else None
+        self._num_told = 0
         self._delta = Numbered(lambda number, text: data_event(self._event(number, TextDelta(text, 1))))
 
     def opening(self) -> bytes:
@@ -55,11 +84,28 @@ class LightllmFrames(Frames):
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """New text, or the end."""
+        if self._texts is not None:
+            return self._token_events(delta, self._texts)
         text, self._prefix = self._prefix + delta.text, ""
         num_tokens = self.answer.streams[0].num_output_tokens
         if delta.finish_reason is not None:
             return data_event(self._event(num_tokens, delta._replace(text=text)))
         return self._delta.fill(num_tokens, text) if text else b""
+
+    def _token_events(self, delta: Delta, texts: TokenTexts) -> bytes:
+        """An event for each token."""
+        events: list[LightllmEvent] = []
+        for token, text in texts.take(delta):
+            self._num_told += 1
+            shown, self._prefix = self._prefix + (text or ""), ""
+            told = one(self.answer, self._num_told, token, shown)
+            events.append(LightllmEvent(token=told, finished=False, finish_reason=None))
+        if delta.finish_reason is not None:
+            rest = delta._replace(text=self._prefix + texts.waiting)
+            last = events.pop() if events else self._event(self._num_told, rest)
+            ending = {"finished": True, "finish_reason": finish_of(delta)}
+            events.append(last.model_copy(update=ending))
+        return b"".join(map(data_event, events))
 
     def ending(self) -> bytes:
         """The last event was the end."""

@@ -1,17 +1,20 @@
 """TGI's answers: text as a string; the last event of a stream has all of it."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from pydantic import BaseModel
 
 from engine.errors import InvalidRequest
 from engine.outputs import OutputToken, TokenPiece
 from server.answer import Answer, Delta, finish_of
-from server.errors import native_envelope
-from server.logprobs import finite
+from server.errors import UnsupportedField, native_envelope
+from server.logprobs import finite, mean_logprob
 from server.routes.native.convert import Defaults
+from server.routes.native.tokens import TokenTexts
 from server.schema.native import (
     GenerateRequest,
+    TgiBestOfSequence,
     TgiDetails,
     TgiEvent,
     TgiPrefillToken,
@@ -22,13 +25,20 @@ from server.schema.native import (
 )
 from server.stream import Frames, Numbered
 
-DEFAULTS = Defaults(max_new_tokens=100, samples_if_set=True, uses_generation_config=False)
+DEFAULTS = Defaults(max_new_tokens=100, samples_if_set=True, uses_generation_config=False, best_of_is_n=False)
 
 
 def check(wire: GenerateRequest) -> None:
     """Refuse what these answers have no place for. Raises InvalidRequest."""
+    if wire.parameters.return_details:
+        raise UnsupportedField("return_details is not supported: TGI has details.", "return_details")
     if (wire.parameters.n or 1) > 1:
         raise InvalidRequest("parameters.n must be 1: TGI answers with one text.", "parameters.n")
+    if wire.stream and (wire.parameters.best_of or 1) > 1:
+        raise InvalidRequest(
+            "parameters.best_of must be 1 in a stream: the best is known only at the end.",
+            "parameters.best_of",
+        )
     if wire.stream and wire.parameters.decoder_input_details:
         raise InvalidRequest(
             "parameters.decoder_input_details cannot be told in a stream.", "parameters.decoder_input_details"
@@ -36,31 +46,42 @@ def check(wire: GenerateRequest) -> None:
 
 
 def response(wire: GenerateRequest, answer: Answer, deltas: list[Delta]) -> BaseModel:
-    """The body of the answer."""
-    [delta] = deltas
+    """The body of the answer: the best text."""
+    texts = [prefix(wire) + delta.text for delta in deltas]
+    best = max(range(len(deltas)), key=lambda index: mean_logprob(deltas[index].tokens))
+    if not wire.parameters.details:
+        return TgiResponse(generated_text=texts[best], details=None)
+    told = [sequence(wire, answer, deltas, index) for index in range(len(deltas))]
+    others = [
+        TgiBestOfSequence(generated_text=texts[index], **told[index])
+        for index in range(len(deltas))
+        if index != best
+    ]
     return TgiResponse(
-        generated_text=prefix(wire) + delta.text,
-        details=details(wire, answer, delta) if wire.parameters.details else None,
+        generated_text=texts[best], details=TgiDetails(best_of_sequences=others or None, **told[best])
     )
 
 
-def details(wire: GenerateRequest, answer: Answer, delta: Delta) -> TgiDetails:
-    """All tokens of a text, shown or not."""
-    return TgiDetails(
-        finish_reason=reason(delta),
-        generated_tokens=len(delta.tokens),
-        seed=answer.requests[0].sampling.seed,
-        prefill=[
+def sequence(wire: GenerateRequest, answer: Answer, deltas: list[Delta], index: int) -> dict[str, Any]:
+    """The fields of a TgiSequence: all tokens of a text, shown or not."""
+    delta = deltas[index]
+    return {
+        "finish_reason": reason(delta),
+        "generated_tokens": len(delta.tokens),
+        "seed": answer.requests[index].sampling.seed,
+        "prefill": [
             TgiPrefillToken(
                 id=token.piece.token_id,
                 text=text_of(token.piece),
                 logprob=None if token.logprob is None else finite(token.logprob),
             )
-            for token in delta.prompt_tokens
+            for token in deltas[0].prompt_tokens  # told once
         ],
-        tokens=[one(token.piece, token.logprob) for token in delta.tokens],
-        top_tokens=[top_tokens(token) for token in delta.tokens] if wire.parameters.top_n_tokens else None,
-    )
+        "tokens": [one(token.piece, token.logprob) for token in delta.tokens],
+        "top_tokens": (
+            [top_tokens(token) for token in delta.tokens] if wire.parameters.top_n_tokens else None
+        ),
+    }
 
 
 def top_tokens(token: OutputToken) -> list[TgiToken]:
@@ -103,8 +124,7 @@ class TgiFrames(Frames):
         self._wire = wire
         self._texts: list[str] = []
         self._num_told = 0
-        self._num_chars = 0
-        self._waiting = ""
+        self._told = TokenTexts()
         self._delta = Numbered(lambda number, text: data_event(tgi_event(number, text)))
 
     def opening(self) -> bytes:
@@ -123,29 +143,16 @@ class TgiFrames(Frames):
         return self._delta.fill(num_tokens, delta.text) if delta.text else b""
 
     def _token_events(self, delta: Delta) -> bytes:
-        """An event for each token. Text that comes before its token waits for it."""
-        self._waiting += delta.text
-        if delta.finish_reason is None and not delta.tokens:
-            return b""
-        text, self._waiting = self._waiting, ""
-        events = list(self._tokens(delta, text))
-        self._num_chars += len(text)
+        """An event for each token."""
+        events = list(self._tokens(delta))
         if delta.finish_reason is not None:
             whole = prefix(self._wire) + "".join(self._texts)
-            last = events.pop() if events else tgi_event(self._num_told, text, whole)
+            last = events.pop() if events else tgi_event(self._num_told, self._told.waiting, whole)
             events.append(last.model_copy(update={"generated_text": whole, "details": self._end(delta)}))
         return b"".join(map(data_event, events))
 
-    def _tokens(self, delta: Delta, whole: str) -> Iterator[TgiEvent]:
-        """The tokens of a delta; what is shown of them is, joined, its text."""
-        shown = [token for token in delta.tokens if token.is_shown]
-        ends = [*(token.offset - self._num_chars for token in shown[1:]), len(whole)]
-        start = 0
-        for token in delta.tokens:
-            text = None
-            if token.is_shown:
-                end = ends.pop(0)
-                text, start = whole[start:end], end
+    def _tokens(self, delta: Delta) -> Iterator[TgiEvent]:
+        for token, text in self._told.take(delta):
             self._num_told += 1
             yield TgiEvent(
                 index=self._num_told,
