@@ -8,7 +8,7 @@ import pytest
 from engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
 from engine.outputs import FinishReason, StepOutput, StepPlan
 from engine.schedule.sequence import Sequence, Series
-from tests.engine.driver import SEED, Driver, make_request, output_of
+from tests.engine.driver import SEED, Driver, output_of
 from tests.engine.toy import reference
 
 
@@ -69,8 +69,7 @@ def test_a_series_keeps_the_place_of_its_first():
     series = Series()
 
     def go_on(prompt: list[int], **limits) -> Sequence:
-        requests = [make_request(prompt, 1, **limits)]
-        return driver.scheduler.add_group(requests, seeds=[SEED], now=driver.now, series=series)[0]
+        return driver.add_group(prompt, 1, 1, series=series, **limits)[0]
 
     steps = [go_on([1, 2, 3], queue_timeout_seconds=0.5)]
     driver.step()
@@ -93,18 +92,21 @@ def test_a_series_keeps_the_place_of_its_first():
 def test_a_series_is_refused_by_a_full_queue_at_first_and_ends_in_time():
     driver = Driver.of(run_ahead=0, max_num_seqs=1, max_waiting=1)
     series = Series()
-    request = make_request([1, 2, 3], 1, timeout_seconds=1.5)
+
+    def go_on() -> None:
+        driver.add_group([1, 2, 3], 1, 1, series=series, timeout_seconds=1.5)
+
     others = [driver.add([n], max_tokens=1) for n in range(2)]
     with pytest.raises(QueueFull):
-        driver.scheduler.add_group([request], seeds=[SEED], now=driver.now, series=series)
+        go_on()
     driver.run()
     for _ in range(2):
-        driver.scheduler.add_group([request], seeds=[SEED], now=driver.now, series=series)
+        go_on()
         driver.run()
     first, late = driver.finished[len(others) :]
     assert first.finish_reason is FinishReason.LENGTH
     assert late.finish_reason is FinishReason.LENGTH, "1 second after the first came"
-    driver.scheduler.add_group([request], seeds=[SEED], now=driver.now, series=series)
+    go_on()
     driver.run()
     assert driver.finished[-1].finish_reason is FinishReason.ERROR, "2 seconds after"
 

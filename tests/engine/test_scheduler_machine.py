@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.errors import QueueFull
 from engine.outputs import FinishReason
-from engine.schedule.sequence import Sequence, SequenceStatus
+from engine.schedule.sequence import Sequence, SequenceStatus, Series
 from tests.engine.driver import Driver, output_of
 from tests.engine.toy import reference
 
@@ -69,9 +69,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache_salt=st.sampled_from([None, None, "salt"]),
         priority=st.integers(-1, 1),
         timeout=st.sampled_from([None, None, None, None, 9.0]),
+        in_series=st.sampled_from([False, False, True]),
     )
-    def submit(self, prompt, n, max_tokens, **options):
+    def submit(self, prompt, n, max_tokens, in_series, **options):
         COUNTS["submit"] += 1
+        options["series"] = Series() if in_series and n == 1 else None
         timeout = options.pop("timeout")
         options |= {"timeout_seconds": timeout, "queue_timeout_seconds": timeout and timeout / 2}
         try:
@@ -79,6 +81,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         except QueueFull:
             assert self.scheduler.num_waiting + n > MAX_WAITING
         COUNTS["fork"] += n > 1
+
+    def _ends_of_series(self) -> list[Sequence]:
+        """Those with output, and room for another behind them."""
+        return [s for s in self.sequences if s.series and s.num_output_tokens and s.num_tokens < 20]
+
+    @precondition(_ends_of_series)
+    @rule(
+        index=st.integers(0, 100),
+        width=st.integers(1, 3),
+        max_tokens=st.integers(1, 4),
+        timeout=st.sampled_from([None, None, None, None, 9.0]),
+    )
+    def go_on(self, index, width, max_tokens, timeout):
+        """However many wait, and however late: in the place of the first."""
+        COUNTS["go_on"] += 1
+        ends = self._ends_of_series()
+        end = ends[index % len(ends)]
+        assert end.series is not None
+        for last in range(width):
+            prompt = [*end.token_ids[:-1], last]
+            options = {"priority": 1, "timeout_seconds": timeout, "queue_timeout_seconds": 0.0}
+            [step] = self.driver.add_group(prompt, 1, max_tokens, series=end.series, **options)
+            assert (step.rank, step.token_ids.tolist()) == (end.series.first.rank, prompt)
+            self.sequences.append(step)
 
     @precondition(_unfinished)
     @rule(count=st.integers(1, 6))
