@@ -11,7 +11,7 @@ import pytest
 
 from engine.outputs import FinishReason, OutputToken, TextDelta, TokenPiece
 from engine.request import Request, SamplingParams
-from server.answer import MAX_TOKENS_ON_LOOP, Answer, Delta, render
+from server.answer import MAX_ANSWERS_ON_LOOP, MAX_TOKENS_ON_LOOP, Answer, Delta, render
 from server.logprobs import TokenDetails
 from server.schema.chat import ChatChunk
 from server.schema.completions import CompletionChoice, CompletionChunk
@@ -260,6 +260,18 @@ async def test_many_tokens_are_written_off_the_loop(engine: FakeEngine, num_toke
     await render(write, [told(num_tokens - num_tokens // 2), told(num_tokens // 2)])
     assert len(writers) == 3
     assert {writer == here for writer in writers} == {num_tokens <= MAX_TOKENS_ON_LOOP}
+
+
+@pytest.mark.parametrize("num_answers", [1, MAX_ANSWERS_ON_LOOP, MAX_ANSWERS_ON_LOOP + 1])
+async def test_many_answers_are_written_off_the_loop(num_answers: int) -> None:
+    writers: list[int] = []
+
+    def write() -> str:
+        writers.append(threading.get_ident())
+        return "{}"
+
+    await render(write, [TextDelta("a", 1, FinishReason.STOP)] * num_answers)
+    assert (writers == [threading.get_ident()]) == (num_answers <= MAX_ANSWERS_ON_LOOP)
 
 
 def test_the_json_of_many_tokens_lets_others_run() -> None:
