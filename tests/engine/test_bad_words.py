@@ -1,5 +1,6 @@
 """Words that must not appear do not, whatever a model of random weights likes to say."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from engine.constraint import Standing
 from engine.errors import InvalidRequest
 from engine.outputs import FinishReason
+from engine.prepare import REQUESTS_PER_TURN
 from engine.request import SamplingParams
 from engine.text.bad_words import BadWords, spellings
 from tests.engine.tiny_engine import (
@@ -119,3 +121,21 @@ async def test_ids_must_have_logits_and_words_must_be_prepared():
         for fields in ({"bad_words": ("x",)}, {"bad_words_ids": ((1, 2),)}):
             with pytest.raises(ValueError, match="prepare"):
                 engine.submit(tiny_request("a", **fields))
+
+
+async def test_a_thousand_requests_let_others_run_and_stay_as_they_are():
+    async with tiny_engine() as engine:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        running = asyncio.create_task(other())
+        requests = [tiny_request("a")] * 1000
+        prepared = await engine.prepare(requests)
+        running.cancel()
+        assert turns >= 1000 // REQUESTS_PER_TURN - 1
+        assert all(mine is theirs for mine, theirs in zip(prepared, requests, strict=True))

@@ -1,5 +1,6 @@
 """POST /v1/completions over ASGI, with a FakeEngine."""
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -7,7 +8,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.text.infill import InfillTokens
-from server.schema.completions import CompletionResponse
+from server.convert import REQUESTS_PER_TURN, Limits, make_requests
+from server.schema.completions import CompletionRequest, CompletionResponse
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
 
@@ -76,6 +78,27 @@ async def test_what_all_prompts_have_in_common_is_made_once(
     for name in ("logit_bias", "allowed_token_ids", "bad_words_ids", "stop_token_ids", "grammar"):
         assert getattr(first, name), name
         assert all(getattr(other, name) is getattr(first, name) for other in others), name
+
+
+async def test_a_thousand_prompts_let_others_run() -> None:
+    limits = Limits(4096, 1000, 64, 2000, {}, True)
+    wire = CompletionRequest(prompt=["a"] * 500, n=2)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(other())
+    requests = await make_requests(
+        wire, [[1]] * 500, "cmpl-1", limits, default_max_tokens=16, prompt_param="prompt"
+    )
+    running.cancel()
+    assert len(requests) == 1000
+    assert turns >= 1000 // REQUESTS_PER_TURN - 1
+    assert len({id(request.sampling) for request in requests}) == 1, "nothing in them differs"
 
 
 async def test_each_prompt_leaves_its_own_room(client: httpx.AsyncClient, engine: FakeEngine) -> None:
