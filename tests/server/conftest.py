@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from server.app import build_app
 from server.settings import ServerConfig
 from tests.server.fake_engine import FakeEngine
+from tests.server.tool_chat import THINKING
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +40,28 @@ def client_for(engine: FakeEngine | None, **settings: object) -> httpx.AsyncClie
 async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the default application."""
     async with client_for(engine) as found:
+        yield found
+
+
+@pytest.fixture
+def calls_and_thinks(engine: FakeEngine) -> None:
+    """The model of `engine` thinks first and calls tools in Hermes' format."""
+    engine.tokenizer.chat_template = THINKING
+
+
+@pytest.fixture
+async def thinker(calls_and_thinks: None, engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application around such an engine."""
+    async with client_for(engine) as found:
+        yield found
+
+
+@pytest.fixture
+async def openai_client(engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
+    """OpenAI's client of the default application."""
+    async with openai.AsyncOpenAI(
+        api_key="none", base_url="http://test/v1", http_client=client_for(engine), max_retries=0
+    ) as found:
         yield found
 
 

@@ -10,6 +10,7 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import ValidationError
 
 from tests.server.conftest import LiveServer
+from tests.server.tool_chat import CALL
 
 
 def user(content: str) -> list[Any]:
@@ -100,12 +101,11 @@ async def test_anthropic_async_client_leaves_in_the_middle(live: LiveServer) -> 
     live.wait_for(r"POST /v1/messages 200 .* msg_\w+ 22\+\d{1,2} tokens")
 
 
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
 @pytest.fixture(scope="module")
-def thinker() -> Iterator[LiveServer]:
+def thinking_server() -> Iterator[LiveServer]:
     """A model that thinks first and calls tools in Hermes' format."""
     server = LiveServer(FAKE_CHAT_TEMPLATE="{{ messages }}{{ tools }}<tool_call><think>").ready()
     yield server
@@ -113,7 +113,7 @@ def thinker() -> Iterator[LiveServer]:
     assert "Traceback" not in server.log, server.log
 
 
-def test_anthropic_tools_and_thinking(thinker: LiveServer) -> None:
+def test_anthropic_tools_and_thinking(thinking_server: LiveServer) -> None:
     turns = user(f"say:<think>Hm.</think>I look.\n{CALL}\n{CALL.replace('Paris', 'Rome')}")
     fields: dict[str, Any] = {
         "model": "fake-model",
@@ -121,7 +121,7 @@ def test_anthropic_tools_and_thinking(thinker: LiveServer) -> None:
         "tools": [{"name": "get_weather", "input_schema": SCHEMA}],
         "thinking": {"type": "enabled", "budget_tokens": 1024},
     }
-    with anthropic.Anthropic(base_url=thinker.url, api_key="none", max_retries=0) as claude:
+    with anthropic.Anthropic(base_url=thinking_server.url, api_key="none", max_retries=0) as claude:
         with claude.messages.stream(messages=turns, **fields) as stream:
             kinds = {event.type for event in stream}
             streamed = stream.get_final_message()
@@ -185,10 +185,10 @@ def test_openai_response_errors(gpt: openai.OpenAI) -> None:
     assert last.response.error.message == "Computing this request failed."
 
 
-def test_openai_response_tools_and_reasoning(thinker: LiveServer) -> None:
+def test_openai_response_tools_and_reasoning(thinking_server: LiveServer) -> None:
     tools: list[Any] = [{"type": "function", "name": "get_weather", "parameters": SCHEMA, "strict": False}]
     turns: list[Any] = user(f"say:<think>Hm.</think>I look.\n{CALL}")
-    with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key="none", max_retries=0) as gpt:
+    with openai.OpenAI(base_url=f"{thinking_server.url}/v1", api_key="none", max_retries=0) as gpt:
         with gpt.responses.stream(model="fake-model", input=turns, tools=tools) as stream:
             kinds = {event.type for event in stream}
             streamed = stream.get_final_response()

@@ -1,7 +1,6 @@
 """The Anthropic API over ASGI, with a FakeEngine; the official client meets it in test_live.py."""
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -12,6 +11,7 @@ from server.schema.anthropic import CountTokensResponse, Message, MessageEvent
 from server.schema.errors import AnthropicError
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
+from tests.server.tool_chat import CALL, CALL_NOW
 
 PATH = "/v1/messages"
 
@@ -211,17 +211,7 @@ WEATHER = {
     "cache_control": {"type": "ephemeral"},
 }
 NOW = {"type": "custom", "name": "now", "input_schema": {"type": "object"}}
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-CALL_NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 SAY = f"say:<think>Hm.</think>I look.\n{CALL}\n{CALL_NOW}"
-
-
-@pytest.fixture
-async def thinker(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a model that thinks first and calls tools in Hermes' format."""
-    engine.tokenizer.chat_template = "{{ messages }}{{ tools }}<tool_call><think>"
-    async with client_for(engine) as client:
-        yield client
 
 
 def without_ids(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:

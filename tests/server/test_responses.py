@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -17,6 +16,7 @@ from server.schema.response_events import ResponseEvent
 from server.schema.responses import LOGPROBS_INCLUDED, ResponseObject
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
+from tests.server.tool_chat import CALL, CALL_NOW
 
 PATH = "/v1/responses"
 SDK_EVENT: TypeAdapter[Any] = TypeAdapter(SdkEvent)
@@ -117,17 +117,7 @@ WEATHER = {
     "strict": False,
 }
 NOW = {"type": "function", "name": "now"}
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-CALL_NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 SAY = f"say:<think>Hm.</think>I look.\n{CALL}\n{CALL_NOW}"
-
-
-@pytest.fixture
-async def thinker(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a model that thinks first and calls tools in Hermes' format."""
-    engine.tokenizer.chat_template = "{{ messages }}{{ tools }}<tool_call><think>"
-    async with client_for(engine) as client:
-        yield client
 
 
 async def test_thoughts_and_calls_are_items_of_their_own(thinker: httpx.AsyncClient) -> None:

@@ -1,0 +1,128 @@
+"""Which tools may, or must, be called; and what of it is refused."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import client_for
+from tests.server.fake_engine import FakeEngine
+from tests.server.tool_chat import CALL, CALL_NOW, HERMES, TOOL, URL, answer, body, error
+
+pytestmark = pytest.mark.usefixtures("calls_and_thinks")
+
+
+async def test_the_choice_none_names_no_tools_and_parses_no_calls(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    choice = (await answer(client, CALL, tool_choice="none"))["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
+    assert "tools" not in engine.tokenizer.chats[-1][1]["template_kwargs"]
+
+
+async def test_allowed_tools_keep_the_others_from_being_called(client: httpx.AsyncClient) -> None:
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    message = (await answer(client, CALL + CALL_NOW, tool_choice=choice))["choices"][0]["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["now"]
+    assert message["content"] == CALL
+
+
+NAMED = {"type": "function", "function": {"name": "now"}}
+REQUIRED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+NO_OBJECT = {"type": "function", "function": {"name": "a", "parameters": []}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice", None),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.allowed_tools", None),
+        ({"tool_choice": "any"}, "tool_choice.type", None),
+        ({"tool_choice": 1}, "tool_choice", None),
+        ({"tool_choice": "required", "tools": []}, "tool_choice", None),
+        ({"tool_choice": NAMED, "tools": None}, "tool_choice", None),
+        ({"tools": [TOOL, TOOL]}, "tools", None),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", None),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", None),
+        ({"tools": [NO_OBJECT]}, "tools[0].function.parameters", None),
+        ({"tools": [{"type": "function", "function": {"name": "a", "description": "\0"}}]}, "tools", None),
+        ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
+        ({"function_call": {"name": "f"}}, "function_call", "unsupported_parameter"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_kept_is_refused_by_name(
+    client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], param: str, code: str | None
+) -> None:
+    found = await error(client, body("a") | fields)
+    assert (found["param"], found["code"]) == (param, code), found["message"]
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "finish"),
+    [
+        ("required", ["get_weather", "now"], "tool_calls"),
+        (NAMED, ["now"], "stop"),
+        ({"type": "function", "name": "now"}, ["now"], "stop"),
+        (REQUIRED, ["now"], "tool_calls"),
+    ],
+)
+async def test_a_demand_is_a_grammar(
+    client: httpx.AsyncClient, engine: FakeEngine, choice: Any, names: list[str], finish: str
+) -> None:
+    found = (await answer(client, f"<think>Hm.</think>{CALL_NOW}", tool_choice=choice))["choices"][0]
+    assert [call["function"]["name"] for call in found["message"]["tool_calls"]] == ["now"]
+    assert found["finish_reason"] == finish
+    sampling = engine.requests[-1].sampling
+    assert sampling.grammar is not None and sampling.grammar.kind == "lark"
+    told = [name for name in ("get_weather", "now") if f'\\"name\\": \\"{name}\\"' in sampling.grammar.source]
+    assert told == names
+    assert sampling.reasoning is not None, "the grammar binds what follows"
+
+
+async def test_a_choice_is_no_grammar_and_one_that_cannot_be_obeyed_is_refused(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    for fields in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}, {"tool_choice": ALLOWED}):
+        await answer(client, "a", **fields)
+        assert engine.requests[-1].sampling.grammar is None
+    both = body("a", tool_choice="required", response_format={"type": "json_object"})
+    assert (await error(client, both))["param"] == "response_format"
+
+
+async def test_formats_without_a_grammar_write_demanded_calls_as_hermes(engine: FakeEngine) -> None:
+    async with client_for(engine, tool_parser="pythonic") as client:
+        found = (await answer(client, CALL_NOW, tool_choice="required"))["choices"][0]
+        assert found["finish_reason"] == "tool_calls"
+        found = (await answer(client, "[now()]"))["choices"][0]
+        assert found["finish_reason"] == "tool_calls"
+
+
+async def test_no_tools_and_auto_are_no_choice(client: httpx.AsyncClient) -> None:
+    for fields in (
+        {"tools": []},
+        {"tools": None, "tool_choice": "auto"},
+        {"tools": [], "tool_choice": "none"},
+    ):
+        response = await client.post(URL, json=body("a") | fields)
+        assert response.status_code == 200, response.text
+
+
+async def test_a_model_whose_format_is_unknown_refuses_tools(engine: FakeEngine) -> None:
+    for template, setting in (("{{ tools }}", "auto"), (HERMES, "none"), ("no place", "mistral")):
+        engine.tokenizer.chat_template = template
+        async with client_for(engine, tool_parser=setting) as client:
+            found = await error(client, body("a"))
+            assert (found["param"], found["code"]) == ("tools", "unsupported_parameter")
+
+
+async def test_deep_schemas_are_refused(client: httpx.AsyncClient) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(80):
+        schema = {"properties": schema}
+    found = await error(
+        client, body("a", {"type": "function", "function": {"name": "f", "parameters": schema}})
+    )
+    assert found["param"] == "tools"
