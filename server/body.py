@@ -185,7 +185,7 @@ def parse(body: bytes, model: type[Model], refused: dict[str, Refused]) -> Model
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise invalid_request(error, renamed) from None
+        raise invalid_request(error, value, renamed) from None
 
 
 def check_structure(body: bytes, param: str | None = None) -> None:

@@ -17,7 +17,7 @@ The server's own errors, beside those that come out of the engine (`engine.error
 """
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
@@ -42,6 +42,9 @@ from server.schema.errors import (
     NativeError,
     NativeErrorType,
 )
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 INVALID = "invalid_request_error"
 MAX_SHOWN_ERRORS = 3
@@ -210,28 +213,55 @@ def error_response(error: Exception, path: str) -> Response:
     )
 
 
-def invalid_request(error: ValidationError, names: Mapping[str, str] | None = None) -> InvalidRequest:
-    """A short, bounded message for what the schema found; `param` names the first offending field.
+def invalid_request(
+    error: ValidationError, body: Any, names: Mapping[str, str] | None = None
+) -> InvalidRequest:
+    """A short, bounded message for what the schema found in `body`; `param` names the first offending field.
 
     `names` are those that the client has used for fields, where they are not the field's own.
 
     Long inputs and long lists of errors are cut: an error must never be larger than what caused it.
     """
-    found = error.errors(include_url=False, include_context=False)
-    for entry in found:
-        if entry["loc"] and (name := (names or {}).get(str(entry["loc"][0]))):
-            entry["loc"] = (name, *entry["loc"][1:])
-    lines = []
-    for entry in found[:MAX_SHOWN_ERRORS]:
-        field = field_path(entry["loc"])
+    lines: dict[str, str] = {}  # and the field of each
+    for entry in error.errors(include_url=False, include_context=False):
+        path = place_in(body, entry)
+        if path and (name := (names or {}).get(str(path[0]))):
+            path = (name, *path[1:])
+        field = field_path(path)
         shown = ""
         if entry["type"] != "missing" and not isinstance(entry["input"], dict | list):
             shown = f" (got {entry['input']!r:.{MAX_SHOWN_INPUT}})"
         message = entry["msg"].removeprefix("Value error, ")
-        lines.append(f"{field}: {message}{shown}" if field else f"{message}{shown}")
-    if len(found) > MAX_SHOWN_ERRORS:
-        lines.append(f"and {len(found) - MAX_SHOWN_ERRORS} more")
-    return InvalidRequest("; ".join(lines), field_path(found[0]["loc"]) or None)
+        lines[f"{field}: {message}{shown}" if field else f"{message}{shown}"] = field
+    shown_lines = list(lines)[:MAX_SHOWN_ERRORS]
+    if len(lines) > MAX_SHOWN_ERRORS:
+        shown_lines.append(f"and {len(lines) - MAX_SHOWN_ERRORS} more")
+    return InvalidRequest("; ".join(shown_lines), next(iter(lines.values())) or None)
+
+
+def place_in(body: Any, entry: "ErrorDetails") -> tuple[int | str, ...]:
+    """Where in `body` an error is: its location without the branches of unions, which no client has named.
+
+    What is not in the body is the name of a branch, or, as the last, of a field that should be there.
+    """
+    path: list[int | str] = []
+    for number, part in enumerate(entry["loc"], 1):
+        is_last = number == len(entry["loc"])
+        if is_last and entry["input"] is body and entry["type"] != "missing":
+            break  # the value is wrong as this branch
+        if holds(body, part):
+            body = body[part]
+        elif not (is_last and isinstance(body, dict)):
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def holds(value: Any, part: int | str) -> bool:
+    """Whether a value has that field, or that item."""
+    if isinstance(value, list):
+        return isinstance(part, int) and part < len(value)
+    return isinstance(value, dict) and part in value
 
 
 def field_path(location: tuple[int | str, ...]) -> str:

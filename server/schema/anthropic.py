@@ -1,8 +1,8 @@
 """POST /v1/messages and /v1/messages/count_tokens: requests, response and events of the Anthropic API."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, RootModel, field_validator, model_validator
+from pydantic import BeforeValidator, Field, RootModel, field_validator
 
 from server.schema.chat import (
     MAX_MESSAGES,
@@ -14,11 +14,11 @@ from server.schema.chat import (
 )
 from server.schema.errors import AnthropicError
 from server.schema.fields import SEPARATE, TURNS, Refused, strangers
-from server.schema.sampling import SamplingRequest, Stop, WireRequest
+from server.schema.sampling import Needed, SamplingRequest, Stop, TypedRequest, WireRequest
 from server.schema.tools import MAX_TOOLS, NAME
 
 
-class InputBlock(WireRequest):
+class InputBlock(TypedRequest):
     """One block of a message's content. The served model reads text; other kinds are refused by name."""
 
     type: Literal[
@@ -42,30 +42,35 @@ class InputBlock(WireRequest):
     tool_use_id: str | None = Field(None, description="of a tool_result")
     content: "Blocks | None" = Field(None, description="of a tool_result")
 
-    @model_validator(mode="after")
-    def check_kind(self) -> "InputBlock":
-        """Each kind needs its own fields."""
-        needed = NEEDED_FIELDS.get(self.type)
-        if needed is None:
-            raise ValueError(f"blocks of type {self.type!r} are not supported by this model; send text")
-        for name in needed:
-            if getattr(self, name) is None:
-                raise ValueError(f"a block of type {self.type!r} needs the field {name!r}")
-        if any(inner.type != "text" for inner in self.content or ()):
+    NEEDED: ClassVar[Needed] = {
+        "text": ("text",),
+        "thinking": ("thinking",),
+        "redacted_thinking": (),
+        "tool_use": ("id", "name", "input"),
+        "tool_result": ("tool_use_id",),
+    }
+
+    @field_validator("type")
+    @classmethod
+    def check_type(cls, value: str) -> str:
+        """Other kinds hold no text."""
+        if value not in cls.NEEDED:
+            raise ValueError(f"blocks of type {value!r} are not supported by this model; send text")
+        return value
+
+    @field_validator("content")
+    @classmethod
+    def check_content(cls, value: "list[InputBlock] | None") -> "list[InputBlock] | None":
+        """What a tool says is read, too."""
+        if any(inner.type != "text" for inner in value or ()):
             raise ValueError("the result of a tool must be text")
-        return self
+        return value
 
-
-NEEDED_FIELDS: dict[str, tuple[str, ...]] = {
-    "text": ("text",),
-    "thinking": ("thinking",),
-    "redacted_thinking": (),
-    "tool_use": ("id", "name", "input"),
-    "tool_result": ("tool_use_id",),
-}
 
 Blocks = Annotated[
-    list[InputBlock], Field(max_length=MAX_PARTS, json_schema_extra=allow_string), BeforeValidator(as_parts)
+    list[InputBlock],
+    Field(max_length=MAX_PARTS, fail_fast=True, json_schema_extra=allow_string),
+    BeforeValidator(as_parts),
 ]
 
 
@@ -138,20 +143,14 @@ class InputTool(WireRequest):
         return {"type": "function", "function": function}
 
 
-class InputChoice(WireRequest):
+class InputChoice(TypedRequest):
     """Which tools may or must be called."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = Field(None, validate_default=True, description="of the one that must be called")
+    name: str | None = Field(None, description="of the one that must be called")
     disable_parallel_tool_use: bool | None = Field(None, description="the answer ends after its first call")
 
-    @field_validator("name")
-    @classmethod
-    def check_name(cls, value: str | None, info: Any) -> str | None:
-        """The type tool names one."""
-        if value is None and info.data.get("type") == "tool":
-            raise ValueError("a choice of type 'tool' needs it")
-        return value
+    NEEDED: ClassVar[Needed] = {"tool": ("name",)}
 
     @property
     def for_chat(self) -> str | dict[str, Any]:
@@ -181,12 +180,13 @@ class Conversation(WireRequest):
     messages: list[InputMessage] = Field(
         min_length=1,
         max_length=MAX_MESSAGES,
+        fail_fast=True,
         description="turns of the user and the assistant; if the last is the assistant's, it is continued",
     )
     system: (
         Annotated[
             list[SystemBlock],
-            Field(max_length=MAX_PARTS, json_schema_extra=allow_string),
+            Field(max_length=MAX_PARTS, fail_fast=True, json_schema_extra=allow_string),
             BeforeValidator(as_parts),
         ]
         | None

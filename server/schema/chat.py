@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: request, response and stream chunk."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -9,7 +9,6 @@ from pydantic import (
     Field,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
 from server.schema.fields import Refused, strangers
@@ -19,6 +18,8 @@ from server.schema.sampling import (
     MAX_TOP_LOGPROBS,
     PROMPT_LOGPROBS,
     Finish,
+    Needed,
+    TypedRequest,
     Usage,
     WireRequest,
     check_prompt_logprobs,
@@ -39,23 +40,22 @@ ChatFinish = Finish | Literal["tool_calls"]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class ContentPart(WireRequest):
+class ContentPart(TypedRequest):
     """One part of a message's content. The served model reads text; other kinds are refused by name."""
 
     type: Literal["text", "refusal", "image_url", "input_audio", "file", "video_url", "audio_url"]
     text: str | None = None
     refusal: str | None = None
 
-    @model_validator(mode="after")
-    def check_text(self) -> "ContentPart":
+    NEEDED: ClassVar[Needed] = {"text": ("text",), "refusal": ("refusal",)}
+
+    @field_validator("type")
+    @classmethod
+    def check_type(cls, value: str) -> str:
         """Only parts that hold text can be joined into a prompt."""
-        if self.type not in ("text", "refusal"):
-            raise ValueError(
-                f"content parts of type {self.type!r} are not supported by this model; send text"
-            )
-        if self.plain_text is None:
-            raise ValueError(f"a part of type {self.type!r} needs the field {self.type!r}")
-        return self
+        if value not in cls.NEEDED:
+            raise ValueError(f"content parts of type {value!r} are not supported by this model; send text")
+        return value
 
     @property
     def plain_text(self) -> str | None:
@@ -82,7 +82,9 @@ def allow_string(schema: dict[str, Any]) -> None:
 
 
 Content = Annotated[
-    list[ContentPart], Field(max_length=MAX_PARTS, json_schema_extra=allow_string), BeforeValidator(as_parts)
+    list[ContentPart],
+    Field(max_length=MAX_PARTS, fail_fast=True, json_schema_extra=allow_string),
+    BeforeValidator(as_parts),
 ]
 
 
@@ -92,7 +94,7 @@ class ChatMessage(WireRequest):
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: Content | None = Field(None, validate_default=True)
     name: str | None = None
-    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOL_CALLS)
+    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOL_CALLS, fail_fast=True)
     tool_call_id: str | None = Field(None, validate_default=True)
     refusal: str | None = None
     reasoning_content: str | None = Field(None, description="earlier reasoning, for templates that want it")
@@ -130,7 +132,7 @@ class ReasoningOptions(WireRequest):
 class ChatRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: int | None = Field(
         None, ge=1, lt=2**31, description="output tokens at most; default: what the context leaves"
     )
@@ -146,7 +148,9 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, max_length=64, description="further variables for the chat template"
     )
-    documents: list[dict[str, Any]] | None = Field(None, description="documents for the chat template")
+    documents: list[dict[str, Any]] | None = Field(
+        None, fail_fast=True, description="documents for the chat template"
+    )
     reasoning_effort: ReasoningEffort | None = Field(
         None, description="given to the chat template; none also sets enable_thinking to false"
     )

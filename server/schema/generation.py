@@ -52,7 +52,10 @@ class GenerationRequest(BeamRequest):
     )
 
     first_token_ids: list[int] | None = Field(
-        None, min_length=1, description="the only tokens that the answer can begin with; default: all"
+        None,
+        min_length=1,
+        fail_fast=True,
+        description="the only tokens that the answer can begin with; default: all",
     )
 
     @field_validator("repetition_stop", "first_token_ids")

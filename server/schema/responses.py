@@ -1,6 +1,6 @@
 """POST /v1/responses of the OpenAI API, without state on the server: request and response."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -14,13 +14,23 @@ from server.schema.chat import (
 )
 from server.schema.fields import SEPARATE, TURNS, Refused, strangers
 from server.schema.logprobs import TokenLogprob, in_turns
-from server.schema.sampling import MAX_TOP_LOGPROBS, SamplingRequest, StreamOptions, WireRequest
+from server.schema.sampling import (
+    MAX_TOP_LOGPROBS,
+    Needed,
+    SamplingRequest,
+    StreamOptions,
+    TypedRequest,
+    WireRequest,
+    check_entries,
+)
 from server.schema.tools import MAX_TOOLS, NAME, ToolName, allow_word, as_choice
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
+MAX_METADATA = 16
+TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-class InputPart(WireRequest):
+class InputPart(TypedRequest):
     """One part of an item's content. The served model reads text; other kinds are refused by name."""
 
     type: Literal[
@@ -37,15 +47,15 @@ class InputPart(WireRequest):
     text: str | None = None
     refusal: str | None = None
 
-    @model_validator(mode="after")
-    def check_text(self) -> "InputPart":
+    NEEDED: ClassVar[Needed] = dict.fromkeys(TEXT_PARTS, ("text",)) | {"refusal": ("refusal",)}
+
+    @field_validator("type")
+    @classmethod
+    def check_type(cls, value: str) -> str:
         """Only parts that hold text can become a prompt."""
-        if self.type in ("input_image", "input_file", "input_audio"):
-            raise ValueError(f"parts of type {self.type!r} are not supported by this model; send text")
-        name = "refusal" if self.type == "refusal" else "text"
-        if getattr(self, name) is None:
-            raise ValueError(f"a part of type {self.type!r} needs the field {name!r}")
-        return self
+        if value not in cls.NEEDED:
+            raise ValueError(f"parts of type {value!r} are not supported by this model; send text")
+        return value
 
     @property
     def plain_text(self) -> str:
@@ -54,17 +64,13 @@ class InputPart(WireRequest):
 
 
 Parts = Annotated[
-    list[InputPart], Field(max_length=MAX_PARTS, json_schema_extra=allow_string), BeforeValidator(as_parts)
+    list[InputPart],
+    Field(max_length=MAX_PARTS, fail_fast=True, json_schema_extra=allow_string),
+    BeforeValidator(as_parts),
 ]
-NEEDED_FIELDS: dict[str, tuple[str, ...]] = {
-    "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
-    "reasoning": (),
-}
 
 
-class InputItem(WireRequest):
+class InputItem(TypedRequest):
     """One item of the conversation: a message, a call of a function, its result, or earlier reasoning."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
@@ -75,13 +81,11 @@ class InputItem(WireRequest):
     arguments: str | None = Field(None, description="of a function_call: JSON in a string")
     output: Parts | None = Field(None, description="of a function_call_output")
 
-    @model_validator(mode="after")
-    def check_kind(self) -> "InputItem":
-        """Each kind needs its own fields."""
-        for name in NEEDED_FIELDS[self.type]:
-            if getattr(self, name) is None:
-                raise ValueError(f"an item of type {self.type!r} needs the field {name!r}")
-        return self
+    NEEDED: ClassVar[Needed] = {
+        "message": ("role", "content"),
+        "function_call": ("call_id", "name", "arguments"),
+        "function_call_output": ("call_id", "output"),
+    }
 
 
 def as_items(value: Any) -> Any:
@@ -120,7 +124,7 @@ class TextOptions(WireRequest):
     format: TextFormat | None = None
 
 
-class InputTool(WireRequest):
+class InputTool(TypedRequest):
     """A function the model may call. Tools that a server would run itself are refused by name."""
 
     type: str = Field(max_length=64)
@@ -133,14 +137,15 @@ class InputTool(WireRequest):
         None, description="a schema that cannot be obeyed to the letter is refused where a call is demanded"
     )
 
-    @model_validator(mode="after")
-    def check_type(self) -> "InputTool":
+    NEEDED: ClassVar[Needed] = {"function": ("name",)}
+
+    @field_validator("type")
+    @classmethod
+    def check_type(cls, value: str) -> str:
         """Nothing is searched for, run or fetched here."""
-        if self.type != "function":
-            raise ValueError(f"tools of type {self.type!r} are not supported; only functions")
-        if self.name is None:
-            raise ValueError("a function needs the field 'name'")
-        return self
+        if value not in cls.NEEDED:
+            raise ValueError(f"tools of type {value!r} are not supported; only functions")
+        return value
 
     @property
     def for_chat(self) -> dict[str, Any]:
@@ -149,7 +154,7 @@ class InputTool(WireRequest):
         return {"type": "function", "function": function}
 
 
-class InputChoice(WireRequest):
+class InputChoice(TypedRequest):
     """Which tools may or must be called: a word, one function by name, or some."""
 
     type: Literal["none", "auto", "required", "function", "allowed_tools"]
@@ -157,14 +162,7 @@ class InputChoice(WireRequest):
     mode: Literal["auto", "required"] | None = None
     tools: list[ToolName] | None = Field(None, min_length=1, max_length=MAX_TOOLS)
 
-    @model_validator(mode="after")
-    def check_parts(self) -> "InputChoice":
-        """What a type needs is there."""
-        if self.type == "function" and self.name is None:
-            raise ValueError("a choice of type 'function' needs the field 'name'")
-        if self.type == "allowed_tools" and (self.mode is None or self.tools is None):
-            raise ValueError("a choice of type 'allowed_tools' needs the fields 'mode' and 'tools'")
-        return self
+    NEEDED: ClassVar[Needed] = {"function": ("name",), "allowed_tools": ("mode", "tools")}
 
     @property
     def for_chat(self) -> dict[str, Any]:
@@ -180,7 +178,7 @@ class ResponsesRequest(SamplingRequest):
 
     input: Annotated[
         list[InputItem],
-        Field(min_length=1, max_length=MAX_MESSAGES, json_schema_extra=allow_string),
+        Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True, json_schema_extra=allow_string),
         BeforeValidator(as_items),
     ]
     instructions: str | None = Field(None, description="a system message that stands before the input")
@@ -202,7 +200,9 @@ class ResponsesRequest(SamplingRequest):
         le=MAX_TOP_LOGPROBS,
         description="with log-probabilities, also of so many most likely tokens in each place; default 0",
     )
-    metadata: dict[str, str] | None = Field(None, max_length=16, description="given back with the response")
+    metadata: Annotated[dict[str, str] | None, check_entries(MAX_METADATA)] = Field(
+        None, max_length=MAX_METADATA, description="given back with the response"
+    )
     tools: list[InputTool] | None = Field(
         None, max_length=MAX_TOOLS, description="what the model may call; an empty list is none"
     )

@@ -12,6 +12,7 @@ from pydantic import (
     WithJsonSchema,
     field_validator,
 )
+from pydantic_core import PydanticCustomError
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
@@ -77,6 +78,37 @@ class WireRequest(BaseModel):
     OTHER_NAMES: ClassVar[Mapping[str, str]] = {}
 
 
+Needed = Mapping[str, tuple[str, ...]]
+
+
+class TypedRequest(WireRequest):
+    """An object whose `type`, its first field, says which of the others there must be."""
+
+    model_config = ConfigDict(validate_default=True)
+
+    NEEDED: ClassVar[Needed] = {}
+
+    @field_validator("*")
+    @classmethod
+    def check_needed(cls, value: Any, info: ValidationInfo) -> Any:
+        """Each type needs its own fields."""
+        kind = info.data.get("type", "")
+        if value is None and info.field_name in cls.NEEDED.get(kind, ()):
+            raise PydanticCustomError("missing", f"the type {kind!r} needs it")
+        return value
+
+
+def check_entries(limit: int) -> BeforeValidator:
+    """Refuses an object that has more entries before each of them is looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > limit:
+            raise ValueError(f"at most {limit} entries are allowed, got {len(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
 class StreamOptions(WireRequest):
     """Options that only count together with `stream`."""
 
@@ -114,21 +146,23 @@ class SamplingRequest(WireRequest):
         le=100,
         description="over prompt and output tokens, as in transformers; default 1 (off)",
     )
-    logit_bias: dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None = Field(
+    logit_bias: Annotated[
+        dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None, check_entries(MAX_LOGIT_BIASES)
+    ] = Field(
         None, max_length=MAX_LOGIT_BIASES, description="token id, as a string, to what is added to its logit"
     )
     allowed_token_ids: list[int] | None = Field(
-        None, min_length=1, description="the only tokens that can be chosen; default: all"
+        None, min_length=1, fail_fast=True, description="the only tokens that can be chosen; default: all"
     )
     bad_words: list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]] | None = Field(
         None, max_length=MAX_BAD_WORDS, description="words that do not appear, as the tokenizer spells them"
     )
-    bad_words_ids: list[Annotated[list[int], Field(min_length=1, max_length=MAX_BAD_WORD_TOKENS)]] | None = (
-        Field(None, max_length=MAX_BAD_WORDS, description="the same as token ids")
-    )
+    bad_words_ids: (
+        list[Annotated[list[int], Field(min_length=1, max_length=MAX_BAD_WORD_TOKENS, fail_fast=True)]] | None
+    ) = Field(None, max_length=MAX_BAD_WORDS, description="the same as token ids")
     stop: Stop | None = Field(None, description="strings that end the answer and are not shown")
     stop_token_ids: list[int] | None = Field(
-        None, max_length=MAX_STOP_IDS, description="token ids that end the answer"
+        None, max_length=MAX_STOP_IDS, fail_fast=True, description="token ids that end the answer"
     )
     min_tokens: int | None = Field(
         None, ge=0, lt=2**31, description="no end before so many tokens; default 0"

@@ -2,9 +2,10 @@
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
-from server.schema.sampling import SamplingRequest, WireRequest
+from server.schema.sampling import SamplingRequest, TypedRequest, WireRequest
 
 MAX_CHOICES = 4096
 Source = str | dict[str, Any]
@@ -20,19 +21,20 @@ class JsonSchemaFormat(WireRequest):
     strict: bool | None = None
 
 
-class ResponseFormat(WireRequest):
+class ResponseFormat(TypedRequest):
     """The form of the answer. A schema beside json_object counts, too, as in llama.cpp."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
-    @model_validator(mode="after")
-    def check_schema(self) -> "ResponseFormat":
+    @field_validator("json_schema")
+    @classmethod
+    def check_schema(cls, value: JsonSchemaFormat | None, info: ValidationInfo) -> JsonSchemaFormat | None:
         """The type says whether there must be one."""
-        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.schema_ is None):
-            raise ValueError("the type json_schema needs json_schema.schema")
-        return self
+        if info.data.get("type") == "json_schema" and (value is None or value.schema_ is None):
+            raise PydanticCustomError("missing", "the type json_schema needs json_schema.schema")
+        return value
 
 
 class StructuredOutputs(WireRequest):
@@ -54,12 +56,13 @@ class TypedGrammar(WireRequest):
     type: Literal["json", "json_schema", "regex"]
     value: Source = Field(description="JSON schema, or expression")
 
-    @model_validator(mode="after")
-    def check_value(self) -> "TypedGrammar":
+    @field_validator("value")
+    @classmethod
+    def check_value(cls, value: Source, info: ValidationInfo) -> Source:
         """An expression is a string."""
-        if self.type == "regex" and not isinstance(self.value, str):
+        if info.data.get("type") == "regex" and not isinstance(value, str):
             raise ValueError("the value of a regex must be a string")
-        return self
+        return value
 
 
 class StructuredRequest(SamplingRequest):

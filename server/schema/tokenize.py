@@ -28,7 +28,11 @@ class TokenizeRequest(WireRequest):
     model: str | None = Field(None, max_length=512, description="name from /v1/models; may be left out")
     prompt: str | None = Field(None, description="text to tokenize; this or messages")
     messages: list[ChatMessage] | None = Field(
-        None, min_length=1, max_length=MAX_MESSAGES, description="a conversation to render and tokenize"
+        None,
+        min_length=1,
+        max_length=MAX_MESSAGES,
+        fail_fast=True,
+        description="a conversation to render and tokenize",
     )
     add_special_tokens: bool | None = Field(
         None, description="let the tokenizer add its special tokens (such as BOS) to a prompt; default true"
@@ -43,7 +47,9 @@ class TokenizeRequest(WireRequest):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, max_length=64, description="further variables for the chat template"
     )
-    documents: list[dict[str, Any]] | None = Field(None, description="documents for the chat template")
+    documents: list[dict[str, Any]] | None = Field(
+        None, fail_fast=True, description="documents for the chat template"
+    )
     reasoning_effort: ReasoningEffort | None = Field(None, description="given to the chat template")
     tools: list[Tool] | None = Field(
         None, max_length=MAX_TOOLS, description="given to the chat template, as in chat"
@@ -89,7 +95,7 @@ class DetokenizeRequest(WireRequest):
     """Body of POST /detokenize."""
 
     model: str | None = Field(None, max_length=512, description="name from /v1/models; may be left out")
-    tokens: list[int] = Field(description="token ids, no more than the context holds")
+    tokens: list[int] = Field(fail_fast=True, description="token ids, no more than the context holds")
 
 
 class DetokenizeResponse(WireResponse):

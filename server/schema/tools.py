@@ -1,10 +1,11 @@
 """Tools in chat: what a request offers and demands, calls of earlier turns, calls in an answer."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
-from server.schema.sampling import WireRequest
+from server.schema.sampling import Needed, TypedRequest, WireRequest
 
 MAX_TOOLS = 128
 MAX_TOOL_CALLS = 128
@@ -70,12 +71,12 @@ class ToolName(WireRequest):
 
     @field_validator("name")
     @classmethod
-    def check_name(cls, value: str | None, info: Any) -> str | None:
+    def check_name(cls, value: str | None, info: ValidationInfo) -> str | None:
         """One of the two places has it."""
-        function = info.data.get("function")
+        function: FunctionName | None = info.data.get("function")
         if value is None and function is None:
-            raise ValueError("the tool's name is needed, as function.name")
-        return function.name if value is None else value
+            raise PydanticCustomError("missing", "the tool's name is needed, as function.name")
+        return function.name if value is None and function else value
 
 
 class AllowedTools(WireRequest):
@@ -85,23 +86,22 @@ class AllowedTools(WireRequest):
     tools: list[ToolName] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
-class ToolChoice(WireRequest):
+class ToolChoice(TypedRequest):
     """Which tools may or must be called: a word, one tool by name, or some."""
 
     type: Literal["none", "auto", "required", "function", "allowed_tools"]
-    function: FunctionName | None = None
     name: str | None = None
-    allowed_tools: AllowedTools | None = Field(None, validate_default=True)
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
 
-    @field_validator("allowed_tools")
+    NEEDED: ClassVar[Needed] = {"allowed_tools": ("allowed_tools",)}
+
+    @field_validator("function")
     @classmethod
-    def check_parts(cls, value: AllowedTools | None, info: Any) -> AllowedTools | None:
-        """What a type needs is there."""
-        kind = info.data.get("type")
-        if kind == "allowed_tools" and value is None:
-            raise ValueError("a choice of type 'allowed_tools' needs it")
-        if kind == "function" and not (info.data.get("function") or info.data.get("name")):
-            raise ValueError("a choice of type 'function' needs function.name")
+    def check_function(cls, value: FunctionName | None, info: ValidationInfo) -> FunctionName | None:
+        """The type function names one, here or beside the type."""
+        if value is None and info.data.get("type") == "function" and not info.data.get("name"):
+            raise PydanticCustomError("missing", "a choice of type 'function' needs function.name")
         return value
 
 

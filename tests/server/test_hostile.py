@@ -4,10 +4,16 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from engine.errors import InvalidRequest
 from server.body import MAX_STRUCTURE, OFF_LOOP_BYTES, check_structure, is_dense
+from server.schema.chat import ChatRequest
+from server.schema.completions import CompletionRequest
+from server.schema.embeddings import EmbeddingsRequest
 from server.schema.errors import ErrorResponse
+from server.schema.responses import ResponsesRequest
+from server.schema.tokenize import DetokenizeRequest
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
 
@@ -130,7 +136,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]"),
     (
@@ -139,7 +145,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
                 {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}
             ]
         },
-        "messages[0].content[0]",
+        "messages[0].content[0].type",
     ),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
     (
@@ -220,8 +226,7 @@ async def test_image_part_is_called_by_its_name(client: httpx.AsyncClient) -> No
 
 
 async def test_error_about_large_input_is_short(client: httpx.AsyncClient) -> None:
-    messages = [{"role": "x" * 5000, "content": "hi"}] * 100
-    response = await client.post(CHAT, json={"messages": messages})
+    response = await client.post(CHAT, json=chat(bad_words=["x" * 5000] * 100))
     assert response.status_code == 400
     assert len(response.content) < 2000
     assert "and 97 more" in response.json()["error"]["message"]
@@ -322,3 +327,59 @@ async def test_routing_errors_have_the_envelope(
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
     if status == 405:
         assert "OPTIONS" in response.headers["allow"]
+
+
+BRANCHES: list[tuple[dict[str, Any], str, int]] = [
+    (chat(early_stopping=3), "early_stopping", 2),
+    (chat(guided_json=3), "guided_json", 2),
+    (chat(format=3), "format", 2),
+    (chat(structured_outputs={"json": 3}), "structured_outputs.json", 2),
+    (chat(grammar=3), "grammar", 2),
+    (chat(grammar={"type": "json"}), "grammar", 2),
+    (chat(grammar={"type": "regex", "value": {}}), "grammar", 2),
+    (chat(tool_choice="any"), "tool_choice", 1),
+    (chat(tool_choice={"type": "any"}), "tool_choice.type", 1),
+    (chat(tool_choice={}), "tool_choice.type", 1),
+    (chat(logit_bias={"str": 3000}), "logit_bias.str", 1),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}]},
+        "messages[0].tool_calls[0].function.arguments",
+        2,
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "num_lines"), BRANCHES, ids=lambda value: str(value)[:50])
+async def test_branches_of_unions_are_no_part_of_a_name(
+    client: httpx.AsyncClient, body: dict[str, Any], param: str, num_lines: int
+) -> None:
+    error = (await client.post(CHAT, json=body)).json()["error"]
+    assert error["param"] == param, error["message"]
+    lines = error["message"].split("; ")
+    assert len(set(lines)) == len(lines) == num_lines, lines
+    assert all(line.startswith((f"{param}: ", f"{param}.")) for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        *(
+            (ChatRequest, chat(**{name: ["x"] * 1000}))
+            for name in ("allowed_token_ids", "first_token_ids", "stop_token_ids", "documents")
+        ),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 1000}]}),
+        (ChatRequest, chat(bad_words_ids=[["x"] * 64])),
+        (ChatRequest, {"messages": [1] * 4000}),
+        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [1] * 128}]}),
+        (ChatRequest, chat(logit_bias=dict.fromkeys(map(str, range(2000)), "x"))),
+        (ResponsesRequest, {"input": [1] * 4000}),
+        (ResponsesRequest, {"input": "a", "metadata": dict.fromkeys(map(str, range(2000)), 1)}),
+        (CompletionRequest, {"prompt": [1, *"x" * 1000]}),
+        (DetokenizeRequest, {"tokens": ["x"] * 1000}),
+        (EmbeddingsRequest, {"input": [1, *"x" * 1000]}),
+    ],
+)
+def test_a_list_of_bad_items_is_one_error(model: type[BaseModel], fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(fields)
+    assert caught.value.error_count() == 1

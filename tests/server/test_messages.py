@@ -321,7 +321,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (body(None), "messages[0].content"),
     (body(5), "messages[0].content"),
     (body("a\0"), "messages[0].content[0].text"),
-    (body(block("text")), "messages[0].content[0]"),
+    (body(block("text")), "messages[0].content[0].text"),
     (body(block("image", source={})), "'image' are not supported"),
     (body(block("document", source={})), "'document' are not supported"),
     (body(block("hologram")), "messages[0].content[0].type"),

@@ -38,8 +38,8 @@ NO_OBJECT = {"type": "function", "function": {"name": "a", "parameters": []}}
     ("fields", "param", "code"),
     [
         ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice", None),
-        ({"tool_choice": {"type": "function"}}, "tool_choice.allowed_tools", None),
-        ({"tool_choice": "any"}, "tool_choice.type", None),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function", None),
+        ({"tool_choice": "any"}, "tool_choice", None),
         ({"tool_choice": 1}, "tool_choice", None),
         ({"tool_choice": "required", "tools": []}, "tool_choice", None),
         ({"tool_choice": NAMED, "tools": None}, "tool_choice", None),

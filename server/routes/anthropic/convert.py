@@ -4,12 +4,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from engine.errors import InvalidRequest
 from server.convert import check_text
 from server.errors import invalid_request
 from server.prompt import measure
 from server.schema.anthropic import Conversation, InputBlock, MessagesRequest
 from server.schema.chat import ChatRequest
 from server.schema.sampling import SamplingRequest
+from server.schema.tools import MAX_TOOL_CALLS
 
 
 class MessagesChat(ChatRequest):
@@ -31,6 +33,8 @@ def chat_request(wire: Conversation) -> ChatRequest:
     for number, message in enumerate(wire.messages):
         for position, block in enumerate(message.content):
             check_block(block, f"messages[{number}].content[{position}]")
+        if sum(block.type == "tool_use" for block in message.content) > MAX_TOOL_CALLS:
+            raise InvalidRequest(f"a turn has {MAX_TOOL_CALLS} calls at most.", f"messages[{number}].content")
         turns = user_turns if message.role == "user" else assistant_turns
         for turn in turns(message.content):
             add_turn(messages, turn)
@@ -58,7 +62,7 @@ def chat_request(wire: Conversation) -> ChatRequest:
     try:
         return MessagesChat.model_validate(fields)
     except ValidationError as error:  # more turns than chat takes: a message may become several
-        raise invalid_request(error) from None
+        raise invalid_request(error, fields) from None
 
 
 def check_block(block: InputBlock, path: str) -> None:

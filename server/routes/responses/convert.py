@@ -4,11 +4,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from engine.errors import InvalidRequest
 from server.convert import check_text
 from server.errors import invalid_request
 from server.schema.chat import ChatRequest
 from server.schema.responses import InputItem, InputPart, ResponsesRequest, TextFormat
 from server.schema.sampling import SamplingRequest
+from server.schema.tools import MAX_TOOL_CALLS
 
 
 class ResponsesChat(ChatRequest):
@@ -31,6 +33,8 @@ def chat_request(wire: ResponsesRequest) -> ResponsesChat:
     for number, item in enumerate(wire.input):
         check_item(item, f"input[{number}]")
         add_item(messages, item)
+        if len(messages[-1].get("tool_calls", ())) > MAX_TOOL_CALLS:
+            raise InvalidRequest(f"a turn has {MAX_TOOL_CALLS} calls at most.", f"input[{number}]")
     fields = wire.model_dump(include=set(SamplingRequest.model_fields)) | {
         "messages": messages,
         "max_tokens": wire.max_output_tokens,
@@ -45,8 +49,8 @@ def chat_request(wire: ResponsesRequest) -> ResponsesChat:
     }
     try:
         return ResponsesChat.model_validate(fields)
-    except ValidationError as error:  # only reasoning, or nothing that chat would take for a conversation
-        raise invalid_request(error) from None
+    except ValidationError as error:  # more turns than chat takes, with the instructions; tools' names
+        raise invalid_request(error, fields, {"messages": "input"}) from None
 
 
 def response_format(wanted: TextFormat | None) -> dict[str, Any] | None:
