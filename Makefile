@@ -37,10 +37,11 @@ check: $(VENV)/.installed-dev
 
 # The kernels' tests under Triton's interpreter run beside the others, which seldom need both cores. What they
 # say is shown if they fail, and else the last line counts the whole suite.
+INTERPRETED := tests/kernels tests/engine/test_mixed_graphs.py
 KERNELS_LOG := .pytest-kernels.log
 
 pytest: $(VENV)/.installed-dev
-	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -p no:cacheprovider -m "not gpu" tests/kernels >$(KERNELS_LOG) 2>&1 & \
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -p no:cacheprovider -m "not gpu" $(INTERPRETED) >$(KERNELS_LOG) 2>&1 & \
 	kernels=$$!; code=0; \
 	trap 'kill $$kernels 2>/dev/null' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
 	$(BIN)/python -m pytest -m "not gpu" || code=$$?; \

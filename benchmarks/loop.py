@@ -15,7 +15,6 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ from models.decoder import ForwardBatch
 from models.shapes import SHAPES
 
 VOCAB_SIZE = 32_768
-HIDDEN_SIZE = 16
 TOKEN_BUDGET = 8192
 CALIBRATION_CYCLES = 20_000_000
 
@@ -44,13 +42,12 @@ class NullModel:
         self._step_seconds = step_seconds
         self._cycles = int(step_seconds * cycles_per_second()) if device.type == "cuda" else 0
         self._logits = torch.randn(max_rows, VOCAB_SIZE, device=device)
-        self.layers = [SimpleNamespace(attention=self)] * self.spec.num_layers
 
     def __call__(self, batch: ForwardBatch, kv: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Take the time; returns hidden states [num_wanted, HIDDEN_SIZE]."""
+        """Take the time; returns hidden states [num_wanted, hidden_size]."""
         self._wait()
         tokens = batch.token_ids if batch.wanted is None else batch.wanted
-        return torch.zeros(tokens.shape[0], HIDDEN_SIZE, device=self.device)
+        return torch.zeros(tokens.shape[0], self.spec.hidden_size, device=self.device)
 
     def _wait(self) -> None:
         if self._cycles:
@@ -58,27 +55,16 @@ class NullModel:
         else:
             time.sleep(self._step_seconds)
 
-    # The same in a Decoder's pieces, of which the first takes the time.
+    # The same in a Decoder's two parts, of which the first takes the time.
 
-    def begin(
-        self, token_ids: torch.Tensor, *others: object
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Take the time; returns queries, residual and angles."""
+    def begin(self, batch: ForwardBatch, *others: object) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take the time; returns what was attended to, and the residual."""
         self._wait()
-        size = token_ids.shape[0]
-        zeros = torch.zeros(size, 1, 1, device=self.device)
-        return zeros, torch.zeros(size, HIDDEN_SIZE, device=self.device), zeros
-
-    def between(self, index: int, mixed: torch.Tensor, *others: object) -> torch.Tensor:
-        """Queries of the next layer."""
-        return mixed.view(-1, 1, 1)
-
-    def mix(self, queries: torch.Tensor, *others: object, out: torch.Tensor) -> torch.Tensor:
-        """Attention to nothing."""
-        return out
+        nothing = torch.zeros(batch.token_ids.shape[0], 1, device=self.device)
+        return nothing, nothing.expand(-1, self.spec.hidden_size)
 
     def end(self, mixed: torch.Tensor, residual: torch.Tensor, wanted: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states [num_wanted, HIDDEN_SIZE]."""
+        """Hidden states [num_wanted, hidden_size]."""
         return residual if wanted is None else residual[wanted]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

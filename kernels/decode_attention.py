@@ -216,6 +216,7 @@ def decode_attention_triton(
         records = num_rows * max_splits + num_workers
         work = torch.empty(records * RECORD, dtype=torch.int32, device=q.device)
         list_items_kernel[(1,)](
+            batch.query_start,
             batch.context_lens,
             work,
             arrived,

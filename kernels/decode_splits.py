@@ -16,9 +16,10 @@ _AT_ONCE = tl.constexpr(4)  # results whose loads are under way together
 # What changes from step to step must not choose another compiled variant.
 @triton.jit(
     do_not_specialize=["num_rows", "num_workers"],
-    do_not_specialize_on_alignment=["context_lens_ptr"],
+    do_not_specialize_on_alignment=["query_start_ptr", "context_lens_ptr"],
 )
 def list_items_kernel(
+    query_start_ptr,
     context_lens_ptr,
     work_ptr,
     arrived_ptr,
@@ -31,14 +32,17 @@ def list_items_kernel(
     SPLIT: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ):
-    """One program lists the items of all rows: row, begin, end, context_len, split size, item, items, place.
+    """One program lists the items of all rows of one query: row, begin, end, context_len, split size, item,
+    items, place.
 
     Long items come first, so that workers that take turns along the list end at nearly the same time; after
     the last item stands, once for each of num_workers, a row of -1. A row's items have consecutive places in
     the memory for their results; `place` is the row's first.
     """
     rows = tl.arange(0, ROWS_BLOCK)
-    lens = tl.load(context_lens_ptr + rows, mask=rows < num_rows, other=0)
+    first = tl.load(query_start_ptr + rows, mask=rows < num_rows, other=0)
+    beyond = tl.load(query_start_ptr + rows + 1, mask=rows < num_rows, other=0)
+    lens = tl.load(context_lens_ptr + rows, mask=(rows < num_rows) & (beyond - first == 1), other=0)
     begins = lens * 0
     if WINDOW > 0:
         begins = tl.maximum(lens - WINDOW, 0) // BLOCK_N * BLOCK_N

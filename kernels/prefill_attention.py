@@ -87,8 +87,8 @@ def _prefill_kernel(
 ):
     """One program per KV head and tile of a row's queries, all heads of a group in the tile.
 
-    Tiles of row r start at number `first token * GROUP // BLOCK_M + r`, counted from the first prefill row:
-    the host needs no table of them, and a row ends with at most one empty tile.
+    Tiles of row r start at number `first token * GROUP // BLOCK_M + r`, counted from the first row: the host
+    needs no table of them, and a row ends with at most one empty tile. Rows of one query are left out.
     """
     TOKEN_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     # The tiles with the most keys start first, so that the last programs to end are short ones.
@@ -108,7 +108,7 @@ def _prefill_kernel(
     context_len = tl.load(context_lens_ptr + row)
     tile -= (first_token - first_row) * GROUP // BLOCK_M + row - first_row
     first_m = tile * BLOCK_M
-    if first_m >= num_queries * GROUP:
+    if (first_m >= num_queries * GROUP) | (num_queries == 1):
         return
 
     m = first_m + tl.arange(0, BLOCK_M)
@@ -172,7 +172,7 @@ def prefill_attention_triton(
     assert k_cache.is_contiguous() and v_cache.is_contiguous() and scale > 0
     dim_block = triton.next_power_of_2(head_dim)
     shape = shape or tile_shape(dim_block, q.element_size())
-    first_row, end_row = batch.num_decode_rows, batch.context_lens.shape[0]
+    first_row, end_row = 0 if batch.is_mixed else batch.num_decode_rows, batch.context_lens.shape[0]
     # Decode rows have one token each, so first_row is also the number of tokens before the prefill rows.
     num_tiles = (num_tokens - first_row) * group // shape.block_m + end_row - first_row
     _prefill_kernel[(num_tiles * num_kv_heads,)](

@@ -81,44 +81,26 @@ class Decoder(Part):
         kv holds (k_cache, v_cache) [num_pages, page_size, num_kv_heads, head_dim] per layer; this step's keys
         and values are written at `batch.attention.slot_mapping`. Positions must be below `spec.max_position`.
         """
-        attention = batch.attention
-        queries, residual, angles = self.begin(
-            batch.token_ids, batch.positions, attention.slot_mapping, kv[0]
-        )
-        mixed = self.layers[0].attention.mix(queries, attention, *kv[0])
-        for index, caches in enumerate(kv[1:]):
-            queries = self.between(index, mixed, residual, angles, attention.slot_mapping, caches)
-            mixed = self.layers[index + 1].attention.mix(queries, attention, *caches)
+        mixed, residual = self.begin(batch, kv)
         return self.end(mixed, residual, batch.wanted)
 
-    # The pieces between attentions: what each token goes through by itself, whichever row it belongs to.
-
     def begin(
-        self, token_ids: Tensor, positions: Tensor, slot_mapping: Tensor, kv: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """All before the first layer's attention, whose caches are `kv`: (queries, residual, angles).
+        self, batch: ForwardBatch, kv: Sequence[tuple[Tensor, Tensor]], mixed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """All up to the last layer's attention: (mixed, residual).
 
-        queries [num_tokens, num_heads, head_dim]; residual [num_tokens, hidden_size], which the later pieces
-        add to in place; angles [num_tokens, 2, rotary_dim / 2] fp32, the same for all layers.
+        mixed [num_tokens, num_heads * head_dim]: what the queries attended to, in the argument if given;
+        residual [num_tokens, hidden_size], which `end` adds to in place.
         """
-        angles = self.cos_sin[positions]
-        residual = self.embedding(token_ids)
-        layer = self.layers[0]
-        queries = layer.attention.project(layer.attention_norm(residual), angles, slot_mapping, *kv)
-        return queries, residual, angles
-
-    def between(
-        self,
-        index: int,
-        mixed: Tensor,
-        residual: Tensor,
-        angles: Tensor,
-        slot_mapping: Tensor,
-        kv: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """From what layer `index` attended to, to the queries of the next layer, whose caches are `kv`."""
-        hidden = self._behind(index, mixed, residual)
-        return self.layers[index + 1].attention.project(hidden, angles, slot_mapping, *kv)
+        angles = self.cos_sin[batch.positions]  # [num_tokens, 2, rotary_dim / 2] fp32
+        residual = self.embedding(batch.token_ids)
+        hidden = self.layers[0].attention_norm(residual)
+        for index, (layer, caches) in enumerate(zip(self.layers, kv, strict=True)):
+            queries = layer.attention.project(hidden, angles, batch.attention.slot_mapping, *caches)
+            attended = layer.attention.mix(queries, batch.attention, *caches, out=mixed)
+            if index < len(self.layers) - 1:
+                hidden = self._behind(index, attended, residual)
+        return attended, residual
 
     def end(self, mixed: Tensor, residual: Tensor, wanted: Tensor | None) -> Tensor:
         """All behind the last layer's attention, where nobody looks at tokens that are not wanted."""

@@ -146,6 +146,8 @@ class Attention(Part):
         out: Tensor | None = None,
     ) -> Tensor:
         """What the queries attend to, [num_tokens, num_heads * head_dim]; in `out`, if it is given."""
+        if out is not None:
+            out = out.view(queries.shape)
         mixed = paged_attention(
             queries, k_cache, v_cache, attention, scale=self._scale, window=self._window, out=out
         )

@@ -14,7 +14,7 @@ from engine.device.constraints import Constraints, Masks
 from engine.device.devices import choose_device, does_not_fit, raise_if_lost, set_up_thread
 from engine.device.graphs import DecodeGraphs
 from engine.device.kv_cache import KVCache
-from engine.device.piecewise import PiecewiseGraphs
+from engine.device.mixed_graphs import MixedGraphs
 from engine.device.pooling import Pools
 from engine.device.sampler import Sampled, Sampler
 from engine.device.samples import HostSamples, step_output
@@ -92,14 +92,16 @@ class ModelRunner:
         self._sampler = Sampler(self._slots)
         self._clock: CudaClock | None = None
         self._graphs: DecodeGraphs | None = None
-        self._piecewise: PiecewiseGraphs | None = None
+        self._mixed_graphs: MixedGraphs | None = None
         if self._device.type == "cuda":
             self._clock = CudaClock()
             self._graphs = DecodeGraphs(model, kv_cache.layers, self._slots, self._sampler, num_slots)
-            self._piecewise = PiecewiseGraphs(
+            self._mixed_graphs = MixedGraphs(
                 model,
                 kv_cache.layers,
                 token_budget=token_budget,
+                max_num_seqs=num_slots,
+                max_pages=self._slots.page_table.shape[1],
                 dummy_slot=kv_cache.num_pages * kv_cache.page_size,
             )
         self.is_asynchronous = self._clock is not None
@@ -151,7 +153,7 @@ class ModelRunner:
                 eos_token_ids=eos_token_ids,
             )
             try:
-                for graphs in (runner._graphs, runner._piecewise):
+                for graphs in (runner._graphs, runner._mixed_graphs):
                     if graphs is not None:
                         graphs.capture()
             except torch.OutOfMemoryError as error:
@@ -257,10 +259,10 @@ class ModelRunner:
         return self._note(on_host, masks, ended)
 
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
-        if self._piecewise is not None:
-            size = self._piecewise.size_for(batch.token_ids.shape[0])
+        if self._mixed_graphs is not None:
+            size = self._mixed_graphs.size_for(batch.token_ids.shape[0])
             if size is not None:
-                return self._piecewise.forward(batch, size)
+                return self._mixed_graphs.forward(batch, size)
         return self._model(batch, self._kv_cache.layers)
 
     def _replay(self, rows: DecodeRows, graphs: DecodeGraphs, on_wait: Callable[[], None]) -> HostSamples:

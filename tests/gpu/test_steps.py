@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.device.graphs import DecodeGraphs
-from engine.device.piecewise import PiecewiseGraphs
+from engine.device.mixed_graphs import MixedGraphs
 from engine.request import SamplingParams
 from kernels.sampling import sample
 from models.loader import random_decoder
@@ -91,9 +91,9 @@ def test_padded_graphs_differ_from_the_eager_path_by_rounding(driver, batch, mon
     assert error < ROUNDING
 
 
-def without_pieces(patch) -> None:
+def without_graphs(patch) -> None:
     """From here on steps with prompts are launched kernel by kernel."""
-    patch.setattr(PiecewiseGraphs, "size_for", lambda self, num_tokens: None)
+    patch.setattr(MixedGraphs, "size_for", lambda self, num_tokens: None)
 
 
 def start_beside_others(
@@ -101,7 +101,7 @@ def start_beside_others(
 ) -> tuple[list[int], torch.Tensor]:
     """A prompt of `length` tokens in a step with decode rows; returns the step's tokens and logits."""
     with monkeypatch.context() as patch:
-        without_pieces(patch)  # the same pages and tokens to go on from, whichever way the step itself takes
+        without_graphs(patch)  # the same pages and tokens to go on from, whichever way the step itself takes
         for slot in range(num_decoding):
             driver.start(slot, prompt(slot), DRAWN, seed=slot)
     generator = torch.Generator().manual_seed(length)
@@ -112,21 +112,23 @@ def start_beside_others(
 
 # Together 64, 640 and, the budget, 714 tokens.
 @pytest.mark.parametrize(("length", "num_decoding"), [(64, 0), (57, 7), (600, 40), (MAX_LEN, 0)])
-def test_pieces_equal_the_eager_path(driver, length, num_decoding, monkeypatch):
+def test_graphs_of_prompts_equal_the_eager_path(driver, length, num_decoding, monkeypatch):
     tokens, logits = start_beside_others(driver, length, num_decoding, monkeypatch)
-    without_pieces(monkeypatch)
+    without_graphs(monkeypatch)
     eager_tokens, eager_logits = start_beside_others(driver, length, num_decoding, monkeypatch)
     assert torch.equal(logits, eager_logits), f"relative error {relative_error(logits, eager_logits):.1e}"
     assert tokens == eager_tokens
 
 
 @pytest.mark.parametrize(("length", "num_decoding"), [(65, 0), (500, 3), (9, 1)])
-def test_padded_pieces_differ_from_the_eager_path_by_rounding(driver, length, num_decoding, monkeypatch):
+def test_padded_graphs_of_prompts_differ_from_the_eager_path_by_rounding(
+    driver, length, num_decoding, monkeypatch
+):
     _, logits = start_beside_others(driver, length, num_decoding, monkeypatch)
-    without_pieces(monkeypatch)
+    without_graphs(monkeypatch)
     _, eager_logits = start_beside_others(driver, length, num_decoding, monkeypatch)
     error = relative_error(logits, eager_logits)
-    print(f"{length} + {num_decoding} tokens in graphs of more: relative error {error:.1e}")
+    print(f"{length} + {num_decoding} tokens in a graph of more: relative error {error:.1e}")
     assert error < ROUNDING
 
 

@@ -126,6 +126,36 @@ def test_how_splits_map_to_programs_changes_no_bit(target: Target, window: int):
         assert torch.equal(result, results[0])
 
 
+@pytest.mark.parametrize("window", [0, 20])
+def test_where_only_the_device_knows_the_rows_each_is_what_its_length_says(target: Target, window: int):
+    """As in a captured step with prompts: rows and tokens may be fewer than there is room for."""
+    if target.backend == "torch":
+        pytest.skip("is never captured")
+    rows = [(1, 40), (1, 7), (5, 33), (17, 17), (2, 50)]
+    case = make_case(rows, num_heads=4, num_kv_heads=2, head_dim=32, page_size=16, dtype=torch.float32).to(
+        target.device
+    )
+    known, num_tokens = case.batch, case.q.shape[0]
+
+    def padded(tensor: torch.Tensor, value: int, count: int) -> torch.Tensor:
+        return torch.cat((tensor, tensor.new_full((count, *tensor.shape[1:]), value)))
+
+    q = torch.cat((case.q, torch.full_like(case.q[:9], torch.nan)))
+    batch = AttentionBatch(
+        page_table=padded(known.page_table, 0, 4),
+        query_start=padded(known.query_start, num_tokens, 4),
+        context_lens=padded(known.context_lens, 99, 4),
+        slot_mapping=known.slot_mapping,
+        num_decode_rows=len(rows) + 4,
+        is_mixed=True,
+    )
+    out = torch.full_like(q, 7.0)
+    paged_attention(q, case.k_cache, case.v_cache, batch, scale=case.scale, window=window, out=out)
+    expected = paged_attention(case.q, case.k_cache, case.v_cache, known, scale=case.scale, window=window)
+    assert torch.equal(out[:num_tokens], expected)
+    assert torch.equal(out[num_tokens:], torch.full_like(out[num_tokens:], 7.0)), "padding was written to"
+
+
 def make_alone(case, row, n, length, start):
     batch = AttentionBatch(
         page_table=case.batch.page_table[row : row + 1],

@@ -1,16 +1,19 @@
-"""Steps in pieces: the same hidden states and the same pages, whatever a step is padded to.
+"""Steps as graphs: the same hidden states and the same pages, whatever a step is padded to.
 
 There are no CUDA graphs here: a capture is kept as the call it would have recorded, and a replay calls it.
-tests/gpu/test_steps.py has the real ones.
+The kernels run in Triton's interpreter, since their torch twins read on the host what a graph reads on the
+device. tests/gpu/test_steps.py has the real ones.
 """
 
+import os
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from engine.device import piecewise
-from engine.device.piecewise import LARGEST_FINE_SIZE, PiecewiseGraphs, padded_size, piecewise_sizes
+from engine.device import mixed_graphs
+from engine.device.mixed_graphs import LARGEST_SIZE, MixedGraphs, graph_sizes, padded_size
+from kernels.dispatch import HAS_TRITON, forced
 from kernels.paged_attention import AttentionBatch
 from models.decoder import ForwardBatch
 from models.loader import random_decoder
@@ -28,7 +31,7 @@ def model():
 
 @pytest.fixture
 def no_capture(monkeypatch):
-    monkeypatch.setattr(piecewise, "capture", lambda pool, call: (SimpleNamespace(replay=call), None))
+    monkeypatch.setattr(mixed_graphs, "capture", lambda pool, call: (SimpleNamespace(replay=call), None))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
@@ -64,40 +67,51 @@ def batch(rows: list[tuple[int, int]]) -> ForwardBatch:
     return ForwardBatch(token_ids, torch.cat(positions), attention, wanted=ends - 1)
 
 
-@pytest.mark.parametrize(
-    "rows", [[(0, 64)], [(0, 5)], [(9, 1), (0, 70)], [(9, 1), (17, 1), (0, 30), (16, 90)], [(0, 128)]]
+@pytest.mark.skipif(
+    not HAS_TRITON or os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton and TRITON_INTERPRET=1"
 )
-def test_pieces_compute_what_the_model_computes(model, no_capture, rows):
+@pytest.mark.parametrize(
+    "rows", [[(0, 16)], [(9, 1), (0, 7)], [(9, 1), (17, 1), (0, 4), (16, 9)], [(100, 1)]]
+)
+def test_a_graph_computes_what_the_model_computes(model, no_capture, rows):
     step = batch(rows)
-    whole, pieces = caches(model), caches(model)
-    graphs = PiecewiseGraphs(model, pieces, token_budget=128, dummy_slot=NUM_PAGES * PAGE_SIZE)
-    graphs.capture()
-    graphs.forward(batch([(0, 128)]), 128)  # leaves its tokens behind
-    for (keys, values), (old_keys, old_values) in zip(pieces, whole, strict=True):
-        keys.copy_(old_keys)
-        values.copy_(old_values)
-    size = graphs.size_for(step.token_ids.shape[0])
-    torch.testing.assert_close(graphs.forward(step, size), model(step, whole))
-    for own, other in zip(pieces, whole, strict=True):
+    whole, captured = caches(model), caches(model)
+    graphs = MixedGraphs(
+        model,
+        captured,
+        token_budget=16,
+        max_num_seqs=5,
+        max_pages=NUM_PAGES,
+        dummy_slot=NUM_PAGES * PAGE_SIZE,
+    )
+    with forced("triton"):
+        graphs.capture()
+        graphs.forward(batch([(0, 1), (30, 1), (0, 5), (8, 9)]), 16)  # leaves its tokens and rows behind
+        for (keys, values), (old_keys, old_values) in zip(captured, whole, strict=True):
+            keys.copy_(old_keys)
+            values.copy_(old_values)
+        hidden = graphs.forward(step, graphs.size_for(step.token_ids.shape[0]))
+    torch.testing.assert_close(hidden, model(step, whole))
+    for own, other in zip(captured, whole, strict=True):
         for kind in (0, 1):  # but for the page that nobody owns
             torch.testing.assert_close(own[kind][:NUM_PAGES], other[kind][:NUM_PAGES])
 
 
 def test_a_step_is_padded_by_little_or_not_captured():
-    sizes = piecewise_sizes(8192)
-    assert sizes[-1] == 8192 and sizes == sorted(set(sizes))
-    for num_tokens in range(1, 8193):
+    sizes = graph_sizes(10_000)
+    assert sizes[-1] == 10_000 and sizes == sorted(set(sizes))
+    for num_tokens in range(1, 10_001):
         size = padded_size(sizes, num_tokens)
-        if num_tokens <= LARGEST_FINE_SIZE:
+        if num_tokens <= LARGEST_SIZE:
             assert 0 <= size - num_tokens < max(64, num_tokens / 4)
         else:
-            assert size == (8192 if num_tokens == 8192 else None)
-    assert padded_size(sizes, LARGEST_FINE_SIZE) == LARGEST_FINE_SIZE
-    assert padded_size(sizes, 8193) is None
+            assert size == (10_000 if num_tokens == 10_000 else None)
+    assert padded_size(sizes, LARGEST_SIZE) == LARGEST_SIZE
+    assert padded_size(sizes, 10_001) is None
 
 
 @pytest.mark.parametrize("budget", [1, 40, 64, 100, 1024, 1500])
 def test_the_largest_size_is_the_budget(budget):
-    sizes = piecewise_sizes(budget)
+    sizes = graph_sizes(budget)
     assert sizes[-1] == budget and padded_size(sizes, budget) == budget
     assert padded_size(sizes, budget + 1) is None
