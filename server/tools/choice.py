@@ -56,6 +56,7 @@ def callable_tools(wire: ChatRequest) -> Tools | None:
         only=frozenset(only) if only else None,
         parallel=wire.parallel_tool_calls is not False and not is_named,
         is_named=is_named,
+        is_demanded=is_demand(choice),
     )
 
 

@@ -13,6 +13,7 @@ from engine.outputs import MARK
 # What may stand in a string without being looked at one by one.
 RUN = re.compile(rf"[^\"'\\\x00-\x1f{MARK}]+")
 BLANKS = re.compile(r"[ \t\r\n]*")
+NO_BLANK = re.compile(r"[^ \t\r\n]+")
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 ESCAPES = frozenset('"\\/bfnrt')
@@ -42,7 +43,8 @@ class LiteralWriter:
         self._out: list[str] = []
         self._stack: list[str] = []
         self._state: Callable[[str, int], int] = self._value
-        self._gap = ""  # blanks and a comma that wait for the next item
+        self._gap: list[str] = []  # blanks and a comma that wait for the next item
+        self._has_comma = False
         self._has_items = False
         self._is_key = False
         self._quote = ""
@@ -104,7 +106,7 @@ class LiteralWriter:
         """In brackets: an item, a comma or the closing bracket is due."""
         end = BLANKS.match(text, at).end()  # type: ignore[union-attr]
         if end > at:
-            self._gap += text[at:end]
+            self._gap.append(text[at:end])
             return end
         char = text[at]
         if char in self._ends:
@@ -113,17 +115,18 @@ class LiteralWriter:
         if char in "}])":
             return self._close(char, at)
         if char == ",":
-            if self._has_items and "," not in self._gap:
-                self._gap += ","
+            if self._has_items and not self._has_comma:
+                self._has_comma = True
+                self._gap.append(",")
             return at + 1
         is_key = self._stack[-1] == "{"
         if is_key and char in "{[(:=":
             return at + 1
         self._is_key = is_key
-        if self._has_items and "," not in self._gap:
+        if self._has_items and not self._has_comma:
             self._out.append(",")
-        self._out.append(self._gap)
-        self._gap = ""
+        self._out += self._gap
+        self._clear_gap()
         return self._begin(char, at)
 
     def _close(self, char: str, at: int) -> int:
@@ -142,8 +145,12 @@ class LiteralWriter:
         return at + 1
 
     def _drop_comma(self) -> None:
-        self._out.append(self._gap.replace(",", ""))
-        self._gap = ""
+        self._out += (part for part in self._gap if part != ",")
+        self._clear_gap()
+
+    def _clear_gap(self) -> None:
+        self._gap.clear()
+        self._has_comma = False
 
     def _colon(self, text: str, at: int) -> int:
         end = BLANKS.match(text, at).end()  # type: ignore[union-attr]
@@ -225,7 +232,7 @@ class LiteralWriter:
             self._out.append(WORDS.get(word) or json.dumps(word, ensure_ascii=False))
         self._ended()
         if self._stack and self._state == self._item:
-            self._gap = token[len(word) :]
+            self._gap.append(NO_BLANK.sub("", token[len(word) :]))
 
     def _ended(self) -> None:
         """A key or a value is complete."""

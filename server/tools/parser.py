@@ -20,13 +20,14 @@ class Tools:
     """The tools of a request: `parameters` is the JSON schema of each one's arguments, by name.
 
     With `only` calls of other names are content. Without `parallel` an answer ends after its first call.
-    `is_named`: the request names the one that must be called.
+    `is_named`: the request names the one that must be called. `is_demanded`: one must be, by a grammar.
     """
 
     parameters: Mapping[str, Mapping[str, Any]]
     only: Collection[str] | None = None
     parallel: bool = True
     is_named: bool = False
+    is_demanded: bool = False
 
     def properties(self, name: str) -> Mapping[str, Any]:
         """The schemas of the arguments of `name`, in the order they are declared."""
@@ -155,7 +156,7 @@ class ToolParser(Parser):
         self.is_call_open = False
         self.is_full = False
         self.tools = tools
-        self._blanks = ""
+        self._blanks: list[str] = []
         self._raw: list[str] = []  # of a call that has not begun
         self._num_arguments = 0
         self._content_markers = {marker(text): state for text, state in self._openers().items()}
@@ -170,6 +171,10 @@ class ToolParser(Parser):
     def feed(self, text: str) -> list[Event]:
         """As Parser.feed(); text after the last call an answer may have is dropped."""
         return [] if self.is_full else super().feed(text)
+
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """As Parser.finish(); what is held of a demanded call that broke off is dropped: it is no content."""
+        return [] if is_cut and self.tools.is_demanded else super().finish(is_cut=is_cut)
 
     def _run(self) -> None:
         while not self.is_full and self._at < len(self._text) and self._state():
@@ -191,11 +196,12 @@ class ToolParser(Parser):
 
     def _say(self, text: str) -> None:
         """Content, without the blanks at its end, which may stand before a call."""
-        text = self._blanks + text.replace(MARK, "")
+        text = text.replace(MARK, "")
         said = text.rstrip()
-        self._blanks = text[len(said) :]
         if said:
-            self._events.append(Content(said))
+            self._events.append(Content("".join(self._blanks) + said))
+            self._blanks.clear()
+        self._blanks.append(text[len(said) :])
 
     def _no_call(self) -> bool:
         """What was held for a call is content, and so is what follows."""
@@ -209,7 +215,7 @@ class ToolParser(Parser):
         if not NAME.fullmatch(name) or (self.tools.only is not None and name not in self.tools.only):
             return False
         self._raw = []
-        self._blanks = ""
+        self._blanks.clear()
         self._num_arguments = 0
         self._events.append(CallBegun(self.num_calls, call_id or self._new_id(), name))
         self.is_call_open = True
@@ -244,8 +250,8 @@ class ToolParser(Parser):
             return
         self._raw.append(self._rest())
         self._no_call()
-        if self._blanks and not self.num_calls:
-            self._events.append(Content(self._blanks))
+        if (blanks := "".join(self._blanks)) and not self.num_calls:
+            self._events.append(Content(blanks))
 
     @abstractmethod
     def _close_call(self) -> None:

@@ -25,7 +25,7 @@ class ReasoningParser(Parser):
         super().__init__()
         self._open_marker, self._close_marker = marker(self.opener), marker(self.closer)
         self._is_open = is_open
-        self._blanks = ""
+        self._blanks: list[str] = []
         self._state = self._first
 
     @classmethod
@@ -37,12 +37,12 @@ class ReasoningParser(Parser):
         """Does the text begin with reasoning? A marker is repeated at times that is in the prompt already."""
         start = self._at
         is_there = self._skip_blanks()
-        self._blanks += self._text[start : self._at]
+        self._blanks.append(self._text[start : self._at])
         answer = self._accept(self._open_marker) if is_there else None
         if answer is None:
             return False
         if answer or self._is_open:
-            self._blanks = ""
+            self._blanks.clear()
             self._state = self._opening
         else:
             self._state = self._content
@@ -58,11 +58,14 @@ class ReasoningParser(Parser):
         is_over = end >= 0
         if not is_over:
             end = len(self._text) - self._num_held((self._close_marker,))
-        text = self._blanks + self._text[self._at : end].replace(MARK, "")
+        text = self._text[self._at : end].replace(MARK, "")
         said = text.rstrip()
-        self._blanks = "" if is_over else text[len(said) :]
         if said:
-            self._events.append(Reasoning(said))
+            self._events.append(Reasoning("".join(self._blanks) + said))
+            self._blanks.clear()
+        self._blanks.append(text[len(said) :])
+        if is_over:
+            self._blanks.clear()
         self._at = end
         if is_over:
             self._at += len(self._close_marker)
@@ -75,13 +78,13 @@ class ReasoningParser(Parser):
         return True
 
     def _content(self) -> bool:
-        self._events.append(Content(self._blanks + self._rest()))
-        self._blanks = ""
+        self._events.append(Content("".join(self._blanks) + self._rest()))
+        self._blanks.clear()
         return True
 
     def _end(self, *, is_cut: bool) -> None:
-        if self._blanks and self._state == self._first and not self._is_open:
-            self._events.append(Content(self._blanks))
+        if (blanks := "".join(self._blanks)) and self._state == self._first and not self._is_open:
+            self._events.append(Content(blanks))
 
 
 class ThinkParser(ReasoningParser):

@@ -40,7 +40,7 @@ class ResponseTemplateParser(ToolParser):
         self._seen: list[str] = []
         self._field = ""
         self._body: list[str] = []  # of a call
-        self._reasoning_blanks = ""
+        self._reasoning_blanks: list[str] = []
         self._has_reasoned = self._has_said = False
         self._use(self._regions.initial_events)
         self._events.clear()  # the prompt is no part of the answer
@@ -87,7 +87,7 @@ class ResponseTemplateParser(ToolParser):
                 case "region_open":
                     self._field = event["field"]
                     self._body.clear()
-                    self._reasoning_blanks = ""
+                    self._reasoning_blanks.clear()
                 case "region_chunk":
                     self._chunk(event["text"])
                 case "region_close":
@@ -100,12 +100,13 @@ class ResponseTemplateParser(ToolParser):
         if self._field == CALLS:
             self._body.append(text)
         elif self._field in REASONING:
-            text = self._reasoning_blanks + text
             said = text.rstrip()
-            self._reasoning_blanks = text[len(said) :]
             if said:
-                self._events.append(Reasoning(said if self._has_reasoned else said.lstrip()))
+                whole = "".join(self._reasoning_blanks) + said
+                self._events.append(Reasoning(whole if self._has_reasoned else whole.lstrip()))
+                self._reasoning_blanks.clear()
                 self._has_reasoned = True
+            self._reasoning_blanks.append(text[len(said) :])
         elif self._has_said or not self._has_reasoned:
             self._say(text)
         elif text := text.lstrip():

@@ -11,6 +11,29 @@ from server.tools.parser import Marker, Tools
 from server.tools.registry import TOOL_PARSERS, ToolFormat
 from tests.server.tools.texts import TOOLS, make, parse
 
+BEFORE_BLANKS = [
+    ("hermes", "a"),
+    ("hermes", "<tool_call>"),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": "b", '),
+    ("llama3_json", ""),
+    ("mistral", "[TOOL_CALLS]"),
+    ("mistral", "[TOOL_CALLS]now"),
+    ("pythonic", "[now(a"),
+    ("pythonic", "[now(a=[1"),
+    ("qwen3_coder", "<tool_call><function=now>"),
+    ("qwen3_coder", "<tool_call><function=now><parameter=a>"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), BEFORE_BLANKS)
+def test_blanks_in_many_pieces_are_read_in_linear_time(name: ToolFormat, text: str) -> None:
+    parser = make(name)
+    parser.feed(text)
+    for _ in range(20_000):  # what copies what it holds for each of them takes a minute
+        parser.feed(" " * 200)
+    parser.finish(is_cut=True)
+
 
 def test_arguments_come_as_they_are_written() -> None:
     parser = make("hermes")
@@ -95,6 +118,23 @@ def test_without_parallel_calls_nothing_follows_the_first(name: ToolFormat, text
         message = parse(parser, *pieces)
         assert (len(message.calls), message.content) == (1, "")
         assert parser.is_full
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>\n{"name'),
+        ("llama3_json", '{"name": "now", "parameters": {"a": 1}}; {"name": '),
+        ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {"a": 1}}, {"name"'),
+        ("mistral", '[TOOL_CALLS]now[ARGS]{"a": 1}[TOOL_CALLS]now[AR'),
+    ],
+)
+def test_a_demanded_call_that_broke_off_leaves_no_content(name: ToolFormat, text: str) -> None:
+    for length in range(len(text) + 1):
+        parser = make(name, Tools(TOOLS.parameters, is_demanded=True))
+        message = parse(parser, *text[:length], is_cut=True)
+        assert message.content == "", text[:length]
+        assert message.calls or length < text.index("1")
 
 
 def test_a_call_that_broke_off_stays_incomplete() -> None:
