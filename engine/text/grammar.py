@@ -241,8 +241,7 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary | None) -> Compiled
     """Compile, on this thread. Raises ValueError or RecursionError for what cannot be."""
     if vocabulary is None:
         raise ValueError("this model's tokenizer allows no grammars")
-    if grammar.kind != "lark":  # ours: it names markers on purpose
-        _refuse_control_texts(grammar.source, vocabulary.control_texts)
+    _refuse_control_texts(grammar.source, vocabulary.control_texts)
     matcher = LLMatcher(vocabulary.tokenizer, translate(grammar), log_level=0, limits=LIMITS)
     _raise_error(matcher)
     compiled = CompiledGrammar(vocabulary, matcher)

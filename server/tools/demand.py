@@ -27,7 +27,8 @@ def demand_grammar(
 ) -> Grammar:
     """What an answer must be that calls one of `tools`, or, unless `is_one`, several, as `written`.
 
-    `tokens` are the ids of the vocabulary's added tokens: a marker among them is that token.
+    `tokens` are the ids of the vocabulary's added tokens: a marker among them is that token, by its id, so
+    that a control token is never spelled and the compiler refuses schemas that spell one.
     """
 
     def marker(text: str) -> str:
@@ -54,7 +55,7 @@ def demand_grammar(
         else:
             head = json.dumps(f'{{"name": "{tool.name}", "{key}": ')
             rules.append(f'tool{number}: {head} arguments{number} "}}"')
-        rules.append(f"arguments{number}: %json {json.dumps(arguments_schema(tool))}")
+        rules.append(f"arguments{number}: %json {json.dumps(arguments_schema(tool), ensure_ascii=False)}")
     return Grammar("lark", "\n".join(rules), param="tools", label="parameters of a tool")
 
 

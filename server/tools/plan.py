@@ -1,5 +1,6 @@
 """How the answers to one chat are parsed: from the request, the model's formats and the prompt."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -103,7 +104,8 @@ class Plan(NamedTuple):
         marks = tuple((tokens[text], text) for text in markers if text in tokens)
         grammar = None
         if self.tools is not None and is_demand(self.wire.tool_choice):
-            grammar = demand_grammar(
+            grammar = await asyncio.to_thread(  # the schemas may be megabytes
+                demand_grammar,
                 demanded_tools(self.wire, self.tools),
                 demanded_format(self.formats.tools or "hermes"),
                 tokens,
