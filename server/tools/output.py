@@ -24,7 +24,7 @@ class OutputParser:
     ) -> None:
         self._reasoning = reasoning
         self._tools = tools
-        self._shows_reasoning = shows_reasoning
+        self.shows_reasoning = shows_reasoning
 
     @property
     def num_calls(self) -> int:
@@ -75,7 +75,7 @@ class OutputParser:
         return self._shown(passed)
 
     def _shown(self, events: Iterable[Event]) -> list[Event]:
-        return [event for event in events if self._shows_reasoning or not isinstance(event, Reasoning)]
+        return [event for event in events if self.shows_reasoning or not isinstance(event, Reasoning)]
 
 
 class ParsedDelta(NamedTuple):
@@ -108,6 +108,7 @@ class ParsedStream:
         self._stream = stream
         self._parser = parser
         self._is_over = False
+        self._num_told = 0
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -166,8 +167,19 @@ class ParsedStream:
             and self._parser.num_calls > 0
             and not self._parser.is_call_open,
             is_named=self._parser.is_named,
-            tokens=delta.tokens,
+            tokens=self._told(delta.tokens),
             prompt_tokens=delta.prompt_tokens,
+        )
+
+    def _told(self, tokens: tuple[OutputToken, ...]) -> tuple[OutputToken, ...]:
+        """The tokens: those of reasoning that is hidden are not shown, either."""
+        if not tokens or self._parser.shows_reasoning:
+            return tokens
+        num_hidden = self._stream.num_reasoning_tokens - self._num_told
+        self._num_told += len(tokens)
+        return tuple(
+            token._replace(is_shown=False) if number < num_hidden else token
+            for number, token in enumerate(tokens)
         )
 
     async def collect(self) -> ParsedDelta:

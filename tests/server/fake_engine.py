@@ -144,7 +144,8 @@ class FakeStream:
             self._watch.see(delta.text)
             self.num_reasoning_tokens = 0 if self._watch.is_undecided else self.num_output_tokens
         self.waiting.append(delta)
-        self.news.set()
+        if not self._watch.is_undecided or delta.finish_reason is not None:
+            self.news.set()  # else it is held, as what may begin reasoning is
 
     def fail(self, error: EngineError) -> None:
         self.error = error

@@ -1,11 +1,13 @@
 """Reasoning in chat, beside content and calls."""
 
+import json
+
 import httpx
 import pytest
 
 from engine.request import ReasoningSpan
 from tests.server.fake_engine import FakeEngine
-from tests.server.tool_chat import CALL, URL, answer, chunks
+from tests.server.tool_chat import CALL, URL, answer, body, chunks
 
 pytestmark = pytest.mark.usefixtures("calls_and_thinks")
 
@@ -76,3 +78,18 @@ async def test_reasoning_effort_none_switches_thinking_off(
 ) -> None:
     await answer(client, "a", reasoning_effort="none")
     assert engine.tokenizer.chats[-1][1]["template_kwargs"]["enable_thinking"] is False
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_hidden_reasoning_is_not_told_token_by_token(client: httpx.AsyncClient, stream: bool) -> None:
+    for shown, expected in ((False, "4 of 5"), (True, "<think>Hm.</think>4 of 5")):
+        fields = body("<think>Hm.</think>4 of 5", logprobs=True, include_reasoning=shown, stream=stream)
+        response = await client.post(URL, json=fields)
+        lines = (
+            [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+            if stream
+            else [response.text]
+        )
+        choices = [choice for line in lines for choice in json.loads(line)["choices"]]
+        told = [token for choice in choices if choice["logprobs"] for token in choice["logprobs"]["content"]]
+        assert "".join(token["token"] for token in told) == expected
