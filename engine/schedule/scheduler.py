@@ -272,7 +272,8 @@ class Scheduler:
         for leader in self._groups.take_ready():
             self._groups.follow(leader, self._waiting.release(leader))
         decode, unfinished_prefills = self._plan_decode()
-        room = self._budget.prefill_tokens(len(decode.slots))
+        context = unfinished_prefills[0].num_scheduled_tokens if unfinished_prefills else 0
+        room = self._budget.prefill_tokens(len(decode.slots), context)
         chunks: list[Row] = []
         page_copies: list[tuple[int, int]] = []
         for sequence in unfinished_prefills:
@@ -396,7 +397,8 @@ class Scheduler:
         num_decode = len(plan.decode.slots)
         if not output.num_constrained:  # else the device may have waited for masks
             seconds = output.end_seconds - output.start_seconds
-            self._budget.observe(num_decode, plan.num_tokens - num_decode, seconds)
+            num_keys = sum(row.num_tokens * (row.start + row.num_tokens / 2) for row in plan.chunks)
+            self._budget.observe(num_decode, plan.num_tokens - num_decode, num_keys, seconds)
         progress: list[Progress] = []
         for sequence, sampled in self._land(plan, output):
             token_ids = sequence.token_ids

@@ -8,6 +8,11 @@ import pytest
 from engine.schedule.budget import MIN_CHUNK, StepBudget
 
 
+def keys(num_tokens: int, context: int) -> float:
+    """What the tokens behind `context` others attend to."""
+    return num_tokens * (context + num_tokens / 2)
+
+
 @dataclass
 class Machine:
     """Seconds of a step: a constant, its decode rows, its prompt tokens and what they attend to."""
@@ -20,34 +25,41 @@ class Machine:
 
     def seconds(self, num_rows: int, num_tokens: int, context: int) -> float:
         mixed = self.per_mixed_step if num_tokens else 0.0
-        tokens = num_tokens * (self.per_token + self.per_pair * context)
+        tokens = num_tokens * self.per_token + keys(num_tokens, context) * self.per_pair
         return self.constant + num_rows * self.per_row + tokens + mixed
 
 
 GPU = Machine(0.005, 0.00001, 0.00002, 2e-10, per_mixed_step=0.004)
+# Where a context of 16,000 tokens makes the last of them five times as dear as the first.
+SMALL_ON_GPU = Machine(0.001, 0.00001, 0.000003, 9e-10, per_mixed_step=0.0003)
 LAPTOP = Machine(0.010, 0.002, 0.002, 3e-8)
 
 
 def prefill(budget: StepBudget, machine: Machine, prompt: int, rows: int, run_ahead: int = 1) -> list[float]:
     """Steps' seconds while a prompt is computed beside decode rows, after some steps of decoding."""
     for _ in range(20):
-        budget.observe(rows, 0, machine.seconds(rows, 0, 0))
+        budget.observe(rows, 0, 0, machine.seconds(rows, 0, 0))
     steps, in_flight, done = [], deque(), 0
     while done < prompt or in_flight:
         if done < prompt:
-            chunk = min(budget.prefill_tokens(rows), prompt - done)
-            in_flight.append((chunk, machine.seconds(rows, chunk, done)))
+            chunk = min(budget.prefill_tokens(rows, done), prompt - done)
+            in_flight.append((chunk, done, machine.seconds(rows, chunk, done)))
             done += chunk
         if len(in_flight) > run_ahead or done >= prompt:
-            chunk, seconds = in_flight.popleft()
-            budget.observe(rows, chunk, seconds)
+            chunk, start, seconds = in_flight.popleft()
+            budget.observe(rows, chunk, keys(chunk, start), seconds)
             steps.append(seconds)
     return steps
 
 
 @pytest.mark.parametrize(
     ("machine", "prompt", "target", "max_tokens"),
-    [(GPU, 16_000, 0.020, 8192), (GPU, 100_000, 0.050, 8192), (LAPTOP, 6_000, 0.25, 512)],
+    [
+        (GPU, 16_000, 0.020, 8192),
+        (GPU, 100_000, 0.050, 8192),
+        (SMALL_ON_GPU, 16_000, 0.0075, 8192),
+        (LAPTOP, 6_000, 0.25, 512),
+    ],
 )
 def test_steps_take_what_they_should(machine, prompt, target, max_tokens, run_ahead):
     budget = StepBudget(max_tokens, target)
@@ -60,8 +72,8 @@ def test_steps_take_what_they_should(machine, prompt, target, max_tokens, run_ah
 
 
 def test_without_a_target_or_a_stream_to_protect_the_whole_budget_is_used():
-    assert StepBudget(512, None).prefill_tokens(100) == 412
-    assert StepBudget(512, 0.001).prefill_tokens(0) == 512
+    assert StepBudget(512, None).prefill_tokens(100, 0) == 412
+    assert StepBudget(512, 0.001).prefill_tokens(0, 0) == 512
 
 
 def test_few_tokens_are_no_way_out_where_a_mixed_step_costs_too_much_anyway():
@@ -75,9 +87,9 @@ def test_few_tokens_are_no_way_out_where_a_mixed_step_costs_too_much_anyway():
 def test_the_end_of_a_prompt_says_nothing_of_large_chunks():
     budget = StepBudget(8192, 0.020)
     prefill(budget, GPU, 16_000, rows=32)
-    before = budget.prefill_tokens(32)
-    budget.observe(32, 20, GPU.seconds(32, 20, 16_000))
-    assert budget.prefill_tokens(32) == before
+    before = budget.prefill_tokens(32, 1000)
+    budget.observe(32, 20, keys(20, 16_000), GPU.seconds(32, 20, 16_000))
+    assert budget.prefill_tokens(32, 1000) == before
 
 
 def test_a_slower_machine_is_noticed():
@@ -91,5 +103,5 @@ def test_prompts_come_through_even_if_the_target_cannot_be_met():
     budget = StepBudget(512, 0.001)
     steps = prefill(budget, LAPTOP, 1000, rows=32)
     assert steps
-    assert budget.prefill_tokens(32) <= 2 * MIN_CHUNK, "what few cost, and that once more"
-    assert budget.prefill_tokens(500) == 12, "never more than there is room for"
+    assert budget.prefill_tokens(32, 1000) <= 2 * MIN_CHUNK, "what few cost, and that once more"
+    assert budget.prefill_tokens(500, 0) == 12, "never more than there is room for"
