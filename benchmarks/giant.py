@@ -114,9 +114,15 @@ async def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """One row: what was to be held, and what was."""
     rng = random.Random(0)
 
+    def prompt_of(engine: Engine, num_tokens: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(100, engine.model.vocab_size) for _ in range(num_tokens))
+
     def submitter(engine: Engine) -> Callable[[int, int], RequestStream]:
+        giant = prompt_of(engine, args.prompt)  # beforehand: the streams share its loop
+
         def submit(num_prompt_tokens: int, max_tokens: int) -> RequestStream:
-            prompt = tuple(rng.randrange(100, engine.model.vocab_size) for _ in range(num_prompt_tokens))
+            is_giant = num_prompt_tokens == args.prompt
+            prompt = giant if is_giant else prompt_of(engine, num_prompt_tokens)
             sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
             return engine.submit(Request("r", prompt, sampling))
 
