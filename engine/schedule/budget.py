@@ -14,8 +14,8 @@ AIM = 0.95
 # No step has so many times more or less work than the last, whatever that took.
 MAX_CHANGE = 4.0
 # What attending to one key costs a token, in units of all else that is done for it: between what was found
-# for a 1B model on an H100 and for one of 135M on two cores. It only says how chunks change along a prompt, so
-# nobody need know it well. To learn it from the steps fails: what they cost once looks like its contrary.
+# for a 1B model on an H100 and for one of 135M on two cores. It only says how chunks change along a prompt,
+# so nobody need know it well. To learn it from the steps fails: what they cost once looks like its contrary.
 KEY_COST = 2e-4
 
 
