@@ -65,15 +65,15 @@ async def prepare(
 
 async def rule(sampling: SamplingParams, tokenizer: TokenizerPool, eos_token_ids: frozenset[int]) -> Ruled:
     """Check what sampling parameters ask for together, and spell it. Raises InvalidRequest."""
-    if min(len(sampling.first_token_ids), len(sampling.allowed_token_ids)) > MAX_SMALL_SET:
-        await asyncio.to_thread(check_together, sampling, eos_token_ids)
-    else:
-        check_together(sampling, eos_token_ids)
     if sampling.bad_words:
         ids = await spellings(
             sampling.bad_words, lambda texts: tokenizer.encode_batch(texts, add_special_tokens=False)
         )
         sampling = replace(sampling, bad_words_ids=(*sampling.bad_words_ids, *ids))
+    if max(len(sampling.first_token_ids), len(sampling.allowed_token_ids)) > MAX_SMALL_SET:
+        await asyncio.to_thread(check_together, sampling, eos_token_ids)
+    else:
+        check_together(sampling, eos_token_ids)
     return Ruled(sampling.bad_words_ids, (*BadWords.of(sampling), *FirstToken.of(sampling)))
 
 
@@ -108,7 +108,7 @@ def is_prepared(request: Request) -> bool:
 
 
 def check_together(sampling: SamplingParams, eos_token_ids: frozenset[int]) -> None:
-    """Refuse what would leave a first token no choice. Raises InvalidRequest."""
+    """Refuse what would leave a token no choice. Raises InvalidRequest."""
     asked = {
         "token_healing": sampling.token_healing,
         "first_token_ids": bool(sampling.first_token_ids),
@@ -117,17 +117,16 @@ def check_together(sampling: SamplingParams, eos_token_ids: frozenset[int]) -> N
     params = [name for name, is_asked in asked.items() if is_asked]
     if len(params) > 1:
         raise InvalidRequest(f"{params[0]} cannot be used together with {params[1]}.", params[0])
-    if sampling.first_token_ids:
-        token_ids = sampling.first_token_ids
-        if sampling.allowed_token_ids:
-            token_ids &= sampling.allowed_token_ids
-        banned = {ids[0] for ids in sampling.bad_words_ids if len(ids) == 1}
-        if sampling.min_tokens:
-            banned |= sampling.stop_token_ids
-            if not sampling.ignore_eos:
-                banned |= eos_token_ids
+    banned = {ids[0] for ids in sampling.bad_words_ids if len(ids) == 1}
+    if sampling.min_tokens:
+        banned |= sampling.stop_token_ids
+        if not sampling.ignore_eos:
+            banned |= eos_token_ids
+    token_ids = sampling.allowed_token_ids
+    for name in ("allowed_token_ids", "first_token_ids"):
+        named: frozenset[int] = getattr(sampling, name)
+        if not named:
+            continue
+        token_ids = token_ids & named if token_ids else named
         if token_ids <= banned:
-            raise InvalidRequest(
-                "first_token_ids names no token that the other fields let be chosen.",
-                "first_token_ids",
-            )
+            raise InvalidRequest(f"{name} names no token that the other fields let be chosen.", name)

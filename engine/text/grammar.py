@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,6 +40,7 @@ COMPILE_SECONDS = 5.0
 # Line breaks with indentation, or a space: pretty-printing passes, and no model writes blanks for ever.
 JSON_WHITESPACE = r"(\r?\n[ \t]{0,32}|[ \t]{1,8})"
 END = "<|end of output|>"
+ESCAPED = re.compile(r"\\(?:u|x|u\{|x\{)([0-9a-fA-F]{2,4})\}?")
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
 
@@ -255,8 +257,11 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary | None) -> Compiled
 
 
 def _refuse_control_texts(source: str, control_texts: Sequence[str]) -> None:
-    """Where a grammar leaves one way to go on, llguidance spells text as tokens, control tokens included."""
-    plain = source.replace("\\", "")
+    """Where a grammar leaves one way to go on, llguidance spells text as tokens, control tokens included.
+
+    However the source spells the text: each kind of grammar has escapes of its own.
+    """
+    plain = ESCAPED.sub(lambda match: chr(int(match[1], 16)), source).replace("\\", "")
     for text in control_texts:
         if text in plain:
             raise ValueError(f"it contains {text!r}, which is a control token of this model")

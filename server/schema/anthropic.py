@@ -15,7 +15,7 @@ from server.schema.chat import (
 from server.schema.errors import AnthropicError
 from server.schema.fields import SEPARATE, TURNS, Refused, strangers
 from server.schema.sampling import Needed, SamplingRequest, Stop, TypedRequest, WireRequest
-from server.schema.tools import MAX_TOOLS, NAME
+from server.schema.tools import MAX_TOOLS, NAME, ObjectSchema
 
 
 class InputBlock(TypedRequest):
@@ -113,7 +113,7 @@ class InputTool(WireRequest):
     type: str | None = Field(None, max_length=64, description="custom, which is the default")
     name: str = Field(pattern=NAME)
     description: str | None = None
-    input_schema: dict[str, Any] | None = Field(None, validate_default=True, description="JSON schema")
+    input_schema: ObjectSchema | None = Field(None, validate_default=True, description="JSON schema")
     strict: bool | None = Field(
         None, description="a schema that cannot be obeyed to the letter is refused where a call is demanded"
     )

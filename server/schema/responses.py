@@ -23,7 +23,7 @@ from server.schema.sampling import (
     WireRequest,
     check_entries,
 )
-from server.schema.tools import MAX_TOOLS, NAME, ToolName, allow_word, as_choice
+from server.schema.tools import MAX_TOOLS, NAME, ObjectSchema, ToolName, allow_word, as_choice
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
 MAX_METADATA = 16
@@ -130,7 +130,7 @@ class InputTool(TypedRequest):
     type: str = Field(max_length=64)
     name: str | None = Field(None, pattern=NAME)
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(
+    parameters: ObjectSchema | None = Field(
         None, description="JSON schema of the arguments, an object; default: there are none"
     )
     strict: bool | None = Field(

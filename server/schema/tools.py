@@ -2,7 +2,15 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from server.schema.sampling import Needed, TypedRequest, WireRequest
@@ -10,6 +18,18 @@ from server.schema.sampling import Needed, TypedRequest, WireRequest
 MAX_TOOLS = 128
 MAX_TOOL_CALLS = 128
 NAME = r"^[A-Za-z0-9_.:/-]{1,128}$"
+
+
+def check_object_schema(value: dict[str, Any]) -> dict[str, Any]:
+    """Arguments are an object, whatever else their schema leaves unsaid."""
+    kind = value.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        message = "the schema of a tool's arguments must be of type 'object', not {kind}"
+        raise PydanticCustomError("object_schema", message, {"kind": repr(kind)})
+    return value
+
+
+ObjectSchema = Annotated[dict[str, Any], AfterValidator(check_object_schema)]
 
 
 class FunctionCall(WireRequest):
@@ -32,7 +52,7 @@ class FunctionDefinition(WireRequest):
 
     name: str = Field(pattern=NAME)
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(
+    parameters: ObjectSchema | None = Field(
         None, description="JSON schema of the arguments, an object; default: there are none"
     )
     strict: bool | None = Field(

@@ -139,3 +139,19 @@ async def test_a_thousand_requests_let_others_run_and_stay_as_they_are():
         running.cancel()
         assert turns >= 1000 // REQUESTS_PER_TURN - 1
         assert all(mine is theirs for mine, theirs in zip(prepared, requests, strict=True))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"bad_words_ids": ((A,), (B,))},
+        {"bad_words_ids": ((A,),), "stop_token_ids": frozenset((B,)), "min_tokens": 1},
+        {"first_token_ids": frozenset((C,))},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+async def test_what_leaves_no_token_to_choose_is_refused(fields):
+    async with tiny_engine() as engine:
+        request = tiny_request("a", allowed_token_ids=frozenset((A, B)), **fields)
+        with pytest.raises(InvalidRequest, match="_token_ids names no token"):
+            await engine.prepare([request])

@@ -42,6 +42,8 @@ def nested(depth: int) -> str:
         schema({"properties": {"<eos>": {"type": "null"}}}),
         Grammar("choice", '["<turn>"]'),
         Grammar("regex", r"x\<turn\>"),
+        Grammar("json_schema", r'{"const": "\u003cturn\u003E"}'),
+        Grammar("regex", r"x\x3cturn\u{3E}"),
         Grammar("ebnf", 'root ::= "<turn>"'),
     ],
 )

@@ -32,6 +32,7 @@ NAMED = {"type": "function", "function": {"name": "now"}}
 REQUIRED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
 ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
 NO_OBJECT = {"type": "function", "function": {"name": "a", "parameters": []}}
+NO_OBJECT_SCHEMA = {"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,7 @@ NO_OBJECT = {"type": "function", "function": {"name": "a", "parameters": []}}
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", None),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", None),
         ({"tools": [NO_OBJECT]}, "tools[0].function.parameters", None),
+        ({"tools": [NO_OBJECT_SCHEMA]}, "tools[0].function.parameters", None),
         ({"tools": [{"type": "function", "function": {"name": "a", "description": "\0"}}]}, "tools", None),
         ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
         ({"function_call": {"name": "f"}}, "function_call", "unsupported_parameter"),
