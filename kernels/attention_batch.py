@@ -15,18 +15,18 @@ class AttentionBatch:
 
     A row is the part of a step that belongs to one sequence. Rows with exactly one query, the decode rows,
     stand first. The host copies of the lengths are None when the step is captured in a CUDA graph, where
-    only the tensors change between replays. Every row is a decode row then or, if the step `is_mixed`, what
-    its length says; one without queries is nobody's.
+    only the tensors change between replays. Every row is a decode row then or, if `num_rows` is there, what
+    its length says.
     """
 
     page_table: torch.Tensor  # [num_rows, max_pages] int32; entries past a row's context are ignored
     query_start: torch.Tensor  # [num_rows + 1] int32: index of each row's first token
     context_lens: torch.Tensor  # [num_rows] int32: keys of each row, those of this step included
     slot_mapping: torch.Tensor  # [num_tokens] int64: page * page_size + offset of this step's keys
-    num_decode_rows: int  # if is_mixed, the most there may be
+    num_decode_rows: int  # beside num_rows: the most there may be
     query_lens: list[int] | None = None
     context_lens_host: list[int] | None = None
-    is_mixed: bool = False
+    num_rows: torch.Tensor | None = None  # [1] int32: how many rows there are, if only the device knows
     _once: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:

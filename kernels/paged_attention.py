@@ -45,6 +45,6 @@ def paged_attention(
     options = _Options(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
     if decode:
         decode_attention(q[:decode], k_cache, v_cache, batch, out[:decode], **options)
-    if decode < q.shape[0] or batch.is_mixed:
+    if decode < q.shape[0] or batch.num_rows is not None:
         prefill_attention(q, k_cache, v_cache, batch, out, **options)
     return out

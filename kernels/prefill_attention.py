@@ -55,7 +55,7 @@ class _Row(NamedTuple):
 # What changes from step to step must not choose another compiled variant.
 @triton.jit(
     do_not_specialize=["first_row", "end_row", "num_tiles", "page_table_stride"],
-    do_not_specialize_on_alignment=["page_table_ptr", "query_start_ptr", "context_lens_ptr"],
+    do_not_specialize_on_alignment=["page_table_ptr", "query_start_ptr", "context_lens_ptr", "num_rows_ptr"],
 )
 def _prefill_kernel(
     q_ptr,
@@ -65,6 +65,7 @@ def _prefill_kernel(
     page_table_ptr,
     query_start_ptr,
     context_lens_ptr,
+    num_rows_ptr,
     slopes_ptr,
     first_row,
     end_row,
@@ -82,17 +83,24 @@ def _prefill_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
+    COUNTED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """One program per KV head and tile of a row's queries, all heads of a group in the tile.
 
     Tiles of row r start at number `first token * GROUP // BLOCK_M + r`, counted from the first row: the host
-    needs no table of them, and a row ends with at most one empty tile. Rows of one query are left out.
+    needs no table of them, and a row ends with at most one empty tile. Rows of one query are left out. Where
+    the rows are COUNTED on the device, there are programs enough for the most there may be.
     """
     TOKEN_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
+    if COUNTED:
+        end_row = tl.load(num_rows_ptr)
+        num_tiles = tl.load(query_start_ptr + end_row) * GROUP // BLOCK_M + end_row
     # The tiles with the most keys start first, so that the last programs to end are short ones.
     tile = num_tiles - 1 - tl.program_id(0) // NUM_KV_HEADS
+    if tile < 0:
+        return
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     row = first_row
     beyond = end_row
@@ -172,7 +180,8 @@ def prefill_attention_triton(
     assert k_cache.is_contiguous() and v_cache.is_contiguous() and scale > 0
     dim_block = triton.next_power_of_2(head_dim)
     shape = shape or tile_shape(dim_block, q.element_size())
-    first_row, end_row = 0 if batch.is_mixed else batch.num_decode_rows, batch.context_lens.shape[0]
+    is_counted = batch.num_rows is not None
+    first_row, end_row = 0 if is_counted else batch.num_decode_rows, batch.context_lens.shape[0]
     # Decode rows have one token each, so first_row is also the number of tokens before the prefill rows.
     num_tiles = (num_tokens - first_row) * group // shape.block_m + end_row - first_row
     _prefill_kernel[(num_tiles * num_kv_heads,)](
@@ -183,6 +192,7 @@ def prefill_attention_triton(
         batch.page_table,
         batch.query_start,
         batch.context_lens,
+        batch.num_rows if batch.num_rows is not None else batch.context_lens,
         alibi_slopes if alibi_slopes is not None else q,
         first_row,
         end_row,
@@ -200,6 +210,7 @@ def prefill_attention_triton(
         WINDOW=window,
         SOFTCAP=softcap > 0,
         ALIBI=alibi_slopes is not None,
+        COUNTED=is_counted,
         BLOCK_M=shape.block_m,
         BLOCK_N=shape.block_n,
         num_warps=shape.num_warps,

@@ -74,6 +74,7 @@ class MixedGraphs:
         self._page_table = torch.zeros(max_num_seqs, max_pages, dtype=torch.int32, device=device)
         self._query_start = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._context_lens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self._num_rows = torch.zeros(1, dtype=torch.int32, device=device)
         width = attention.num_heads * attention.head_dim
         self._mixed = torch.zeros(token_budget, width, dtype=model.dtype, device=device)
         self._residual = torch.zeros(token_budget, model.spec.hidden_size, dtype=model.dtype, device=device)
@@ -99,7 +100,7 @@ class MixedGraphs:
             context_lens=self._context_lens[:num_rows],
             slot_mapping=slots,
             num_decode_rows=num_rows,
-            is_mixed=True,
+            num_rows=self._num_rows,
         )
         batch = ForwardBatch(token_ids, positions, attention)
         _, residual = self._model.begin(batch, self._kv_layers, self._mixed[:size])
@@ -121,6 +122,7 @@ class MixedGraphs:
         self._page_table[:num_rows, :num_pages] = attention.page_table
         self._context_lens[:num_rows] = attention.context_lens
         self._query_start[:num_rows] = attention.query_start[:-1]
-        self._query_start[num_rows:] = num_tokens  # rows without a query
+        self._query_start[num_rows:] = num_tokens
+        self._num_rows.fill_(num_rows)
         self._graphs[size].replay()
         return self._model.end(self._mixed[:num_tokens], self._residual[:num_tokens], batch.wanted)

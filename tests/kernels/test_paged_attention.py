@@ -147,7 +147,7 @@ def test_where_only_the_device_knows_the_rows_each_is_what_its_length_says(targe
         context_lens=padded(known.context_lens, 99, 4),
         slot_mapping=known.slot_mapping,
         num_decode_rows=len(rows) + 4,
-        is_mixed=True,
+        num_rows=torch.tensor([len(rows)], dtype=torch.int32, device=q.device),
     )
     out = torch.full_like(q, 7.0)
     paged_attention(q, case.k_cache, case.v_cache, batch, scale=case.scale, window=window, out=out)
