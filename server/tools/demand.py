@@ -27,8 +27,8 @@ def demand_grammar(
 ) -> Grammar:
     """What an answer must be that calls one of `tools`, or, unless `is_one`, several, as `written`.
 
-    `tokens` are the ids of the vocabulary's added tokens: a marker among them is that token, by its id, so
-    that a control token is never spelled and the compiler refuses schemas that spell one.
+    `tokens` are the ids of the vocabulary's added tokens: a marker among them is that token, by its id, since
+    text never spells a control token.
     """
 
     def marker(text: str) -> str:

@@ -124,16 +124,15 @@ def test_formats_without_a_grammar_are_written_as_hermes() -> None:
     assert demanded_format("qwen3_coder") == demanded_format("response_template") == "hermes"
 
 
-@pytest.mark.parametrize("schema", [{"const": "<|end｜>"}, {"type": "string", "pattern": "a<|end｜>"}])
-def test_a_schema_that_spells_a_control_token_is_refused(schema: dict[str, Any]) -> None:
-    markers = ("<tool_call>", "</tool_call>", "<|end｜>")
-    writer = Writer(markers)
-    for text, is_bad in (("<|end｜>", True), ("<|other｜>", False)):
-        value = json.loads(json.dumps(schema, ensure_ascii=False).replace("<|end｜>", text))
-        tool = FunctionDefinition(name="f", parameters={"type": "object", "properties": {"a": value}})
-        grammar = demand_grammar([tool], "hermes", writer.tokens, is_one=True)
-        if is_bad:
-            with pytest.raises(ValueError, match="control token"):
-                compile_grammar(grammar, writer.vocabulary)
-        else:
-            compile_grammar(grammar, writer.vocabulary)
+@pytest.mark.parametrize("schema", [{"const": "<|end｜>"}, {"type": "string", "pattern": r"^<\|end｜>$"}])
+def test_a_schema_that_spells_a_control_token_is_followed_in_plain_text(schema: dict[str, Any]) -> None:
+    writer = Writer(("<tool_call>", "</tool_call>", "<|end｜>"))
+    parameters = {
+        "type": "object",
+        "properties": {"a": schema},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    tool = FunctionDefinition(name="f", parameters=parameters)
+    text = writer.write(demand_grammar([tool], "hermes", writer.tokens, is_one=True), seed=0)
+    assert text is not None and "<|end｜>" in text and f"{MARK}<|end｜>" not in text
