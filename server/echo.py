@@ -22,13 +22,16 @@ class Echo:
 
     @classmethod
     async def of(cls, wire: CompletionRequest, prompts: Sequence[list[int]], decoder: Decoder) -> "Echo":
-        """What a request wants echoed: a text as it was sent, token ids, or what is left, as their text."""
+        """What a request wants echoed: a text as it was sent; token ids, or what is left, as their text.
+
+        So is a text whose tokens' offsets are told: control tokens have no characters there, or all of them.
+        """
         if not wire.echo:
             return NO_ECHO
         skip = wire.skip_special_tokens is not False
         texts = [
             prompt
-            if isinstance(prompt, str) and wire.truncate_prompt_tokens is None
+            if isinstance(prompt, str) and wire.truncate_prompt_tokens is None and wire.logprobs is None
             else await decoder.decode(token_ids, skip_special_tokens=skip)
             for prompt, token_ids in zip(wire.prompt, prompts, strict=True)
         ]

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from engine.device.thread import DeviceThread
 from engine.request import Request, SamplingParams
 from engine.text.grammar import GrammarCompiler, Vocabulary
 from engine.text.pieces import TokenPieces
+from engine.text.tokenizer import Tokenizer as LoadedTokenizer
 from engine.text.tokenizer import TokenizerPool
 from models.decoder import Decoder
 from models.loader import random_decoder
@@ -77,6 +77,17 @@ def tiny_model():
         )
 
 
+class TinyTokenizer(LoadedTokenizer):
+    """As if it had been loaded from a folder without templates."""
+
+    def __init__(self) -> None:
+        self.backend = tiny_tokenizer()
+        self.pieces = TokenPieces(self.backend)
+        self.max_token_chars = 4
+        self.added_tokens: dict[str, int] = {}
+        self.chat_template = self.response_template = None
+
+
 @asynccontextmanager
 async def tiny_engine(
     *, has_eos: bool = True, token_budget: int = 64, model: Decoder | None = None, **config: Any
@@ -102,10 +113,7 @@ async def tiny_engine(
         page_size=settings.page_size,
         created=0,
     )
-    tokenizer: Any = SimpleNamespace(
-        backend=tiny_tokenizer(), pieces=TokenPieces(tiny_tokenizer()), max_token_chars=4
-    )
-    pool = TokenizerPool(tokenizer, num_threads=1, max_model_len=info.max_model_len)
+    pool = TokenizerPool(TinyTokenizer(), num_threads=1, max_model_len=info.max_model_len)
     engine = Engine(settings, info, pool, device, GrammarCompiler(tiny_vocabulary(has_eos)), token_budget)
     try:
         yield engine

@@ -5,6 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.engine.tiny_engine import tiny_engine
+from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_logprobs import CHAT, TEXT, answer, body, chunks_of
 
@@ -153,3 +155,18 @@ async def test_what_makes_no_sense_is_refused_by_name(
 ) -> None:
     response = await client.post(path, json=body(path, "a", **fields))
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("prompt", ["<turn>ab", "a<turn> b<eos>"])
+async def test_offsets_are_places_in_the_text_whatever_the_prompt_spells(prompt: str, skip: bool) -> None:
+    body = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 0, "skip_special_tokens": skip}
+    async with tiny_engine() as engine, client_for(engine) as client:
+        response = await client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    [choice] = response.json()["choices"]
+    told = choice["logprobs"]
+    assert choice["text"].startswith(prompt.replace("<turn>", "").replace("<eos>", "") if skip else prompt)
+    for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
+        is_hidden = skip and token in ("<turn>", "<eos>")
+        assert is_hidden or choice["text"][offset:].startswith(token), f"{token!r} is not at {offset}"
