@@ -36,7 +36,7 @@ class StepBudget:
         self._max_tokens = max_tokens
         self._target_seconds = target_seconds
         self._decode_seconds = 0.0
-        self._few_seconds = 0.0  # what MIN_CHUNK prompt tokens take
+        self._few_seconds = 0.0  # what MIN_CHUNK prompt tokens take, at most
         self._work = float(MIN_CHUNK)  # what takes a step to the target
 
     def prefill_tokens(self, num_decode_rows: int, context: int) -> int:
@@ -65,7 +65,7 @@ class StepBudget:
             self._correct(num_prefill_tokens, work, taken, AIM * self._target_seconds)
 
     def _correct(self, num_tokens: int, work: float, taken: float, aim_seconds: float) -> None:
-        if num_tokens == MIN_CHUNK:
+        if num_tokens == MIN_CHUNK or taken < self._few_seconds:  # fewer tokens cannot take longer than more
             self._few_seconds = taken
         left = aim_seconds - self._decode_seconds
         if self._few_seconds > left:

@@ -93,6 +93,15 @@ def test_the_end_of_a_prompt_says_nothing_of_large_chunks():
     assert budget.prefill_tokens(32, 1000) == before
 
 
+def test_one_slow_step_is_not_held_against_few_tokens_for_ever():
+    """The first chunk has MIN_CHUNK tokens, and something else kept the machine busy."""
+    budget = StepBudget(8192, 0.020)
+    for _ in range(20):
+        budget.observe(32, 0, 0, GPU.seconds(32, 0, 0))
+    budget.observe(32, MIN_CHUNK, keys(MIN_CHUNK, 0), 0.1)
+    assert max(prefill(budget, GPU, 16_000, rows=32)) <= 1.3 * 0.020
+
+
 def test_a_slower_machine_is_noticed():
     budget = StepBudget(8192, 0.020)
     prefill(budget, GPU, 16_000, rows=32)
