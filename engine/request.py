@@ -1,7 +1,7 @@
 """What a caller asks of the engine: frozen values, safe to hand to any thread."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 from weakref import finalize
 
 from engine.constraint import Constraint
@@ -11,6 +11,8 @@ MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_REPEATED_TOKENS = 4096
 MAX_SMALL_SET = 4096
+# Line breaks with indentation, or a space: pretty-printing passes, and no model writes blanks for ever.
+JSON_WHITESPACE = r"(\r?\n[ \t]{0,32}|[ \t]{1,8})"
 
 Pooling = Literal["mean", "last"]
 
@@ -26,14 +28,23 @@ class Grammar:
     without look-around or back-references (the whole output must match it), of ebnf a grammar in GBNF or Lark
     syntax, of lark one in llguidance's own Lark; json_object, any JSON object, needs none. `whitespace` is an
     expression for what may stand between the tokens of JSON, empty for nothing; the grammars do without.
+    `or_calls` are rules in llguidance's Lark: an output that is their `calls` may stand in place of JSON.
     `param` and `label` are what messages call it, and make no difference otherwise.
     """
 
     kind: GrammarKind
     source: str = field(default="", repr=False)
     whitespace: str | None = None
+    or_calls: str = field(default="", repr=False)
     param: str = field(default="grammar", compare=False)
     label: str = field(default="grammar", compare=False)
+
+    @property
+    def json_options(self) -> dict[str, Any]:
+        """What llguidance is told about the blanks in JSON."""
+        if self.whitespace == "":
+            return {"whitespace_flexible": False}
+        return {"whitespace_pattern": self.whitespace or JSON_WHITESPACE}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
@@ -37,8 +37,6 @@ MAX_KEPT_GRAMMARS = 64
 NUM_THREADS = 2
 MAX_JOBS = 64
 COMPILE_SECONDS = 5.0
-# Line breaks with indentation, or a space: pretty-printing passes, and no model writes blanks for ever.
-JSON_WHITESPACE = r"(\r?\n[ \t]{0,32}|[ \t]{1,8})"
 END = "<|end of output|>"
 LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
@@ -293,12 +291,12 @@ def translate(grammar: Grammar) -> str:
     if kind == "choice":
         return LLMatcher.grammar_from_lark(_choice(source))
     schema = {"type": "object"} if kind == "json_object" else _schema(source)
-    options: JsonCompileOptions = {"lenient": False}
-    if grammar.whitespace == "":
-        options["whitespace_flexible"] = False
-    else:
-        options["whitespace_pattern"] = grammar.whitespace or JSON_WHITESPACE
-    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+    options = {"lenient": False, **grammar.json_options}
+    if grammar.or_calls:
+        answer = json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+        rules = f"start: answer | calls\nanswer: %json {answer}\n{grammar.or_calls}"
+        return LLMatcher.grammar_from_lark(rules)
+    return LLMatcher.grammar_from_json_schema(schema, overrides=cast("JsonCompileOptions", options))
 
 
 def _choice(source: str) -> str:

@@ -55,13 +55,7 @@ async def submit(
         submit_beams(answer, context.engine, requests, len(requests), wire.beams, limits)
         context.metrics.request_params(answer.n)
         return
-    outputs = await plan.outputs(prompt, tokenizer) if plan else None
-    grammar = requests[0].sampling.grammar
-    if grammar is not None and plan and plan.tools:
-        raise UnsupportedField(
-            f"{grammar.param} cannot be used while tools may be called; send tool_choice none with it.",
-            grammar.param,
-        )
+    outputs = await plan.outputs(prompt, tokenizer, requests[0].sampling.grammar) if plan else None
     await answer.submit(context.engine, requests, len(requests), outputs)
     context.metrics.request_params(answer.n)
 

@@ -60,8 +60,8 @@ def callable_tools(wire: ChatRequest) -> Tools | None:
     )
 
 
-def demanded_tools(wire: ChatRequest, tools: Tools) -> list[FunctionDefinition]:
-    """The tools of which one must be called."""
+def called_tools(wire: ChatRequest, tools: Tools) -> list[FunctionDefinition]:
+    """The tools that may be called."""
     return [
         tool.function
         for tool in offered_tools(wire)

@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from engine.request import Grammar, ReasoningSpan, Request
 from server.errors import UnsupportedField
 from server.schema.chat import ChatRequest
-from server.tools.choice import callable_tools, check_choice, demanded_tools, is_demand, offered_tools
-from server.tools.demand import demand_grammar, demanded_format
+from server.tools.choice import callable_tools, called_tools, check_choice, offered_tools
+from server.tools.demand import demand_grammar, demanded_format, or_calls
 from server.tools.formats import Formats, has_place_for_tools
 from server.tools.output import OutputParser, ParsedStream
 from server.tools.parser import Marker, Tools
@@ -54,17 +55,23 @@ class Plan(NamedTuple):
                 )
             if formats.tools != "hermes" and not has_place_for_tools(chat_template or ""):
                 raise UnsupportedField("tools have no place in this model's chat template.", "tools")
-            if is_demand(wire.tool_choice):
-                formats = formats._replace(tools=demanded_format(formats.tools))
-                if formats.reasoning == RESPONSE_TEMPLATE:  # it would parse the calls, too
-                    formats = formats._replace(reasoning=None)
         if wire.separate_reasoning is False:
             formats = formats._replace(reasoning=None)
         return cls(wire, formats, tools) if tools or formats.reasoning else None
 
-    async def outputs(self, prompt: list[int], tokenizer: Tokenizer) -> "Outputs":
-        """What the engine needs to know, and the parsers, for answers to `prompt`."""
-        shows_reasoning = self.wire.include_reasoning is not False
+    async def outputs(self, prompt: list[int], tokenizer: Tokenizer, asked: Grammar | None) -> "Outputs":
+        """What the engine needs to know, and the parsers, for answers to `prompt`.
+
+        What is `asked` of an answer is asked of its content: calls may stand in its place. Raises
+        UnsupportedField if it isn't JSON, which is told from calls.
+        """
+        if self.tools is not None and (asked is not None or self.tools.is_demanded):
+            if asked is not None and asked.kind not in ("json_object", "json_schema"):
+                raise UnsupportedField(
+                    f"{asked.param} cannot be used while tools may be called; send tool_choice none with it.",
+                    asked.param,
+                )
+            return await self._bound_outputs(prompt, tokenizer, self.tools, asked)
         tool_format = self.formats.tools if self.tools else None
         if RESPONSE_TEMPLATE in (tool_format, self.formats.reasoning):
             offered = [tool.function.for_template for tool in offered_tools(self.wire)]
@@ -72,18 +79,38 @@ class Plan(NamedTuple):
             tools = self.tools or Tools({}, only=())
             return Outputs(
                 lambda: OutputParser(
-                    None, ResponseTemplateParser(tools, make), shows_reasoning=shows_reasoning
+                    None, ResponseTemplateParser(tools, make), shows_reasoning=self.shows_reasoning
                 ),
                 shows_special_tokens=True,
             )
-        return await self._own_outputs(prompt, tokenizer, shows_reasoning)
+        return await self._own_outputs(prompt, tokenizer)
 
-    async def _own_outputs(self, prompt: list[int], tokenizer: Tokenizer, shows_reasoning: bool) -> "Outputs":
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether the client wants to see what the model thinks."""
+        return self.wire.include_reasoning is not False
+
+    async def _bound_outputs(
+        self, prompt: list[int], tokenizer: Tokenizer, tools: Tools, asked: Grammar | None
+    ) -> "Outputs":
+        """The same where a grammar has the calls written, in a format that there is one of."""
+        written = demanded_format(self.formats.tools or "hermes")
+        formats = self.formats._replace(tools=written)
+        if formats.reasoning == RESPONSE_TEMPLATE:  # it would parse the calls, too
+            formats = formats._replace(reasoning=None)
+        outputs = await self._replace(formats=formats)._own_outputs(prompt, tokenizer)
+        make = demand_grammar if asked is None or tools.is_demanded else partial(or_calls, asked)
+        grammar = await asyncio.to_thread(  # the schemas may be megabytes
+            make, called_tools(self.wire, tools), written, formats.tokens, is_one=not tools.parallel
+        )
+        return outputs._replace(grammar=grammar)
+
+    async def _own_outputs(self, prompt: list[int], tokenizer: Tokenizer) -> "Outputs":
         marker = Marker(self.formats.tokens)
         markers: list[str] = []
         reasoning_class = tools_class = span = None
         is_open = False
-        if self.formats.reasoning is not None and self.formats.reasoning != RESPONSE_TEMPLATE:
+        if self.formats.reasoning not in (None, RESPONSE_TEMPLATE):
             reasoning_class = reasoning_parser(self.formats.reasoning)
             opener, closer = reasoning_class.opener, reasoning_class.closer
             markers += (opener, closer)
@@ -97,21 +124,12 @@ class Plan(NamedTuple):
             return OutputParser(
                 reasoning_class(marker, is_open=is_open) if reasoning_class else None,
                 tools_class(self.tools, marker) if tools_class and self.tools else None,
-                shows_reasoning=shows_reasoning,
+                shows_reasoning=self.shows_reasoning,
             )
 
         tokens = self.formats.tokens
         marks = tuple((tokens[text], text) for text in markers if text in tokens)
-        grammar = None
-        if self.tools is not None and is_demand(self.wire.tool_choice):
-            grammar = await asyncio.to_thread(  # the schemas may be megabytes
-                demand_grammar,
-                demanded_tools(self.wire, self.tools),
-                demanded_format(self.formats.tools or "hermes"),
-                tokens,
-                is_one=not self.tools.parallel,
-            )
-        return Outputs(make, marks=marks, reasoning=span, grammar=grammar)
+        return Outputs(make, marks=marks, reasoning=span)
 
     async def _is_open(self, prompt: list[int], tokenizer: Tokenizer, opener: str, closer: str) -> bool:
         """Whether the prompt ends inside reasoning, begun by the template or by the turn that goes on."""

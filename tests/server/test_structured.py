@@ -158,13 +158,3 @@ async def test_native_generate_has_its_own_names(engine, parameters, expected, p
     assert response.status_code == 200, response.text
     grammar = engine.requests[-1].sampling.grammar
     assert (grammar, grammar.param) == (expected, param)
-
-
-async def test_not_while_tools_may_be_called(engine):
-    tool = {"type": "function", "function": {"name": "f"}}
-    async with client_for(engine, tool_parser="hermes") as client:
-        body = CHAT | {"tools": [tool], "response_format": NAMED}
-        response = await client.post("/v1/chat/completions", json=body)
-        assert response.status_code == 400 and response.json()["error"]["param"] == "response_format"
-        response = await client.post("/v1/chat/completions", json=body | {"tool_choice": "none"})
-        assert response.status_code == 200

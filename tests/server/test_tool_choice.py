@@ -84,14 +84,43 @@ async def test_a_demand_is_a_grammar(
     assert sampling.reasoning is not None, "the grammar binds what follows"
 
 
-async def test_a_choice_is_no_grammar_and_one_that_cannot_be_obeyed_is_refused(
-    client: httpx.AsyncClient, engine: FakeEngine
-) -> None:
+async def test_a_choice_is_no_grammar(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     for fields in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}, {"tool_choice": ALLOWED}):
         await answer(client, "a", **fields)
         assert engine.requests[-1].sampling.grammar is None
-    both = body("a", tool_choice="required", response_format={"type": "json_object"})
-    assert (await error(client, both))["param"] == "response_format"
+
+
+JSON = {"response_format": {"type": "json_object"}}
+
+
+async def test_calls_may_stand_in_place_of_json(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    found = (await answer(client, CALL_NOW, **JSON))["choices"][0]
+    assert [call["function"]["name"] for call in found["message"]["tool_calls"]] == ["now"]
+    found = (await answer(client, "{}", **JSON))["choices"][0]
+    assert (found["message"]["content"], found["finish_reason"]) == ("{}", "stop")
+    grammar = engine.requests[-1].sampling.grammar
+    assert grammar is not None and grammar.kind == "json_object"
+    assert "get_weather" in grammar.or_calls and "now" in grammar.or_calls
+    await answer(client, "{}", tool_choice=ALLOWED, **JSON)
+    grammar = engine.requests[-1].sampling.grammar
+    assert grammar is not None and "get_weather" not in grammar.or_calls
+    await answer(client, "{}", tool_choice="none", **JSON)
+    grammar = engine.requests[-1].sampling.grammar
+    assert grammar is not None and not grammar.or_calls
+
+
+async def test_a_demanded_call_leaves_no_place_for_json(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    await answer(client, CALL_NOW, tool_choice="required", **JSON)
+    grammar = engine.requests[-1].sampling.grammar
+    assert grammar is not None and grammar.kind == "lark"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_what_is_no_json_is_not_told_from_calls(client: httpx.AsyncClient, choice: str) -> None:
+    found = await error(client, body("a", tool_choice=choice, guided_regex="a+"))
+    assert found["param"] == "guided_regex"
 
 
 async def test_formats_without_a_grammar_write_demanded_calls_as_hermes(engine: FakeEngine) -> None:

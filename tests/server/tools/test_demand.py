@@ -9,9 +9,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from engine.outputs import MARK, FinishReason
+from engine.request import Grammar
 from engine.text.grammar import Vocabulary, compile_grammar
 from server.schema.tools import FunctionDefinition
-from server.tools.demand import demand_grammar, demanded_format
+from server.tools.demand import demand_grammar, demanded_format, or_calls
 from server.tools.events import Message
 from server.tools.parser import Marker, Tools
 from server.tools.registry import ToolFormat, tool_parser
@@ -45,8 +46,14 @@ class Writer:
         backend.add_special_tokens([AddedToken(text) for text in markers])
         self.tokens: dict[str, int] = {text: backend.token_to_id(text) for text in markers}
         self.vocabulary = Vocabulary(backend, (EOS,))
+        self._backend = backend
 
-    def write(self, grammar: Any, seed: int, max_tokens: int = 600) -> str | None:
+    def is_allowed(self, grammar: Grammar, text: str) -> bool:
+        """Whether the text may be a whole output."""
+        matcher = compile_grammar(grammar, self.vocabulary).new_matcher()
+        return matcher.consume_tokens(self._backend.encode(text).ids) and matcher.is_accepting()
+
+    def write(self, grammar: Grammar, seed: int, max_tokens: int = 600) -> str | None:
         """The text as the engine delivers it; None if it did not end."""
         draw = random.Random(seed)
         matcher = compile_grammar(grammar, self.vocabulary).new_matcher()
@@ -94,6 +101,58 @@ def test_what_a_grammar_allows_is_parsed_as_calls(
         found.add(tuple(call.name for call in message.calls))
     assert {("get_weather",), ("ns.now-1",)} <= {names[:1] for names in found}
     assert is_one == all(len(names) == 1 for names in found), "several calls where they may be"
+
+
+@pytest.mark.parametrize(("written", "markers"), FORMATS)
+@pytest.mark.parametrize("whitespace", [None, ""])
+def test_calls_may_stand_in_place_of_json(
+    written: ToolFormat, markers: tuple[str, ...], whitespace: str | None
+) -> None:
+    writer = Writer(markers)
+    person = {
+        "type": "object",
+        "properties": {"name": {"$ref": "#/$defs/Name"}, "parameters": {"type": "integer", "maximum": 9}},
+        "required": ["name"],
+        "additionalProperties": False,
+        "$defs": {"Name": {"type": "string", "maxLength": 3}},
+    }
+    asked = Grammar("json_schema", json.dumps(person), whitespace)
+    tool = FunctionDefinition(
+        name="f",
+        parameters={
+            "type": "object",
+            "properties": {"to": {"$ref": "#/$defs/City"}},
+            "required": ["to"],
+            "additionalProperties": False,
+            "$defs": {"City": {"enum": ["Rome", "Oslo"]}},
+        },
+    )
+    grammar = or_calls(asked, [tool], written, writer.tokens, is_one=True)
+    called = '{"name": "f", "parameters": {"to": "Oslo"}}'
+    if written != "llama3_json":  # whose calls no marker begins: what is drawn at random is none
+        kinds = set()
+        for seed in range(20):
+            text = writer.write(grammar, seed)
+            if text is None:
+                continue
+            parser = tool_parser(written)(Tools({"f": {}}, parallel=False), Marker(writer.tokens))
+            message = Message.of([*parser.feed(text), *parser.finish()])
+            if message.calls:
+                assert json.loads(message.calls[0].arguments)["to"] in ("Rome", "Oslo"), text
+                assert not message.content, text
+            else:
+                assert len(json.loads(message.content)["name"]) <= 3, text
+            kinds.add(bool(message.calls))
+        assert kinds == {False, True}, "an answer may be either"
+    elif whitespace is None:
+        assert writer.is_allowed(grammar, called)
+        assert not writer.is_allowed(grammar, called.replace("Oslo", "Graz"))
+    else:
+        assert writer.is_allowed(grammar, called.replace(" ", ""))
+    answer = '{"name":"f"}'
+    assert writer.is_allowed(grammar, answer)
+    assert writer.is_allowed(grammar, answer.replace(":", ":\n  ")) == (whitespace is None)
+    assert not writer.is_allowed(grammar, answer.replace("f", "long"))
 
 
 async def test_a_model_of_random_weights_makes_the_calls() -> None:
