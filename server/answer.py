@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from uuid import uuid4
 
 from starlette.requests import Request as HttpRequest
@@ -35,6 +35,26 @@ class ClientGone(Exception):
     """The client has left before its answer was ready; nobody will read what is sent."""
 
 
+class Counts(NamedTuple):
+    """Tokens of an answer: `cached` ones are among the prompt's, those of `reasoning` among `completion`."""
+
+    prompt: int
+    cached: int
+    completion: int
+    reasoning: int
+
+
+def usage_of(counts: Counts) -> Usage:
+    """Counts as the API tells them."""
+    return Usage(
+        prompt_tokens=counts.prompt,
+        completion_tokens=counts.completion,
+        total_tokens=counts.prompt + counts.completion,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=counts.cached),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=counts.reasoning),
+    )
+
+
 class Answer:
     """What the response, or all chunks of it, have in common."""
 
@@ -50,23 +70,22 @@ class Answer:
 
     def __str__(self) -> str:
         """For the log: its id and its tokens, in and out."""
-        usage = self.usage()
-        return f"{self.id} {usage.prompt_tokens}+{usage.completion_tokens} tokens"
+        counts = self.counts()
+        return f"{self.id} {counts.prompt}+{counts.completion} tokens"
 
-    def usage(self) -> Usage:
+    def counts(self) -> Counts:
         """Token counts from the engine's ledger; the n samples of a prompt count its tokens once."""
         prompts = self.streams[:: self.n]
-        prompt_tokens = sum(stream.num_prompt_tokens for stream in prompts)
-        completion_tokens = sum(stream.num_output_tokens for stream in self.streams)
-        cached_tokens = sum(stream.num_cached_tokens for stream in prompts)
-        reasoning_tokens = sum(stream.num_reasoning_tokens for stream in self.streams)
-        return Usage(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            total_tokens=prompt_tokens + completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
-            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=reasoning_tokens),
+        return Counts(
+            sum(stream.num_prompt_tokens for stream in prompts),
+            sum(stream.num_cached_tokens for stream in prompts),
+            sum(stream.num_output_tokens for stream in self.streams),
+            sum(stream.num_reasoning_tokens for stream in self.streams),
         )
+
+    def usage(self) -> Usage:
+        """The same as the API tells them."""
+        return usage_of(self.counts())
 
     def prompt_ids(self, index: int) -> list[int]:
         """Token ids of the prompt of an answer's choice."""

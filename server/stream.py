@@ -6,6 +6,7 @@ so they cannot drift from it. No event has an `id:` or `event:` line: OpenAI cli
 
 import asyncio
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -18,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
 from engine.outputs import TextDelta
-from server.answer import Answer, Delta, abort_all, chat_finish_of, finish_of, tell_many
+from server.answer import Answer, Counts, Delta, abort_all, chat_finish_of, finish_of, tell_many, usage_of
 from server.echo import NO_ECHO, Echo
 from server.errors import DeadlinePassed, envelope
 from server.logprobs import NO_DETAILS, TokenDetails
@@ -38,6 +39,9 @@ DONE = b"data: [DONE]\n\n"
 PING = ServerSentEvent(comment="ping", sep="\n")
 MAX_QUEUED_DELTAS = 4
 NOTHING = TextDelta("", 0)
+
+# The schema's JSON with holes for its five counts, in their order there.
+USAGE = re.sub(rb"\b0\b", b"%d", usage_of(Counts(0, 0, 0, 0)).model_dump_json().encode())
 
 ChunkChoice = ChatChunkChoice | CompletionChunkChoice
 
@@ -147,7 +151,8 @@ class ChunkFrames(Frames):
         """The event with a text."""
         before, after = parts
         if self.is_continuous:
-            counts = self.answer.usage().model_dump_json().encode()
+            prompt, cached, completion, reasoning = self.answer.counts()
+            counts = USAGE % (prompt, completion, prompt + completion, cached, reasoning)
             after = after.removesuffix(b"null}\n\n") + counts + b"}\n\n"
         return before + orjson.dumps(text) + after
 

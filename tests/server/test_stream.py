@@ -147,11 +147,15 @@ def make_frames(kind: type[ChatFrames] | type[CompletionFrames], options: Stream
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1), index=st.integers(0, 1))
 def test_prepared_bytes_are_the_schemas_own(text: str, index: int) -> None:
     for kind in (ChatFrames, CompletionFrames):
-        for options in (None, StreamOptions(include_usage=True)):
+        for options in (
+            None,
+            StreamOptions(include_usage=True),
+            StreamOptions(include_usage=True, continuous_usage_stats=True),
+        ):
             frames = make_frames(kind, options)
             delta = TextDelta(text, 1)
             assert frames.delta(index, delta) == frames.event(
-                [frames.choice(index, delta)], with_counts=False
+                [frames.choice(index, delta)], with_counts=frames.is_continuous
             )
 
 

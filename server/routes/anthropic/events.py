@@ -117,19 +117,18 @@ def call_input(block: Block) -> dict[str, Any]:
 
 def message(answer: Answer, delta: Delta | None, max_tokens: int) -> Message:
     """The answer as a message; without a delta it has only begun."""
-    counts = answer.usage()
-    cached = counts.prompt_tokens_details.cached_tokens
+    counts = answer.counts()
     stopped_by = delta.stop_reason if delta is not None else None
     return Message(
         id=answer.id,
         model=answer.model,
         content=[content_block(block) for block in blocks_of(delta)] if delta is not None else [],
-        stop_reason=stop_reason(delta, counts.completion_tokens, max_tokens) if delta is not None else None,
+        stop_reason=stop_reason(delta, counts.completion, max_tokens) if delta is not None else None,
         stop_sequence=stopped_by if isinstance(stopped_by, str) else None,
         usage=MessageUsage(
-            input_tokens=counts.prompt_tokens - cached,
-            cache_read_input_tokens=cached,
-            output_tokens=counts.completion_tokens,
+            input_tokens=counts.prompt - counts.cached,
+            cache_read_input_tokens=counts.cached,
+            output_tokens=counts.completion,
         ),
     )
 

@@ -135,15 +135,13 @@ def ended(
 ) -> ResponseObject:
     """The response with its whole output."""
     is_cut = delta.finish_reason is FinishReason.LENGTH
-    counts = answer.usage()
+    counts = answer.counts()
     usage = ResponseUsage(
-        input_tokens=counts.prompt_tokens,
-        input_tokens_details=InputDetails(cached_tokens=counts.prompt_tokens_details.cached_tokens),
-        output_tokens=counts.completion_tokens,
-        output_tokens_details=OutputDetails(
-            reasoning_tokens=counts.completion_tokens_details.reasoning_tokens
-        ),
-        total_tokens=counts.total_tokens,
+        input_tokens=counts.prompt,
+        input_tokens_details=InputDetails(cached_tokens=counts.cached),
+        output_tokens=counts.completion,
+        output_tokens_details=OutputDetails(reasoning_tokens=counts.reasoning),
+        total_tokens=counts.prompt + counts.completion,
     )
     return response.model_copy(
         update={
