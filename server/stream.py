@@ -339,6 +339,18 @@ def error_event(error: Exception) -> bytes:
     return b"data: " + envelope(error).model_dump_json().encode() + b"\n\n" + DONE
 
 
+# Readers that split text as Python's str.splitlines() does, httpx among them, end a line at each of these.
+LINE_ENDS = {"\x85".encode(): rb"\u0085", "\u2028".encode(): rb"\u2028", "\u2029".encode(): rb"\u2029"}
+
+
+def without_line_ends(event: bytes) -> bytes:
+    """The event with what some take for the end of a line escaped, as JSON lets it be."""
+    if b"\xc2\x85" in event or b"\xe2\x80" in event:
+        for data, escaped in LINE_ENDS.items():
+            event = event.replace(data, escaped)
+    return event
+
+
 class SlowClient(Exception):
     """A client has not read for longer than `send_timeout_seconds`."""
 
@@ -392,7 +404,8 @@ class EventStream(EventSourceResponse):
                 self._look(guard)
                 async for event in content:
                     self._sending_since = clock()
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    body = without_line_ends(event)
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
                     self._sending_since = None
         except TimeoutError:
             if self._sending_since is not None:

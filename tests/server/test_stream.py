@@ -60,6 +60,30 @@ async def test_role_text_and_reason_come_in_this_order(client: httpx.AsyncClient
     assert all("usage" not in chunk for chunk in chunks)
 
 
+SAYS = "say:a\u2028b\u2029c\x85d"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", chat(SAYS, logprobs=True)),
+        ("/v1/completions", {"prompt": SAYS, "echo": True}),
+        ("/v1/responses", {"input": SAYS}),
+        ("/v1/messages", chat(SAYS, max_tokens=20)),
+        ("/generate_stream", {"inputs": SAYS}),
+    ],
+)
+async def test_readers_that_know_more_line_ends_see_whole_events(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    """What httpx takes for lines, and with it many clients, is what str.splitlines() does."""
+    response = await client.post(path, json={**body, "stream": True})
+    assert response.status_code == 200, response.text
+    data = [line.partition(":")[2] for line in response.text.splitlines() if line.startswith("data:")]
+    said = "".join(json.dumps(json.loads(line)) for line in data if line.strip() != "[DONE]")
+    assert all(escaped in said for escaped in ("\\u2028", "\\u2029", "\\u0085"))
+
+
 async def test_usage_is_the_last_chunk_and_only_if_asked_for(client: httpx.AsyncClient) -> None:
     chunks = await stream(client, **chat("tokens=3", stream_options={"include_usage": True}))
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
