@@ -24,6 +24,7 @@ from engine.errors import (
     Draining,
     EngineDead,
     EngineError,
+    InvalidRequest,
     QueueTimeout,
     RequestTimeout,
     StepFailed,
@@ -479,7 +480,10 @@ class Engine:
                 self._observer.loop_lag(self._loop_lag)
 
 
-def _no_token(sequence: Sequence) -> StepFailed:
+def _no_token(sequence: Sequence) -> EngineError:
     if sequence.request.constraints:
-        return StepFailed("No token that the model can produce satisfies the grammar here.")
+        grammar = sequence.request.sampling.grammar
+        param = grammar.param if grammar is not None else None
+        message = "No token that the model can produce satisfies all that the request asks of its output."
+        return InvalidRequest(message, param)
     return StepFailed("The model computed no finite probabilities for this request.")

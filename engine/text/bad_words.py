@@ -13,15 +13,15 @@ from engine.text.masks import WORD_BITS
 async def spellings(
     words: Sequence[str], encode_batch: Callable[[list[str]], Awaitable[list[list[int]]]]
 ) -> list[tuple[int, ...]]:
-    """Token ids of each word as it begins a text, and after a space where that spells it as many tokens.
+    """Token ids of each word as it begins a text, and after a space if that spells it in another way.
 
-    As vLLM does it. Other ways to cut a word into tokens are not found: what is banned is a spelling.
+    Other ways to cut a word into tokens are not found: what is banned is a spelling.
     """
     found: dict[tuple[int, ...], None] = {}
     ids = await encode_batch([space + word.lstrip() for word in words for space in ("", " ")])
     for first, spaced in zip(map(tuple, ids[::2]), map(tuple, ids[1::2]), strict=True):
         found[first] = None
-        if len(spaced) == len(first):
+        if spaced[len(spaced) - len(first) :] != first:
             found[spaced] = None
     return [ids for ids in found if ids]
 

@@ -63,6 +63,11 @@ async def test_a_word_is_spelled_at_the_beginning_and_after_a_space():
 
     assert len(await spellings(["bad", " bad"], words)) == 2, "both spellings, once each"
 
+    async def pieces(texts: list[str]) -> list[list[int]]:
+        return [[1] if text == " exaggerated" else [2, 3, 4] for text in texts]
+
+    assert await spellings(["exaggerated"], pieces) == [(2, 3, 4), (1,)], "of any number of tokens"
+
 
 async def test_what_requests_share_is_made_once(monkeypatch):
     """A thousand prompts of one client do not have its words spelled a thousand times."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.constraint import Standing
-from engine.errors import StepFailed
+from engine.errors import InvalidRequest
 from engine.outputs import FinishReason
 from tests.engine.tiny_engine import answers, tiny_engine, tiny_request, tiny_tokenizer
 
@@ -72,7 +72,7 @@ async def test_several_constraints_hold_together():
         both = scripted(Script("same"), Script("same", kind=OtherFollower), Script("same"))
         assert (await answers(engine, [both]))[0].text == "same"
         for kind in (Follower, OtherFollower):
-            with pytest.raises(StepFailed):
+            with pytest.raises(InvalidRequest):
                 await answers(engine, [scripted(Script("same"), Script("some", kind=kind))])
 
 
@@ -89,7 +89,7 @@ async def test_a_fault_in_a_mask_ends_its_requests_alone(run_ahead):
         [expected] = await answers(engine, [tiny_request("prompt", 40)])
         requests = [scripted(Script("abc", kind=Faulty)), scripted(Script("abc")), tiny_request("prompt", 40)]
         bad, good, plain = [engine.submit(request) for request in await engine.prepare(requests)]
-        with pytest.raises(StepFailed):
+        with pytest.raises(InvalidRequest):
             await bad.collect()
         assert (await good.collect()).text == "abc"
         assert (await plain.collect()).text == expected.text
@@ -100,7 +100,7 @@ async def test_where_it_must_go_on_and_cannot_the_request_fails_alone(run_ahead)
         good, bad = await engine.prepare([scripted(Script("abc")), scripted(Script("ab", Standing.GOES_ON))])
         streams = engine.submit(good), engine.submit(bad)
         assert (await streams[0].collect()).text == "abc"
-        with pytest.raises(StepFailed, match="satisfies"):
+        with pytest.raises(InvalidRequest, match="satisfies"):
             await streams[1].collect()
         assert engine.stats().corrupted_requests_total == 0
 
