@@ -57,6 +57,12 @@ class Plan(NamedTuple):
                 raise UnsupportedField("tools have no place in this model's chat template.", "tools")
         if wire.separate_reasoning is False:
             formats = formats._replace(reasoning=None)
+        if formats.reasoning == RESPONSE_TEMPLATE and wire.include_reasoning is False and wire.logprobs:
+            raise UnsupportedField(
+                "logprobs is not available with include_reasoning false: which tokens of this model are "
+                "reasoning is not known.",
+                "logprobs",
+            )
         return cls(wire, formats, tools) if tools or formats.reasoning else None
 
     async def outputs(self, prompt: list[int], tokenizer: Tokenizer, asked: Grammar | None) -> "Outputs":

@@ -6,8 +6,9 @@ import httpx
 import pytest
 
 from engine.request import ReasoningSpan
+from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
-from tests.server.tool_chat import CALL, URL, answer, body, chunks
+from tests.server.tool_chat import CALL, URL, answer, body, chunks, error
 
 pytestmark = pytest.mark.usefixtures("calls_and_thinks")
 
@@ -78,6 +79,13 @@ async def test_reasoning_effort_none_switches_thinking_off(
 ) -> None:
     await answer(client, "a", reasoning_effort="none")
     assert engine.tokenizer.chats[-1][1]["template_kwargs"]["enable_thinking"] is False
+
+
+async def test_reasoning_that_cannot_be_told_apart_by_token_is_not_told_by_one(engine: FakeEngine) -> None:
+    engine.tokenizer.response_template = {"fields": {"thinking": {}}}
+    async with client_for(engine, reasoning_parser="response_template") as client:
+        found = await error(client, body("a", logprobs=True, include_reasoning=False))
+    assert (found["param"], found["code"]) == ("logprobs", "unsupported_parameter")
 
 
 @pytest.mark.parametrize("stream", [False, True])
