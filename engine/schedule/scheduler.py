@@ -286,6 +286,8 @@ class Scheduler:
             page_copy = self._holdings.take(sequence, found, self._next_step_id)
             if page_copy is not None:
                 page_copies.append(page_copy)
+            if not chunks:  # what is known of its prompt is context, too
+                room = min(room, self._budget.prefill_tokens(len(decode.slots), found.num_tokens))
             chunks.append(self._start(sequence, room, now))
             room -= chunks[-1].num_tokens
         if not decode.slots and not chunks:

@@ -286,6 +286,21 @@ def test_a_full_hit_computes_one_token_or_the_page_it_is_on(page_size, cached):
     assert sequence.num_cached_tokens == cached
 
 
+def test_a_prompt_that_is_mostly_known_begins_with_a_chunk_for_its_context(monkeypatch):
+    """A chunk far back in a prompt takes longer than one at its beginning."""
+    driver = Driver.of(max_num_seqs=2, token_budget=64)
+    common = list(range(40))
+    driver.add([*common, 1], max_tokens=4)
+    driver.run()
+    num_plans = len(driver.plans)
+    monkeypatch.setattr(
+        driver.scheduler._budget, "prefill_tokens", lambda num_rows, context: max(30 - context // 2, 5)
+    )
+    driver.add([*common, *range(50, 80)], max_tokens=2)
+    driver.run()
+    assert driver.plans[num_plans].chunks[0].num_tokens == 10, "30 behind nothing, 10 behind 40"
+
+
 def test_a_conversation_finds_its_own_answers(run_ahead):
     driver = Driver.of(run_ahead=run_ahead)
     first = driver.add([1, 2, 3, 4, 5], max_tokens=12, ignore_eos=True)
