@@ -38,7 +38,8 @@ NUM_THREADS = 2
 MAX_JOBS = 64
 COMPILE_SECONDS = 5.0
 END = "<|end of output|>"
-LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+# An alternative of an EBNF takes four characters and an item.
+LIMITS = LLParserLimits(max_items_in_row=MAX_EBNF_CHARS // 4, max_lexer_states=50_000, verbose_errors=False)
 
 
 class Vocabulary:
@@ -278,6 +279,8 @@ def translate(grammar: Grammar) -> str:
     if "\0" in source:
         raise ValueError("it contains a NUL character")
     if kind == "regex":
+        if (len(source) - len(source.rstrip("\\"))) % 2:  # llguidance would drop it
+            raise ValueError("a backslash at its end escapes nothing")
         return LLMatcher.grammar_from_regex(source)
     if kind == "lark":
         return LLMatcher.grammar_from_lark(source)
@@ -305,7 +308,8 @@ def _choice(source: str) -> str:
         raise ValueError("choices must be a list of strings, at least one")
     if len(choices) > MAX_CHOICES:
         raise ValueError(f"there are {len(choices)} choices; at most {MAX_CHOICES} are allowed")
-    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return f"start: CHOICE\nCHOICE: {texts}"  # a terminal, for which thousands are no work
 
 
 def _schema(source: str) -> dict[str, Any]:

@@ -94,6 +94,8 @@ BAD = {
     "no list": (Grammar("choice", '"a"'), "choices"),
     "no choices": (Grammar("choice", "[]"), "choices"),
     "no strings": (Grammar("choice", "[1]"), "strings"),
+    "half an escape": (Grammar("regex", "a\\"), "backslash"),
+    "half an escape more": (Grammar("regex", "a\\\\\\"), "backslash"),
     "many choices": (Grammar("choice", json.dumps(["a"] * (room.MAX_CHOICES + 1))), "at most"),
     "bad grammar": (Grammar("ebnf", "root ::= missing"), "missing"),
     "no grammar": (Grammar("ebnf", "once upon a time"), ""),
@@ -112,6 +114,30 @@ async def test_a_bad_grammar_is_refused_by_name(compiler, name):
     assert caught.value.param == "response_format"
     assert message.startswith("Invalid schema for 'x': ") and len(message) < 1100
     assert hint in message, message
+
+
+MANY = [f"a{number}" for number in range(room.MAX_CHOICES)]
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("choice", json.dumps(MANY)),
+        Grammar("regex", "|".join(MANY)),
+        schema({"enum": MANY}),
+        Grammar("ebnf", "root ::= " + "|".join(f'"{text}"' for text in MANY[:4000])),
+    ],
+    ids=lambda grammar: grammar.kind,
+)
+async def test_as_many_alternatives_as_are_allowed_can_be_written(compiler, grammar):
+    """A limit of the library on what may be open at once would strike behind the first token."""
+    text = "a3999" if grammar.kind != "json_schema" else '"a3999"'
+    follower = (await compiler.compile(grammar)).follow()
+    new = []
+    for token_id in tiny_tokenizer().encode(text, add_special_tokens=False).ids:
+        assert token_id in allowed(follower, *new)[0], f"{text} ends after {new}"
+        new = [token_id]
+    assert allowed(follower, *new)[1] is Standing.MAY_END
 
 
 # What costs other compilers minutes, and the characters with which such a text begins.

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine.errors import StepFailed
+from engine.errors import InvalidRequest
 from engine.outputs import FinishReason
 from engine.request import Grammar
 from tests.engine.tiny_engine import EOS, answers, tiny_engine, tiny_request, tiny_tokenizer
@@ -180,7 +180,7 @@ async def test_together_with_other_restrictions():
         assert set(delta.text) <= set("xyz")
         [delta] = await answers(engine, [tiny_request("q", grammar=grammar, stop=("e",), max_tokens=400)])
         assert "e" not in delta.text and delta.stop_reason in ("e", None)
-        with pytest.raises(StepFailed, match="grammar"):
+        with pytest.raises(InvalidRequest, match="all that the request asks"):
             await answers(engine, [tiny_request("q", grammar=word, allowed_token_ids=frozenset([3]))])
 
 
