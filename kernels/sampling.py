@@ -18,10 +18,10 @@ _MIN_CANDIDATES = 256  # covers top_p 0.95 of nearly every step of a trained mod
 _MAX_CANDIDATES = 1024  # beyond, selecting candidates costs more than half of a full sort
 
 
-# Parameters may be rows of one staging tensor, aligned or not.
+# Those of rows and of slots may be rows of larger tensors, aligned or not.
 @triton.jit(
     do_not_specialize_on_alignment=[
-        "slots_ptr", "position_ptr"
+        "slots_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "position_ptr"
     ]
 )  # fmt: skip
 def _sample_kernel(

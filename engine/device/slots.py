@@ -16,15 +16,15 @@ from engine.outputs import Row, SlotInit
 from engine.request import MAX_LOGIT_BIAS, SamplingParams
 
 WORD_BITS = 32
-# Tensors with a value for each slot, and the sampling parameters they hold.
+# The sampling parameters a slot holds, in the order of their rows in one table: the last is a whole number.
 PARAMETERS = (
-    ("temperature", "temperature"),
-    ("top_p", "top_p"),
-    ("min_p", "min_p"),
-    ("top_k", "top_k"),
-    ("presence", "presence_penalty"),
-    ("frequency", "frequency_penalty"),
-    ("repetition", "repetition_penalty"),
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "top_k",
 )
 
 
@@ -42,9 +42,10 @@ class StateSlots:
     """Per-sequence state on the device, `[num_slots + 1]` rows each.
 
     `last_token` int64: the newest token, which the host may not know yet. `page_table` int32
-    [num_slots + 1, max_pages]. Sampling parameters fp32 (top_k int32, seed int64). `bias_ids` int64 and
-    `bias_values` fp32 [num_slots + 1, MAX_LOGIT_BIAS], unused entries adding 0 to token 0. `token_masks`
-    int32 [num_slots + 1, ceil(vocab_size / 32)]: bit `t % 32` of word `t // 32` is set if token t is allowed.
+    [num_slots + 1, max_pages]. Sampling parameters fp32 (top_k int32), rows of one table of bits so that
+    slots start in one go, and seed int64. `bias_ids` int64 and `bias_values` fp32
+    [num_slots + 1, MAX_LOGIT_BIAS], unused entries adding 0 to token 0. `token_masks` int32
+    [num_slots + 1, ceil(vocab_size / 32)]: bit `t % 32` of word `t // 32` is set if token t is allowed.
     `output_counts` int32 and `prompt_mask` bool [num_slots + 1, vocab_size] exist from the first request that
     has a penalty, or from the start where graphs need them.
     """
@@ -66,14 +67,13 @@ class StateSlots:
         self._device = device
         self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
         self.page_table = torch.full((rows, max_pages), dummy_page, dtype=torch.int32, device=device)
-        self.temperature = torch.zeros(rows, device=device)
-        self.top_p = torch.ones(rows, device=device)
-        self.min_p = torch.zeros(rows, device=device)
-        self.top_k = torch.zeros(rows, dtype=torch.int32, device=device)
         self.seed = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.presence = torch.zeros(rows, device=device)
-        self.frequency = torch.zeros(rows, device=device)
-        self.repetition = torch.ones(rows, device=device)
+        self._parameters = torch.zeros(len(PARAMETERS), rows, dtype=torch.int32, device=device)
+        numbers = self._parameters.view(torch.float32)[:-1]
+        self.temperature, self.top_p, self.min_p, self.presence, self.frequency, self.repetition = numbers
+        self.top_k = self._parameters[-1]
+        self.top_p.fill_(1)
+        self.repetition.fill_(1)
         self.bias_ids = torch.zeros(rows, MAX_LOGIT_BIAS, dtype=torch.int64, device=device)
         self.bias_values = torch.zeros(rows, MAX_LOGIT_BIAS, device=device)
         num_words = -(-vocab_size // WORD_BITS)
@@ -88,22 +88,23 @@ class StateSlots:
     # What a slot starts from
 
     def parameters(self, inits: Sequence[SlotInit]) -> tuple[np.ndarray, np.ndarray]:
-        """What `start` writes: seeds int64 [len(inits)], the rest float64 [len(PARAMETERS), len(inits)]."""
+        """What `start` writes: seeds int64 [len(inits)], and the bits int32 [len(PARAMETERS), len(inits)]."""
         seeds = np.array([init.seed for init in inits], np.int64)
-        columns = [[getattr(init.sampling, field) for init in inits] for _, field in PARAMETERS]
-        return seeds, np.array(columns, np.float64)
+        bits = np.empty((len(PARAMETERS), len(inits)), np.int32)
+        *numbers, whole = ([getattr(init.sampling, name) for init in inits] for name in PARAMETERS)
+        bits[:-1].view(np.float32)[:] = numbers
+        bits[-1] = whole
+        return seeds, bits
 
     def start(
-        self, rows: Sequence[Row], slots: torch.Tensor, seeds: torch.Tensor, columns: torch.Tensor
+        self, rows: Sequence[Row], slots: torch.Tensor, seeds: torch.Tensor, parameters: torch.Tensor
     ) -> None:
         """Set up the slots (int64 [len(rows)] on the device) of rows whose sequences take one with this step.
 
-        `seeds` and `columns` are what `parameters` gave, on the device.
+        `seeds` and `parameters` are what the method of that name gave, on the device.
         """
         self.seed[slots] = seeds
-        for (name, _), values in zip(PARAMETERS, columns, strict=True):
-            target = getattr(self, name)
-            target[slots] = values.to(target.dtype)
+        self._parameters[:, slots] = parameters
         for row in rows:
             assert row.init is not None
             self._start_edits(row.slot, row.init)
@@ -131,11 +132,11 @@ class StateSlots:
                 self._device,
                 (
                     np.array([token_id for token_id, _ in sampling.logit_bias], np.int64),
-                    np.array([value for _, value in sampling.logit_bias], np.float64),
+                    np.array([value for _, value in sampling.logit_bias], np.float32),
                 ),
             )
             self.bias_ids[slot, : len(ids)] = ids
-            self.bias_values[slot, : len(ids)] = values.float()
+            self.bias_values[slot, : len(ids)] = values
         if sampling.allowed_token_ids or sampling.bad_words_ids:
             edits |= Edit.MASK
         may_end = sampling.min_tokens <= len(init.output_token_ids)
@@ -185,11 +186,8 @@ class StateSlots:
 
     def write_masks(self, slots: Sequence[int], words: np.ndarray) -> None:
         """Set the masks of slots; words int32 [len(slots), num_words]."""
-        num_words = words.shape[1]
-        pairs = np.zeros((len(slots), -(-num_words // 2) * 2), np.int32)  # what is staged has 64 bits
-        pairs[:, :num_words] = words
-        rows, masks = upload(self._device, (np.array(slots, np.int64), pairs.view(np.int64)))
-        self.token_masks[rows] = masks.view(torch.int32)[:, :num_words]
+        rows, masks = upload(self._device, (np.array(slots, np.int64), words))
+        self.token_masks[rows] = masks
 
     # Questions of every step
 
