@@ -37,6 +37,10 @@ class Follower(Protocol):
         a continuation that cannot go on gets an empty mask.
         """
 
+    @property
+    def problem(self) -> str:
+        """Why nothing can be said about what may follow; empty if the mask says all there is to say."""
+
 
 class Constraint(Protocol):
     """A frozen value that belongs to a request; safe to hand to any thread."""

@@ -378,7 +378,9 @@ class Engine:
         for sequence, token_ids in self._scheduler.commit(plan, output):
             if sequence.finish_reason is FinishReason.ERROR:
                 self._num_corrupted += not sequence.request.constraints
-                self._end(sequence.id, FinishReason.ERROR, _no_token(sequence))
+                self._end(
+                    sequence.id, FinishReason.ERROR, _no_token(sequence, output.problems.get(sequence.id))
+                )
             elif sequence.id in self._live:
                 if output.pooled is not None and sequence.id in output.pooled:
                     self._live[sequence.id].stream.pooled = output.pooled[sequence.id]
@@ -480,10 +482,14 @@ class Engine:
                 self._observer.loop_lag(self._loop_lag)
 
 
-def _no_token(sequence: Sequence) -> EngineError:
-    if sequence.request.constraints:
-        grammar = sequence.request.sampling.grammar
-        param = grammar.param if grammar is not None else None
-        message = "No token that the model can produce satisfies all that the request asks of its output."
-        return InvalidRequest(message, param)
-    return StepFailed("The model computed no finite probabilities for this request.")
+def _no_token(sequence: Sequence, problem: str | None) -> EngineError:
+    """Why no token follows; `problem` is what a constraint of it has, empty for a fault of ours."""
+    if not sequence.request.constraints:
+        return StepFailed("The model computed no finite probabilities for this request.")
+    if problem == "":
+        return StepFailed("Computing this request failed.")
+    grammar = sequence.request.sampling.grammar
+    if grammar is not None and problem:
+        return InvalidRequest(f"{grammar.label} cannot be followed any further: {problem}", grammar.param)
+    message = "No token that the model can produce satisfies all that the request asks of its output."
+    return InvalidRequest(message, None if grammar is None else grammar.param)

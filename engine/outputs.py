@@ -5,6 +5,7 @@ loop --StepPlan--> device thread --StepOutput--> loop --DetokenizeJob--> detoken
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -161,6 +162,7 @@ class StepOutput(NamedTuple):
     chunk asked for them, are those of the `scored` tokens of each chunk, None where it has none.
     `start_seconds` and `end_seconds` are the device's own times of the step on one clock. `num_constrained`
     rows waited for a mask. `pooled`: by sequence id the vectors that are whole, fp32 [hidden_size].
+    `problems`: by sequence id why it is not known what may follow; empty for a fault of ours.
     """
 
     step_id: int
@@ -171,6 +173,7 @@ class StepOutput(NamedTuple):
     scores: Sequence[TokenScores | None] | None = None
     num_constrained: int = 0
     pooled: Mapping[int, np.ndarray] | None = None
+    problems: Mapping[int, str] = MappingProxyType({})
 
 
 class TokenPiece(NamedTuple):

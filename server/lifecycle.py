@@ -18,6 +18,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -65,6 +66,8 @@ def run(settings: Settings) -> int:
     with asyncio.Runner(loop_factory=loop_factory(settings.server)) as runner:
         code = runner.run(Server(settings, listener).run())
     gc.unfreeze()  # or libraries that count their objects at exit report leaks
+    if not threads_end():  # the interpreter would wait for them
+        leave(code)
     return code
 
 
@@ -293,6 +296,19 @@ def log_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any])
     error = context.get("exception")
     logger.warning("%s: %s", context.get("message"), f"{error!r:.300}")
     logger.debug("in full", exc_info=error)
+
+
+def threads_end(seconds: float = FLUSH_SECONDS) -> bool:
+    """Whether all other threads end by themselves; one may compile for somebody who is long gone."""
+    deadline = time.monotonic() + seconds
+    others = [
+        thread
+        for thread in threading.enumerate()
+        if thread is not threading.current_thread() and not thread.daemon
+    ]
+    for thread in others:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in others)
 
 
 def say(text: str) -> None:

@@ -4,9 +4,10 @@ The masks of a step are computed on a thread beside the device's, while the forw
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -36,12 +37,30 @@ class _Unread(NamedTuple):
     rows: list[tuple[int, _Constrained]]
 
 
+class Computed(NamedTuple):
+    """What the constrained rows of a step may produce, words int32 [num_constrained, num_words].
+
+    `problems`, by number of the row: why that is not known; empty for a fault of ours.
+    """
+
+    words: np.ndarray
+    standings: list[Standing]
+    problems: dict[int, str]
+
+
 class Masks(NamedTuple):
-    """What a step's constrained rows may produce: int32 [num_constrained, num_words], and how they stand."""
+    """The constrained rows of a step, by index and slot, and their masks, which are being computed."""
 
     indices: list[int]
     slots: list[int]
-    words: "Future[tuple[np.ndarray, list[Standing]]]"
+    computed: "Future[Computed]"
+
+
+class Outcome(NamedTuple):
+    """What masks have decided before anything is sampled: the rows `ended`, and those with `problems`."""
+
+    ended: Sequence[int] = ()
+    problems: Mapping[int, str] = MappingProxyType({})
 
 
 class Constraints:
@@ -88,9 +107,9 @@ class Constraints:
         if not self._rows:
             self._unread.clear()
 
-    def write(self, masks: Masks) -> list[int]:
-        """Wait for masks and put them in place; returns the indices of rows that end without a token."""
-        words, standings = masks.words.result()
+    def write(self, masks: Masks) -> Outcome:
+        """Wait for masks and put them in place."""
+        words, standings, problems = masks.computed.result()
         for slot, row_words in zip(masks.slots, words, strict=True):
             base = self._slots.base_mask(slot)
             if base is not None:
@@ -106,7 +125,7 @@ class Constraints:
                 self._slots.unconstrain(slot)
             if standing is not Standing.GOES_ON and not may_go_on:
                 ended.append(index)
-        return ended
+        return Outcome(ended, {masks.indices[row]: problem for row, problem in problems.items()})
 
     def note(self, masks: Masks, tokens: torch.Tensor, event: torch.cuda.Event | None) -> None:
         """Remember where the tokens of a step will stand that are now being sampled."""
@@ -117,7 +136,7 @@ class Constraints:
         ]
         self._unread.append(_Unread(tokens, event, rows))
 
-    def _compute(self, unread: list[_Unread], rows: list[_Constrained]) -> tuple[np.ndarray, list[Standing]]:
+    def _compute(self, unread: list[_Unread], rows: list[_Constrained]) -> Computed:
         """Runs beside the device thread."""
         for tokens, event, owners in unread:
             if event is not None:
@@ -128,6 +147,7 @@ class Constraints:
                     owner.new_token_ids.append(token_ids[index])
         words = np.tile(self._all_tokens, (len(rows), 1))
         standings = [Standing.IS_FREE] * len(rows)
+        problems: dict[int, str] = {}
         by_kind: dict[type[Follower], list[tuple[int, Follower]]] = {}
         for index, row in enumerate(rows):
             for follower in row.followers:
@@ -145,9 +165,12 @@ class Constraints:
                 logger.exception("computing masks failed; the %d requests that need them end", len(members))
                 chosen[:] = 0
                 found = [Standing.GOES_ON] * len(members)
+                problems.update(dict.fromkeys(indices, ""))
+            else:
+                problems.update({index: follower.problem for index, follower in members if follower.problem})
             for index, row_words, standing in zip(indices, chosen, found, strict=True):
                 words[index] &= row_words
                 standings[index] = min(standings[index], standing)
         for row in rows:
             row.new_token_ids = []
-        return words, standings
+        return Computed(words, standings, problems)

@@ -10,7 +10,7 @@ import torch
 from engine.config import EngineConfig
 from engine.device.batch import StepBatch, build_batch
 from engine.device.clock import CudaClock
-from engine.device.constraints import Constraints, Masks
+from engine.device.constraints import Constraints, Masks, Outcome
 from engine.device.devices import choose_device, does_not_fit, raise_if_lost, set_up_thread
 from engine.device.graphs import DecodeGraphs
 from engine.device.kv_cache import KVCache
@@ -247,7 +247,7 @@ class ModelRunner:
         logits = self._model.logits(hidden)
         state = self._slots
         state.allow_ends(batch.slots_host, batch.newest_host)
-        ended = self._constrain(masks, on_wait)
+        outcome = self._constrain(masks, on_wait)
         num_logprobs = self._num_logprobs(batch.slots_host)
         if num_logprobs or state.needs_edits(batch.slots_host):
             samples = self._sampler.full(
@@ -256,7 +256,7 @@ class ModelRunner:
         else:
             samples = self._sampler.plain(logits, batch.slots, batch.positions)
         on_host = HostSamples.of(samples, num_sampled, num_logprobs, scores)
-        return self._note(on_host, masks, ended)
+        return self._note(on_host, masks, outcome)
 
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
         if self._mixed_graphs is not None:
@@ -270,30 +270,30 @@ class ModelRunner:
         graph = graphs.stage(rows)
         graph.forward.replay()
         self._slots.allow_ends(rows.slots, rows.starts)
-        ended = self._constrain(masks, on_wait)
+        outcome = self._constrain(masks, on_wait)
         num_logprobs = self._num_logprobs(rows.slots)
         if num_logprobs or self._slots.needs_edits(rows.slots):
             graph.full.replay()
             samples = HostSamples.of(graph.full_samples, len(rows.slots), num_logprobs)
-            return self._note(samples, masks, ended)
+            return self._note(samples, masks, outcome)
         graph.plain.replay()
         return HostSamples.of(graph.plain_samples, len(rows.slots), ())
 
-    def _constrain(self, masks: Masks | None, on_wait: Callable[[], None]) -> Sequence[int]:
-        """Before sampling: put masks in place; returns the indices of rows that end without a token."""
+    def _constrain(self, masks: Masks | None, on_wait: Callable[[], None]) -> Outcome:
+        """Before sampling: put masks in place."""
         if masks is None:
-            return ()
-        if not masks.words.done():
+            return Outcome()
+        if not masks.computed.done():
             on_wait()
         return self._constraints.write(masks)
 
-    def _note(self, samples: HostSamples, masks: Masks | None, ended: Sequence[int]) -> HostSamples:
+    def _note(self, samples: HostSamples, masks: Masks | None, outcome: Outcome) -> HostSamples:
         """After sampling: the tokens of rows that had masks decide on their next ones."""
         if masks is None:
             return samples
         event = None if self._clock is None else self._clock.record()
         self._constraints.note(masks, samples.tokens, event)
-        return replace(samples, ended=ended, num_constrained=len(masks.slots))
+        return replace(samples, outcome=outcome, num_constrained=len(masks.slots))
 
     def _num_logprobs(self, slots: list[int]) -> list[int | None]:
         """For each slot how many most likely tokens it wants told; empty if none wants any."""

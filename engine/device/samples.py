@@ -1,11 +1,12 @@
 """What was sampled, on its way from the device to a StepOutput."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
+from engine.device.constraints import Outcome
 from engine.device.sampler import Logprobs, Sampled
 from engine.device.scores import Scores
 from engine.outputs import Row, StepOutput, StepPlan, TokenLogprobs, TokenScores
@@ -15,8 +16,8 @@ from engine.outputs import Row, StepOutput, StepPlan, TokenLogprobs, TokenScores
 class HostSamples:
     """Samples on their way to the host; `num_logprobs`: how many most likely tokens each wants told.
 
-    `scores`: of the known tokens that are scored, in slices, row after row. The rows `ended`, of
-    `num_constrained` that waited for a mask, have no token: their constraints let none follow. `pooled` fp32
+    `scores`: of the known tokens that are scored, in slices, row after row. `outcome`: of the masks that
+    `num_constrained` rows waited for; the rows that it ended have no token. `pooled` fp32
     [len(pooled_ids), hidden_size]: the vectors of these sequences.
     """
 
@@ -24,7 +25,7 @@ class HostSamples:
     logprobs: Logprobs | None = None
     num_logprobs: Sequence[int | None] = ()
     scores: Sequence[Scores] = ()
-    ended: Sequence[int] = ()
+    outcome: Outcome = field(default_factory=Outcome)
     num_constrained: int = 0
     pooled_ids: Sequence[int] = ()
     pooled: torch.Tensor | None = None
@@ -77,7 +78,7 @@ def step_output(plan: StepPlan, samples: HostSamples, start_seconds: float, end_
     """Samples, one for each decode row and for each chunk with `sample`, as the tokens of each row."""
     is_sampled = [True] * len(plan.decode.slots) + [row.sample for row in plan.chunks]
     sampled: list[tuple[int, ...]] = [(token_id,) for token_id in samples.tokens.tolist()]
-    for index in samples.ended:
+    for index in samples.outcome.ended:
         sampled[index] = ()
     values = iter(sampled)
     tokens = [next(values) if there else () for there in is_sampled]
@@ -86,7 +87,7 @@ def step_output(plan: StepPlan, samples: HostSamples, start_seconds: float, end_
         told: list[tuple[TokenLogprobs | None, ...]] = [
             (entry,) for entry in _told(samples.logprobs, samples.num_logprobs)
         ]
-        for index in samples.ended:
+        for index in samples.outcome.ended:
             told[index] = ()
         entries = iter(told)
         logprobs = [next(entries) if there else () for there in is_sampled]
@@ -94,8 +95,20 @@ def step_output(plan: StepPlan, samples: HostSamples, start_seconds: float, end_
     pooled = None
     if samples.pooled is not None:
         pooled = dict(zip(samples.pooled_ids, samples.pooled.numpy(), strict=True))
+    problems: dict[int, str] = {}
+    if samples.outcome.problems:
+        ids = [sequence_id for sequence_id, there in zip(plan.sequence_ids, is_sampled, strict=True) if there]
+        problems = {ids[index]: problem for index, problem in samples.outcome.problems.items()}
     return StepOutput(
-        plan.step_id, tokens, start_seconds, end_seconds, logprobs, scores, samples.num_constrained, pooled
+        plan.step_id,
+        tokens,
+        start_seconds,
+        end_seconds,
+        logprobs,
+        scores,
+        samples.num_constrained,
+        pooled,
+        problems,
     )
 
 

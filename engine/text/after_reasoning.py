@@ -57,6 +57,11 @@ class AfterReasoningFollower:
         self._tail = b""
         self._answer = constraint.grammar.follow()
 
+    @property
+    def problem(self) -> str:
+        """That of the grammar."""
+        return "" if self._state is _State.THINKING else self._answer.problem
+
     @classmethod
     def restrict(
         cls,

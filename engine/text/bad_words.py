@@ -46,6 +46,8 @@ class BadWords:
 class BadWordsFollower:
     """The end of one output, as long as the longest word without its last token."""
 
+    problem = ""
+
     def __init__(self, words: tuple[tuple[int, ...], ...]) -> None:
         self._words = words
         self._length = max(map(len, words)) - 1

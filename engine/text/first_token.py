@@ -35,6 +35,8 @@ class FirstToken:
 class FirstTokenFollower:
     """Whether one output has begun."""
 
+    problem = ""
+
     def __init__(self, token_ids: np.ndarray) -> None:
         self._token_ids = token_ids
         self._has_begun = False

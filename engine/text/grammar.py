@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +23,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from engine.constraint import Standing
 from engine.errors import Draining, InvalidRequest, QueueFull
 from engine.request import Grammar
+from engine.text import json_schema
 from engine.text.masks import WORD_BITS
 
 if TYPE_CHECKING:
@@ -31,15 +33,18 @@ logger = logging.getLogger("monoloop.engine")
 
 MAX_SOURCE_CHARS = 262_144
 MAX_EBNF_CHARS = 32_768  # its translation to Lark is Python, and holds the GIL
-MAX_DEPTH = 64
 MAX_CHOICES = 4096
 MAX_KEPT_GRAMMARS = 64
 NUM_THREADS = 2
 MAX_JOBS = 64
 COMPILE_SECONDS = 5.0
 END = "<|end of output|>"
-# An alternative of an EBNF takes four characters and an item.
-LIMITS = LLParserLimits(max_items_in_row=MAX_EBNF_CHARS // 4, max_lexer_states=50_000, verbose_errors=False)
+PLACE_IN_RULES = re.compile(r"^at \d+\(\d+\): |\n +\d+ \| .*", re.DOTALL)
+JSON_RULE = re.compile(r"%json\s*")
+# As much may be open at once as a step may look at: an alternative, an optional property.
+LIMITS = LLParserLimits(
+    max_items_in_row=50_000, step_max_items=50_000, max_lexer_states=50_000, verbose_errors=False
+)
 
 
 class Vocabulary:
@@ -144,6 +149,11 @@ class GrammarFollower:
         masks[:, :width] &= words[:, :width]
         masks[:, width:] = 0
         return [Standing.MAY_END if _may_end(matcher) else Standing.GOES_ON for matcher in matchers]
+
+    @property
+    def problem(self) -> str:
+        """A limit of the library that the grammar has run into."""
+        return _error_of(self.matcher)
 
 
 def _may_end(matcher: LLMatcher) -> bool:
@@ -252,6 +262,8 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary | None) -> Compiled
     if vocabulary is None:
         raise ValueError("this model's tokenizer allows no grammars")
     matcher = LLMatcher(vocabulary.tokenizer, translate(grammar), log_level=0, limits=LIMITS)
+    if (problem := _error_of(matcher)) and (grammar.kind == "lark" or grammar.or_calls):
+        raise ValueError(PLACE_IN_RULES.sub("", problem))  # nobody has written these rules
     _raise_error(matcher)
     compiled = CompiledGrammar(vocabulary, matcher)
     # The first mask shows what only the lexer finds out.
@@ -264,10 +276,17 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary | None) -> Compiled
 
 
 def _raise_error(matcher: LLMatcher) -> None:
-    if matcher.is_error():
-        lines = [line for line in matcher.get_error().splitlines() if line != "<non-verbose/>"]
-        problem = "\n".join(lines)[:1000]
-        raise ValueError("no text matches it" if problem.startswith("NoExtension") else problem)
+    if problem := _error_of(matcher):
+        raise ValueError(problem)
+
+
+def _error_of(matcher: LLMatcher) -> str:
+    """What a matcher complains of; empty for nothing."""
+    if not matcher.is_error():
+        return ""
+    lines = [line for line in matcher.get_error().splitlines() if line != "<non-verbose/>"]
+    problem = "\n".join(lines)[:1000]
+    return "no text matches it" if problem.startswith("NoExtension") else problem
 
 
 def translate(grammar: Grammar) -> str:
@@ -283,23 +302,50 @@ def translate(grammar: Grammar) -> str:
             raise ValueError("a backslash at its end escapes nothing")
         return LLMatcher.grammar_from_regex(source)
     if kind == "lark":
-        return LLMatcher.grammar_from_lark(source)
+        return LLMatcher.grammar_from_lark(_ready_rules(source))
     if kind == "ebnf":
         try:
-            return LLMatcher.grammar_from_lark(any_to_lark(source))
+            return LLMatcher.grammar_from_lark(_ready_rules(any_to_lark(source)))
         except RecursionError:
             raise
         except Exception as error:  # a parser written in Python: it may raise anything about its input
             raise ValueError(str(error) or type(error).__name__) from error
     if kind == "choice":
         return LLMatcher.grammar_from_lark(_choice(source))
-    schema = {"type": "object"} if kind == "json_object" else _schema(source)
+    schema = {"type": "object"} if kind == "json_object" else json_schema.ready(json_schema.load(source))
     options = {"lenient": False, **grammar.json_options}
     if grammar.or_calls:
         answer = json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
-        rules = f"start: answer | calls\nanswer: %json {answer}\n{grammar.or_calls}"
+        rules = f"start: answer | calls\nanswer: %json {answer}\n{_ready_rules(grammar.or_calls)}"
         return LLMatcher.grammar_from_lark(rules)
     return LLMatcher.grammar_from_json_schema(schema, overrides=cast("JsonCompileOptions", options))
+
+
+def _ready_rules(rules: str) -> str:
+    """Rules in Lark with the JSON schemas in them made ready. Raises ValueError."""
+    parts, end = [], 0
+    for found in JSON_RULE.finditer(rules):
+        if found.end() < end:
+            continue
+        try:
+            schema, new_end = json.JSONDecoder().raw_decode(rules, found.end())
+        except ValueError:
+            continue  # not a schema, or none that llguidance could read
+        if isinstance(schema, dict):
+            options = schema.get("x-guidance")
+            if isinstance(options, dict) and options.get("lenient"):
+                schema = json_schema.ready_leniently(schema, _is_pattern)
+            else:
+                schema = json_schema.ready(schema)
+            parts += [rules[end : found.end()], json.dumps(schema, ensure_ascii=False)]
+            end = new_end
+    return "".join((*parts, rules[end:]))
+
+
+def _is_pattern(text: str) -> bool:
+    """Whether llguidance takes an expression as the pattern of a text."""
+    grammar = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": text})
+    return not LLMatcher.validate_grammar(grammar, None)
 
 
 def _choice(source: str) -> str:
@@ -310,27 +356,3 @@ def _choice(source: str) -> str:
         raise ValueError(f"there are {len(choices)} choices; at most {MAX_CHOICES} are allowed")
     texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
     return f"start: CHOICE\nCHOICE: {texts}"  # a terminal, for which thousands are no work
-
-
-def _schema(source: str) -> dict[str, Any]:
-    schema = json.loads(source)
-    if schema is True:
-        return {}
-    if not isinstance(schema, dict):
-        raise ValueError("a schema must be an object")
-    _check_depth(schema)
-    return schema
-
-
-def _check_depth(value: Any) -> None:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            item
-            for parent in level
-            for item in (parent.values() if isinstance(parent, dict) else parent)
-            if isinstance(item, dict | list)
-        ]
-        if not level:
-            return
-    raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")

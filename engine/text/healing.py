@@ -62,6 +62,8 @@ class Healing:
 class HealingFollower:
     """The bytes that one output must still spell."""
 
+    problem = ""
+
     def __init__(self, constraint: Healing) -> None:
         self._rest = constraint.data
         self._pieces = constraint.pieces

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.constraint import Standing
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, StepFailed
 from engine.outputs import FinishReason
 from tests.engine.tiny_engine import answers, tiny_engine, tiny_request, tiny_tokenizer
 
@@ -18,6 +18,7 @@ class Follower:
     script: str
     at_end: Standing
     seen: list[int] = field(default_factory=list)
+    problem: str = ""
 
     @classmethod
     def restrict(cls, followers, new_token_ids, masks):
@@ -89,7 +90,7 @@ async def test_a_fault_in_a_mask_ends_its_requests_alone(run_ahead):
         [expected] = await answers(engine, [tiny_request("prompt", 40)])
         requests = [scripted(Script("abc", kind=Faulty)), scripted(Script("abc")), tiny_request("prompt", 40)]
         bad, good, plain = [engine.submit(request) for request in await engine.prepare(requests)]
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(StepFailed, match="Computing"):
             await bad.collect()
         assert (await good.collect()).text == "abc"
         assert (await plain.collect()).text == expected.text

@@ -16,6 +16,7 @@ import engine.text.grammar as room
 from engine.constraint import Standing
 from engine.errors import Draining, InvalidRequest, QueueFull
 from engine.request import Grammar
+from engine.text import json_schema
 from engine.text.grammar import GrammarCompiler, Vocabulary, compile_grammar
 from tests.engine.tiny_engine import EOS, allowed, tiny_tokenizer, tiny_vocabulary
 
@@ -77,7 +78,7 @@ BAD = {
     "circular ref": (schema({"$ref": "#"}), ""),
     "empty": (schema(False), ""),
     "contradiction": (schema({"type": "integer", "minimum": 5, "maximum": 3}), "greater"),
-    "deep": (Grammar("json_schema", nested(room.MAX_DEPTH)), "nested deeper"),
+    "deep": (Grammar("json_schema", nested(json_schema.MAX_DEPTH)), "nested deeper"),
     "very deep": (Grammar("json_schema", nested(5000)), "too deeply"),
     "large": (schema({"enum": ["x" * room.MAX_SOURCE_CHARS]}), "characters"),
     "many cases": (
@@ -138,6 +139,28 @@ async def test_as_many_alternatives_as_are_allowed_can_be_written(compiler, gram
         assert token_id in allowed(follower, *new)[0], f"{text} ends after {new}"
         new = [token_id]
     assert allowed(follower, *new)[1] is Standing.MAY_END
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_an_object_may_have_thousands_of_optional_properties(compiler, is_closed):
+    properties = {f"k{number}": {"type": "integer"} for number in range(2000)}
+    grammar = schema({"type": "object", "properties": properties, "additionalProperties": not is_closed})
+    follower = (await compiler.compile(grammar)).follow()
+    new = []
+    for token_id in tiny_tokenizer().encode('{"k7":1,"k1999":2}', add_special_tokens=False).ids:
+        assert token_id in allowed(follower, *new)[0], f"ends after {new}"
+        new = [token_id]
+
+
+async def test_a_grammar_that_becomes_too_much_says_so(compiler):
+    """What compiles may still run into a limit of the library behind many tokens."""
+    follower = (await compiler.compile(Grammar("ebnf", 'start: "a"{100000}'))).follow()
+    found, new = {0}, []
+    for _ in range(5):
+        found, standing = allowed(follower, *new)
+        new = sorted(found)[:1]
+    assert (found, standing) == (set(), Standing.GOES_ON)
+    assert "limit" in follower.problem, follower.problem
 
 
 # What costs other compilers minutes, and the characters with which such a text begins.

@@ -92,6 +92,8 @@ class Script:
     def follow(self):
         return Script(*self.left)
 
+    problem = ""
+
     @classmethod
     def restrict(cls, followers, new_token_ids, masks):
         for follower, new, mask in zip(followers, new_token_ids, masks, strict=True):

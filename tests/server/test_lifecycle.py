@@ -13,7 +13,15 @@ import httpx
 import pytest
 
 from server.flags import SettingsError
-from server.lifecycle import ONE_SIGNAL_SECONDS, Server, bind, loop_factory, url_of, warn_if_open
+from server.lifecycle import (
+    ONE_SIGNAL_SECONDS,
+    Server,
+    bind,
+    loop_factory,
+    threads_end,
+    url_of,
+    warn_if_open,
+)
 from server.settings import ServerConfig, parse
 from tests.server.conftest import LiveServer
 
@@ -231,3 +239,13 @@ def test_uvloop_is_asked_for_only_if_wanted() -> None:
             loop_factory(ServerConfig(uvloop=True))
     else:
         assert loop_factory(ServerConfig(uvloop=True)) is uvloop.new_event_loop
+
+
+def test_a_thread_that_goes_on_for_nobody_is_not_waited_for() -> None:
+    may_end = threading.Event()
+    thread = threading.Thread(target=may_end.wait)
+    thread.start()
+    assert not threads_end(0.01)
+    may_end.set()
+    assert threads_end(10)
+    assert not thread.is_alive()

@@ -178,6 +178,38 @@ def test_only_a_strict_schema_must_be_one_that_can_be_obeyed() -> None:
         compile_grammar(demand_grammar([tool], "hermes", {}, is_one=True), vocabulary)
 
 
+ZOD_EMAIL = (
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"type": "string", "pattern": "(?=a)b"}, {"$ref": "https://example.com/s.json"}, {"multipleOf": 99_991}],
+    ids=str,
+)
+def test_what_no_grammar_can_see_to_is_left_out_unless_the_tool_is_strict(value: dict[str, Any]) -> None:
+    vocabulary = Writer(()).vocabulary
+    schema = {"type": "object", "properties": {"a": value}, "required": ["a"], "additionalProperties": False}
+    for strict, asked in ((False, None), (None, Grammar("json_object")), (True, None)):
+        tool = FunctionDefinition(name="f", parameters=schema, strict=strict)
+        grammar = demand_grammar([tool], "hermes", {}, is_one=True)
+        if asked is not None:
+            grammar = or_calls(asked, [tool], "llama3_json", {}, is_one=True)
+        if strict:
+            with pytest.raises(ValueError, match=r"\w") as caught:
+                compile_grammar(grammar, vocabulary)
+            assert "tool_call" not in str(caught.value), "only what the client has written is shown"
+        else:
+            compile_grammar(grammar, vocabulary)
+
+
+def test_patterns_that_libraries_write_are_obeyed_by_strict_tools_too() -> None:
+    schema = {"type": "object", "properties": {"to": {"type": "string", "pattern": ZOD_EMAIL}}}
+    tool = FunctionDefinition(name="mail", parameters=schema, strict=True)
+    compile_grammar(demand_grammar([tool], "hermes", {}, is_one=True), Writer(()).vocabulary)
+
+
 def test_formats_without_a_grammar_are_written_as_hermes() -> None:
     assert demanded_format("mistral") == "mistral"
     assert demanded_format("qwen3_coder") == demanded_format("response_template") == "hermes"

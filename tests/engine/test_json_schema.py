@@ -1,0 +1,161 @@
+"""Schemas made ready for llguidance: what is accepted is obeyed to the letter, and costs little."""
+
+import json
+import math
+import random
+import re
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.request import Grammar
+from engine.text.grammar import compile_grammar
+from engine.text.json_schema import KNOWN_PATTERNS, MAX_BOUND, MAX_DEPTH, load, ready, ready_leniently
+from tests.engine.tiny_engine import EOS, tiny_tokenizer, tiny_vocabulary
+
+
+def written(schema: dict[str, Any], seed: int, max_tokens: int = 60) -> str | None:
+    """A text that the grammar of a schema allows, drawn at random; None if it did not end."""
+    draw = random.Random(seed)
+    matcher = compile_grammar(Grammar("json_schema", json.dumps(schema)), tiny_vocabulary()).new_matcher()
+    token_ids: list[int] = []
+    for _ in range(max_tokens):
+        words = tiny_vocabulary().masks([matcher])
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+        if not allowed or (EOS in allowed and draw.random() < 0.3):
+            return tiny_tokenizer().decode(token_ids)
+        token_ids.append(draw.choice([token_id for token_id in allowed if token_id != EOS] or [EOS]))
+        if token_ids[-1] == EOS:
+            return tiny_tokenizer().decode(token_ids[:-1])
+        matcher.consume_tokens(token_ids[-1:])
+    return None
+
+
+NUMBERS = [
+    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5},
+    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e-20},
+    {"type": "number", "exclusiveMinimum": 5, "maximum": 5.5},
+    {"type": "number", "minimum": -1.5, "exclusiveMaximum": -1},
+    {"exclusiveMinimum": -0.25, "exclusiveMaximum": 0, "type": "number"},
+    {"type": "number", "exclusiveMinimum": 0},
+    {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 3},
+    {"type": "integer", "minimum": 2**60, "maximum": 2**60 + 3000},
+    {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 9},
+    {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
+    {"const": 2**53},
+    {"enum": [1e22, 0.1, 2.5e-10, -(2**53)]},
+    {"anyOf": [{"type": "number", "exclusiveMinimum": 7, "exclusiveMaximum": 7.125}, {"const": "a"}]},
+]
+
+
+@pytest.mark.parametrize("schema", NUMBERS, ids=json.dumps)
+def test_numbers_keep_to_their_bounds(schema: dict[str, Any]) -> None:
+    texts = [text for seed in range(40) if (text := written(schema, seed)) is not None]
+    assert texts, "numbers are short"
+    for text in texts:
+        jsonschema.validate(json.loads(text), schema)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"const": 2**53 + 1}, "const"),
+    ({"enum": ["a", {"b": [123456789012345678]}]}, "enum"),
+    ({"const": 123456789.12345679}, "const"),
+    ({"minimum": 10**20}, "bound"),
+    ({"maximum": -(10**400)}, "bound"),
+    ({"minimum": 1e999}, "minimum"),
+    ({"const": math.inf}, "const"),
+    ({"multipleOf": 16_777_217}, "multipleOf"),
+    ({"multipleOf": 1.0000019}, "multipleOf"),
+    ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, "multipleOf"),
+    ({"properties": {"a": {"items": {"const": 2**60}}}}, "const"),
+    ({"type": "number", "exclusiveMinimum": 1e15 + 0.25, "maximum": 1e15 + 0.5}, "near"),
+]
+
+
+@pytest.mark.parametrize(("schema", "hint"), REFUSED, ids=lambda value: str(value)[:60])
+def test_what_cannot_be_enforced_is_refused_or_left_out(schema: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ValueError, match=hint):
+        ready(schema)
+    left = ready_leniently(schema, lambda text: True)
+    assert ready(left) == left != schema
+
+
+def test_a_lenient_schema_loses_what_is_not_taken_and_nothing_else() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "pattern": {"type": "string", "pattern": "(?=a)b", "maxLength": 3},
+            "$ref": {"$ref": "other.json"},
+            "known": {"$ref": "#/$defs/known"},
+            "big": {"type": "integer", "multipleOf": 99_991, "minimum": 0, "maximum": 2**70},
+        },
+        "patternProperties": {"(?!x)": {"type": "string"}, "^y": {"type": "string"}},
+        "$defs": {"known": {"pattern": "^a$", "const": "a"}},
+        "x-guidance": {"lenient": True},
+    }
+    assert ready_leniently(schema, lambda text: "(?" not in text) == {
+        "type": "object",
+        "properties": {
+            "pattern": {"type": "string", "maxLength": 3},
+            "$ref": {},
+            "known": {"$ref": "#/$defs/known"},
+            "big": {"type": "integer", "minimum": 0, "maximum": MAX_BOUND},
+        },
+        "patternProperties": {"^y": {"type": "string"}},
+        "$defs": {"known": {"pattern": "^a$", "const": "a"}},
+        "x-guidance": {"lenient": True},
+    }
+
+
+def test_names_of_properties_and_values_are_no_keywords() -> None:
+    schema = {
+        "properties": {"multipleOf": {"type": "number"}, "const": {"maximum": 2**63 - 1}},
+        "const": {"pattern": "(?=a)", "minimum": 3, "exclusiveMinimum": True},
+        "default": 2**80,
+        "examples": [2**80],
+        "minimum": True,
+    }
+    found = ready(schema)
+    assert found == schema | {
+        "properties": {"multipleOf": {"type": "number"}, "const": {"maximum": MAX_BOUND}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [('{"const": NaN}', "NaN"), ('{"const": -Infinity}', "Infinity"), ("[1]", "object"), ("3", "object")],
+)
+def test_what_is_no_schema_in_json_is_refused(source: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=hint):
+        load(source)
+    assert load("true") == {} and load('{"a": 1}') == {"a": 1}
+
+
+def test_depth_is_bounded() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(MAX_DEPTH):
+        schema = {"not": schema}
+    with pytest.raises(ValueError, match="nested"):
+        ready(schema)
+    assert ready(schema["not"]) == schema["not"]
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data(), number=st.integers(0, len(KNOWN_PATTERNS) - 1))
+def test_patterns_without_look_around_match_what_those_with_it_do(data: st.DataObject, number: int) -> None:
+    old, new = list(KNOWN_PATTERNS.items())[number]
+    source = data.draw(st.sampled_from([st.from_regex(new), st.text("a1.+-@_'\\n", max_size=12)]))
+    text = data.draw(source).rstrip("\n")
+    assert bool(re.search(old, text, re.ASCII)) == bool(re.search(new, text, re.ASCII)), repr(text)
+
+
+@pytest.mark.parametrize("pattern", KNOWN_PATTERNS)
+def test_patterns_of_libraries_are_obeyed(pattern: str) -> None:
+    schema = {"type": "string", "pattern": pattern}
+    texts = [text for seed in range(30) if (text := written(schema, seed, 400)) is not None]
+    assert texts and all(re.search(pattern, json.loads(text)) for text in texts), texts
