@@ -17,7 +17,9 @@ from server.middleware import OPEN_PATHS
 from server.routes.table import ENDPOINTS, Endpoint
 from server.schema.chat import ChatChunk
 from server.schema.completions import CompletionChunk
+from server.schema.dialects import PARAMETERS
 from server.schema.fields import NO_OPS, described
+from server.schema.parameters import GenerateParameters
 
 Mode = Literal["validation", "serialization"]
 
@@ -39,6 +41,7 @@ def document() -> dict[str, Any]:
     for endpoint in ENDPOINTS:
         if endpoint.request is not None:
             schemas[endpoint.request.__name__]["properties"] |= described(endpoint.refused)
+    schemas[GenerateParameters.__name__]["properties"] |= described(PARAMETERS)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
         for number, path in enumerate(endpoint.paths):

@@ -14,7 +14,8 @@ from server.errors import UnsupportedField
 from server.handler import answered
 from server.logprobs import TokenDetails
 from server.prompt import encode_chat
-from server.schema.chat import CHAT, AssistantMessage, ChatChoice, ChatRequest, ChatResponse
+from server.schema.chat import AssistantMessage, ChatChoice, ChatRequest, ChatResponse
+from server.schema.dialects import CHAT
 from server.schema.tools import AnswerFunction, AnswerToolCall
 from server.stream import ChatFrames, stream_answer
 from server.tools.chunks import ParsedChatFrames

@@ -13,7 +13,8 @@ from server.echo import Echo
 from server.handler import answered
 from server.logprobs import TokenDetails, mean_logprob
 from server.prompt import encode_prompts
-from server.schema.completions import COMPLETION, CompletionChoice, CompletionRequest, CompletionResponse
+from server.schema.completions import CompletionChoice, CompletionRequest, CompletionResponse
+from server.schema.dialects import COMPLETION
 from server.stream import CompletionFrames, stream_answer
 
 DEFAULT_MAX_TOKENS = 16

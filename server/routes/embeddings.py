@@ -17,7 +17,8 @@ from server.context import ServerContext
 from server.convert import check_num_answers, room_behind
 from server.handler import answered
 from server.prompt import encode_each
-from server.schema.embeddings import EMBEDDINGS, EmbeddingsRequest, EmbeddingsUsage
+from server.schema.dialects import EMBEDDINGS
+from server.schema.embeddings import EmbeddingsRequest, EmbeddingsUsage
 from server.tools.output import ParsedStream
 
 if TYPE_CHECKING:

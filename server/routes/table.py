@@ -12,7 +12,6 @@ from server.routes.anthropic import messages
 from server.routes.native import generate
 from server.routes.responses import create
 from server.schema.anthropic import (
-    MESSAGES,
     PROMPT_ONLY,
     CountTokensRequest,
     CountTokensResponse,
@@ -20,15 +19,16 @@ from server.schema.anthropic import (
     MessageEvent,
     MessagesRequest,
 )
-from server.schema.chat import CHAT, ChatChunk, ChatRequest, ChatResponse
-from server.schema.completions import COMPLETION, CompletionChunk, CompletionRequest, CompletionResponse
-from server.schema.embeddings import EMBEDDINGS, EmbeddingsRequest, EmbeddingsResponse
+from server.schema.chat import ChatChunk, ChatRequest, ChatResponse
+from server.schema.completions import CompletionChunk, CompletionRequest, CompletionResponse
+from server.schema.dialects import CHAT, COMPLETION, EMBEDDINGS, MESSAGES, RESPONSES
+from server.schema.embeddings import EmbeddingsRequest, EmbeddingsResponse
 from server.schema.errors import AnthropicError, ErrorResponse, NativeError
 from server.schema.fields import Refused
 from server.schema.models import Load, ModelCard, ModelList, ModelName, TokenLoad, Version
 from server.schema.native import GENERATE, GenerateEvent, GenerateRequest, GenerateResponse
 from server.schema.response_events import ResponseEvent
-from server.schema.responses import RESPONSES, ResponseObject, ResponsesRequest
+from server.schema.responses import ResponseObject, ResponsesRequest
 from server.schema.tokenize import (
     REFUSED,
     REFUSED_TOKENS,

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, RootModel, field_validator
+from pydantic import BeforeValidator, Field, RootModel, ValidationInfo, field_validator
 
 from server.schema.chat import (
     MAX_MESSAGES,
@@ -13,7 +13,7 @@ from server.schema.chat import (
     as_parts,
 )
 from server.schema.errors import AnthropicError
-from server.schema.fields import SEPARATE, TURNS, Refused, strangers
+from server.schema.fields import FOREIGN, SEPARATE, TURNS, Refused
 from server.schema.sampling import Needed, SamplingRequest, Stop, TypedRequest, WireRequest
 from server.schema.tools import MAX_TOOLS, NAME, ObjectSchema
 
@@ -197,6 +197,16 @@ class Conversation(WireRequest):
     tool_choice: InputChoice | None = Field(None, description="default auto if there are tools")
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(None, description="the earlier name of output_config.format")
+
+    @field_validator("output_format")
+    @classmethod
+    def check_one_format(cls, value: OutputFormat | None, info: ValidationInfo) -> OutputFormat | None:
+        """An answer has one form."""
+        config = info.data.get("output_config")
+        if value is not None and config is not None and config.format is not None:
+            raise ValueError("send output_config.format alone; this is its earlier name")
+        return value
 
 
 class CountTokensRequest(Conversation):
@@ -220,25 +230,21 @@ ONLY_CLIENTS = "only tools that the client runs can be called"
 PROMPT_ONLY: dict[str, Refused] = {
     "mcp_servers": Refused(([],), ONLY_CLIENTS),
     "container": Refused((), ONLY_CLIENTS),
-    "context_management": Refused(({}, {"edits": []}), "edit the messages before sending them"),
+    "context_management": FOREIGN["context_management"],
 }
-MESSAGES: dict[str, Refused] = strangers(
-    MessagesRequest,
-    "it is a field of chat and completions",
-    {
-        **PROMPT_ONLY,
-        "n": Refused((1,), "an answer is one message"),
-        "stop": Refused(([],), "use stop_sequences"),
-        "stream_options": Refused(({},), "the last events always have the token counts"),
-        "max_completion_tokens": Refused((), "use max_tokens"),
-        "prompt": Refused((), "send messages"),
-        "response_format": Refused(({"type": "text"},), "use output_config.format"),
-        "reasoning_effort": Refused((), "use output_config.effort"),
-        "parallel_tool_calls": Refused((True,), "use tool_choice.disable_parallel_tool_use"),
-        "add_generation_prompt": TURNS,
-        "separate_reasoning": SEPARATE,
-    },
-)
+REFUSED: dict[str, Refused] = {
+    **PROMPT_ONLY,
+    "n": Refused((1,), "an answer is one message"),
+    "stop": Refused(([],), "use stop_sequences"),
+    "stream_options": Refused(({},), "the last events always have the token counts"),
+    "max_completion_tokens": Refused((), "use max_tokens"),
+    "prompt": Refused((), "send messages"),
+    "response_format": Refused(({"type": "text"},), "use output_config.format"),
+    "reasoning_effort": Refused((), "use output_config.effort"),
+    "parallel_tool_calls": Refused((True,), "use tool_choice.disable_parallel_tool_use"),
+    "add_generation_prompt": TURNS,
+    "separate_reasoning": SEPARATE,
+}
 
 
 class TextBlock(WireResponse):

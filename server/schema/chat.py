@@ -11,7 +11,7 @@ from pydantic import (
     field_validator,
 )
 
-from server.schema.fields import Refused, strangers
+from server.schema.fields import Refused
 from server.schema.generation import GenerationRequest
 from server.schema.logprobs import ChatLogprobs, PromptLogprobs, is_none
 from server.schema.sampling import (
@@ -234,14 +234,10 @@ class ChatRequest(GenerationRequest):
         return self.n or 1
 
 
-CHAT: dict[str, Refused] = strangers(
-    ChatRequest,
-    "/v1/completions has it",
-    {
-        "prompt": Refused((), "chat takes messages; /v1/completions takes a prompt"),
-        "add_special_tokens": Refused((False,), "the chat template writes the special tokens"),
-    },
-)
+REFUSED: dict[str, Refused] = {
+    "prompt": Refused((), "chat takes messages; /v1/completions takes a prompt"),
+    "add_special_tokens": Refused((False,), "the chat template writes the special tokens"),
+}
 
 
 class WireResponse(BaseModel):

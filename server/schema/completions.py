@@ -8,7 +8,7 @@ from pydantic.functional_validators import PlainValidator
 
 from server.schema.beam import MAX_BEST_OF
 from server.schema.chat import WireResponse
-from server.schema.fields import Refused, strangers
+from server.schema.fields import Refused
 from server.schema.generation import GenerationRequest
 from server.schema.logprobs import CompletionLogprobs, PromptLogprobs, is_none
 from server.schema.names import OTHER_NAMES
@@ -177,14 +177,10 @@ class CompletionRequest(GenerationRequest):
         return self.n or 1 if self.use_beam_search else max(self.n or 1, self.best_of or 1)
 
 
-COMPLETION: dict[str, Refused] = strangers(
-    CompletionRequest,
-    "it is a field of chat",
-    {
-        "top_logprobs": Refused((0,), "logprobs says how many"),
-        "messages": Refused((), "/v1/completions takes a prompt; chat takes messages"),
-    },
-)
+REFUSED: dict[str, Refused] = {
+    "top_logprobs": Refused((0,), "logprobs says how many"),
+    "messages": Refused((), "/v1/completions takes a prompt; chat takes messages"),
+}
 
 
 class CompletionChoice(WireResponse):

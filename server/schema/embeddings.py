@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, WithJsonSchema
 from pydantic.functional_validators import PlainValidator
 
 from server.schema.completions import PROMPT_SCHEMA, Prompt, check_prompts
-from server.schema.fields import ONE, Refused, strangers
+from server.schema.fields import ONE, Refused
 from server.schema.sampling import WireRequest
 
 
@@ -65,25 +65,21 @@ class EmbeddingsResponse(BaseModel):
 INPUT_ONLY = Refused((), "send input")
 SHORTEN = Refused((), "shorten the input before sending it")
 
-EMBEDDINGS: dict[str, Refused] = strangers(
-    EmbeddingsRequest,
-    "nothing is generated here",
-    {
-        "messages": INPUT_ONLY,
-        "prompt": INPUT_ONLY,
-        "inputs": INPUT_ONLY,
-        "input_ids": Refused((), "send token ids as input"),
-        "instructions": Refused(("",), "write them in front of the input"),
-        "system": Refused(("",), "write it in front of the input"),
-        "stream": Refused((False,), "an embedding comes as a whole"),
-        "n": ONE,
-        "normalize": Refused((True,), "vectors have the length 1"),
-        "embed_dtype": Refused(("float32",)),
-        "endianness": Refused(("native", "little")),
-        "pooling": Refused((), "it is a setting of the server"),
-        "input_type": Refused((), "write what the model expects in front of the input"),
-        "priority": Refused((0,), "inputs are served in the order they come"),
-        "truncate": SHORTEN,
-        "truncate_prompt_tokens": SHORTEN,
-    },
-)
+REFUSED: dict[str, Refused] = {
+    "messages": INPUT_ONLY,
+    "prompt": INPUT_ONLY,
+    "inputs": INPUT_ONLY,
+    "input_ids": Refused((), "send token ids as input"),
+    "instructions": Refused(("",), "write them in front of the input"),
+    "system": Refused(("",), "write it in front of the input"),
+    "stream": Refused((False,), "an embedding comes as a whole"),
+    "n": ONE,
+    "normalize": Refused((True,), "vectors have the length 1"),
+    "embed_dtype": Refused(("float32",)),
+    "endianness": Refused(("native", "little")),
+    "pooling": Refused((), "it is a setting of the server"),
+    "input_type": Refused((), "write what the model expects in front of the text"),
+    "priority": Refused((0,), "inputs are served in the order they come"),
+    "truncate": SHORTEN,
+    "truncate_prompt_tokens": SHORTEN,
+}

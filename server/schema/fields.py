@@ -1,16 +1,15 @@
-"""Fields a dialect knows and does not declare: refused by name, or accepted and without effect.
+"""Fields that a dialect knows and does not declare: refused by name, or accepted and without effect.
 
 What would change or constrain the output is refused unless it has a value that leaves it as it is, which the
-field's name decides; ignoring it would return something else than what was asked for. Everything that is in
-no table is an unknown field: it is tolerated, since clients send fields of their own, and logged once.
+field's name decides; ignoring it would return something else than what was asked for. Each dialect's table is
+made in `dialects`. Everything that is in none is an unknown field: it is tolerated, since clients send fields
+of their own, and logged once.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from server.errors import UnsupportedField
-from server.schema.names import NO_LIMIT, OTHER_NAMES
-from server.schema.sampling import WireRequest
 
 
 class Refused(NamedTuple):
@@ -32,8 +31,8 @@ SHORTEN = Refused((), "chat and completions have truncate_prompt_tokens")
 TURNS = Refused((True,), "the turns decide")
 SEPARATE = Refused((True,), "what the model thinks stands for itself")
 
-# Fields of other servers that no dialect has. Of a sampler with a switch and further settings, the latter may
-# have the value that is their usual default.
+# Fields of other servers, and words about some that a dialect here has. Of a sampler with a switch and
+# further settings, the latter may have the value that is their usual default.
 FOREIGN: dict[str, Refused] = {
     # log-probabilities and token ids in the answer
     "logprob_token_ids": Refused(([],), LOGPROBS),
@@ -119,6 +118,7 @@ FOREIGN: dict[str, Refused] = {
     "chat_template": Refused((), "templates come with the model; chat_template_kwargs sets their variables"),
     "truncate": SHORTEN,
     "transforms": Refused(([],), SHORTEN.hint),
+    "context_management": Refused(([], {}, {"edits": []}), "shorten the conversation before sending it"),
     # tools
     "functions": Refused(([],), "use tools"),
     "function_call": Refused(("none", "auto"), "use tool_choice"),
@@ -130,13 +130,9 @@ FOREIGN: dict[str, Refused] = {
     "kv_transfer_params": Refused(),
 }
 
-# Limits that count the prompt, too, and what there is instead.
-NEAR = {"max_length": "max_tokens", "min_length": "min_tokens"}
-
-# The fields of chat and completions, with the values that leave an answer as it is where a dialect does not
-# have them.
+# Declared fields with values that leave an answer as it is where a dialect does not have them; of all other
+# fields only null does.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "model": (),
     "n": (1,),
     "stream": (False,),
     "stream_options": ({},),
@@ -144,55 +140,38 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_p": (1,),
     "top_k": (0, -1),
     "min_p": (0,),
-    "seed": (),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
     "logit_bias": ({},),
-    "allowed_token_ids": (),
-    "first_token_ids": (),
     "bad_words": ([],),
     "bad_words_ids": ([],),
-    "max_tokens": (),
-    "max_completion_tokens": (),
     "min_tokens": (0,),
     "stop": ([],),
     "stop_token_ids": ([],),
     "ignore_eos": (False,),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
-    "repetition_stop": (),
     "cache_prompt": (True,),
-    "cache_salt": (),
     "priority": (0,),
     # structured output
     "response_format": ({"type": "text"},),
     "structured_outputs": ({},),
-    "guided_json": (),
     "guided_json_object": (False,),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_whitespace_pattern": (),
-    "regex": (),
-    "ebnf": (),
-    "json_schema": (),
     "json_object": (False,),
     "format": ("", {}),
     "grammar": ("",),
+    "text": ({}, {"format": {"type": "text"}}),
+    "output_config": ({},),
     # beam search
     "use_beam_search": (False,),
     "length_penalty": (1, 0),
     "early_stopping": (False,),
-    "best_of": (),  # but for n: see refuse_unsupported()
     # prompts
-    "messages": (),
-    "prompt": (),
+    "truncation": ("disabled",),
     "suffix": ("",),
     "echo": (False,),
     "token_healing": (False,),
-    "add_special_tokens": (),
-    "truncate_prompt_tokens": (),
     "truncation_side": ("left",),
     "add_generation_prompt": (False,),
     "continue_final_message": (False,),
@@ -200,7 +179,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     # reasoning and tools
     "reasoning": ({},),
-    "reasoning_effort": (),
     "include_reasoning": (True,),
     "separate_reasoning": (False,),
     "tools": ([],),
@@ -208,9 +186,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     # log-probabilities
     "logprobs": (False,),
     "top_logprobs": (0,),
-    "prompt_logprobs": (),
     "return_tokens_as_token_ids": (False,),
     "return_token_ids": (False,),
+    "return_token_strs": (False,),
+    "return_details": (False,),
+    "include": ([],),
+    # embeddings
+    "encoding_format": ("float",),
 }
 
 NO_OPS = frozenset(
@@ -238,21 +220,6 @@ NO_OPS = frozenset(
         "web_search_options",
     )
 )
-
-
-def strangers(request: type[WireRequest], hint: str, own: dict[str, Refused]) -> dict[str, Refused]:
-    """All known fields that `request`, the body of a dialect, does not declare, and what it refuses itself.
-
-    `hint` says what is the matter with the fields of other dialects, `own` has a word about its own.
-    """
-    fields = {name: Refused(neutral, hint) for name, neutral in NEUTRAL.items()} | FOREIGN
-    refused = {name: known for name, known in fields.items() if name not in request.model_fields} | own
-    for name, field in (OTHER_NAMES | NEAR).items():
-        if name in refused or name in request.OTHER_NAMES or name in request.model_fields:
-            continue
-        words = refused[field].hint if field in refused else f"use {field}"
-        refused[name] = Refused(NEUTRAL[field] + ((-1,) if name in NO_LIMIT else ()), words)
-    return {name: known for name, known in refused.items() if name not in request.OTHER_NAMES}
 
 
 def described(table: Mapping[str, Refused]) -> dict[str, Any]:

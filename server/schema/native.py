@@ -2,91 +2,17 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, RootModel, ValidationInfo, field_validator, model_validator
+from pydantic import Field, RootModel, field_validator
 
-from server.schema.beam import MAX_BEST_OF
 from server.schema.chat import WireResponse
+from server.schema.dialects import PARAMETERS
 from server.schema.errors import NativeError
-from server.schema.fields import ONE, Refused, described, refuse_unsupported, strangers
+from server.schema.fields import Refused, refuse_unsupported
 from server.schema.logprobs import in_turns, is_none
-from server.schema.sampling import INT64, MAX_TOP_LOGPROBS, SamplingRequest, Stop, WireRequest
-from server.schema.structured import Source, TypedGrammar
+from server.schema.parameters import GenerateParameters
+from server.schema.sampling import WireRequest
 
 IN_PARAMETERS = "it belongs in parameters"
-
-
-def add_refused(schema: dict[str, Any]) -> None:
-    """Tell the JSON schema which parameters are known and refused."""
-    schema["properties"] |= described(PARAMETERS)
-
-
-class GenerateParameters(SamplingRequest):
-    """How to continue. The sampling fields that neither TGI nor LightLLM knows are extensions."""
-
-    model_config = ConfigDict(json_schema_extra=add_refused)
-
-    max_new_tokens: int | None = Field(
-        None, ge=1, lt=2**31, description="output tokens at most; default 100 (TGI) or 16 (LightLLM)"
-    )
-    min_new_tokens: int | None = Field(None, ge=0, lt=2**31, description="no end before so many tokens")
-    do_sample: bool | None = Field(
-        None,
-        description="sample, rather than take the likeliest token. In TGI temperature, top_k, top_p and "
-        "typical_p do that, too; in LightLLM the model's generation config decides the default",
-    )
-    seed: int | None = Field(None, ge=-INT64, le=2 * INT64 - 1, description="same seed, same sampling")
-    stop_sequences: Stop | None = Field(None, description="LightLLM's name of stop")
-    truncate: int | None = Field(None, ge=1, lt=2**31, description="keep the last so many tokens of inputs")
-    return_full_text: bool | None = Field(None, description="put inputs in front of the text; default false")
-    add_special_tokens: bool | None = Field(None, description="let the tokenizer add its own; default true")
-    details: bool | None = Field(
-        None, description="TGI: tell each token with its log-probability, and why the text ended"
-    )
-    decoder_input_details: bool | None = Field(
-        None, description="TGI: with details, the tokens of inputs, too; not in a stream"
-    )
-    top_n_tokens: int | None = Field(
-        None, ge=0, le=MAX_TOP_LOGPROBS, description="TGI: with details, the likeliest tokens in each place"
-    )
-    best_of: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_BEST_OF,
-        description="TGI: texts to sample; that with the highest mean log-probability is the answer; "
-        "not in a stream. LightLLM: another name of n",
-    )
-    return_details: bool | None = Field(
-        None, description="LightLLM: tell each token with its log-probability; one event each in a stream"
-    )
-    grammar: TypedGrammar | None = Field(None, description="what the text must be, in TGI's words")
-    guided_json: Source | None = Field(
-        None, description="LightLLM: JSON schema of the text, or a string of it"
-    )
-    guided_grammar: str | None = Field(None, description="LightLLM: grammar of the text, GBNF or Lark")
-    regular_constraint: str | None = Field(None, description="LightLLM: expression the whole text matches")
-
-    @model_validator(mode="before")
-    @classmethod
-    def refuse(cls, value: Any) -> Any:
-        """Refused fields come first, as at the top; what it raises is no matter of types."""
-        if isinstance(value, dict):
-            refuse_unsupported(value, PARAMETERS)
-        return value
-
-    @field_validator("top_n_tokens", "decoder_input_details")
-    @classmethod
-    def check_details(cls, value: int | None, info: ValidationInfo) -> int | None:
-        """They stand in the details."""
-        if value and not info.data.get("details"):
-            raise ValueError("it needs details to be true")
-        return value
-
-    @model_validator(mode="after")
-    def check_together(self) -> "GenerateParameters":
-        """What is asked for under two names."""
-        if self.stop and self.stop_sequences:
-            raise ValueError("send stop or stop_sequences, not both")
-        return self
 
 
 class GenerateRequest(WireRequest):
@@ -99,40 +25,13 @@ class GenerateRequest(WireRequest):
 
     @field_validator("parameters", mode="before")
     @classmethod
-    def allow_null(cls, value: Any) -> Any:
-        """No parameters at all."""
+    def refuse(cls, value: Any) -> Any:
+        """Refused fields come first, as at the top; what it raises is no matter of types. null is none."""
+        if isinstance(value, dict):
+            refuse_unsupported(value, PARAMETERS)
         return {} if value is None else value
 
 
-TEXT_ONLY = Refused(({}, {"images": []}), "the model reads text only")
-PARAMETERS: dict[str, Refused] = strangers(
-    GenerateParameters,
-    "it is a field of chat and completions",
-    {
-        "inputs": Refused((), "it belongs beside parameters"),
-        "prompt": Refused((), "send inputs beside parameters"),
-        "messages": Refused((), "send inputs beside parameters; chat takes messages"),
-        "max_tokens": Refused((), "use max_new_tokens"),
-        "max_completion_tokens": Refused((), "use max_new_tokens"),
-        "min_tokens": Refused((), "use min_new_tokens"),
-        "model": Refused((), "it belongs beside parameters"),
-        "stream": Refused((False,), "it belongs beside parameters"),
-        "stream_options": Refused(({},), "the last event always has the counts"),
-        "truncate_prompt_tokens": Refused((), "use truncate"),
-        # LightLLM
-        "exponential_decay_length_penalty": Refused(([1, 1],)),
-        "input_penalty": Refused((False,), "presence and frequency penalties count output tokens"),
-        "add_spaces_between_special_tokens": Refused((True,)),
-        "print_eos_token": Refused((False,), "use skip_special_tokens"),
-        "disable_prompt_cache": Refused((False,), "use cache_prompt"),
-        "image_max_patch_num": Refused((-1,), TEXT_ONLY.hint),
-        "multimodal_params": TEXT_ONLY,
-        "num_beam": ONE,
-        "move_kv_to_decode_node": Refused(),
-        "token_healing_top_k": Refused((0,)),
-        "token_healing_unmerge_last_token": Refused((0,)),
-    },
-)
 GENERATE: dict[str, Refused] = {
     name: refused for name, refused in PARAMETERS.items() if name not in GenerateRequest.model_fields
 } | {

@@ -12,7 +12,7 @@ from server.schema.chat import (
     allow_string,
     as_parts,
 )
-from server.schema.fields import SEPARATE, TURNS, Refused, strangers
+from server.schema.fields import SEPARATE, TURNS, Refused
 from server.schema.logprobs import TokenLogprob, in_turns
 from server.schema.sampling import (
     MAX_TOP_LOGPROBS,
@@ -235,27 +235,22 @@ class ResponsesRequest(SamplingRequest):
         return LOGPROBS_INCLUDED in (self.include or ())
 
 
-STATELESS = "responses are not stored; send the whole conversation as input"
-RESPONSES: dict[str, Refused] = strangers(
-    ResponsesRequest,
-    "it is a field of chat and completions",
-    {
-        "previous_response_id": Refused((), STATELESS),
-        "conversation": Refused((), STATELESS),
-        "background": Refused((False,), STATELESS),
-        "prompt": Refused((), "send instructions and input"),
-        "max_tool_calls": Refused((), "no tool is run here; parallel_tool_calls false allows one call"),
-        "context_management": Refused(([],), "shorten the input before sending it"),
-        "n": Refused((1,), "a response is one answer"),
-        "messages": Refused((), "send input"),
-        "max_tokens": Refused((), "use max_output_tokens"),
-        "max_completion_tokens": Refused((), "use max_output_tokens"),
-        "response_format": Refused(({"type": "text"},), "use text.format"),
-        "reasoning_effort": Refused((), "use reasoning.effort"),
-        "add_generation_prompt": TURNS,
-        "separate_reasoning": SEPARATE,
-    },
-)
+STATELESS = "nothing is stored; send the whole conversation"
+REFUSED: dict[str, Refused] = {
+    "previous_response_id": Refused((), STATELESS),
+    "conversation": Refused((), STATELESS),
+    "background": Refused((False,), STATELESS),
+    "prompt": Refused((), "send instructions and input"),
+    "max_tool_calls": Refused((), "no tool is run here; parallel_tool_calls false allows one call"),
+    "n": Refused((1,), "a response is one answer"),
+    "messages": Refused((), "send input"),
+    "max_tokens": Refused((), "use max_output_tokens"),
+    "max_completion_tokens": Refused((), "use max_output_tokens"),
+    "response_format": Refused(({"type": "text"},), "use text.format"),
+    "reasoning_effort": Refused((), "use reasoning.effort"),
+    "add_generation_prompt": TURNS,
+    "separate_reasoning": SEPARATE,
+}
 
 
 # Of the tokens of a text, if they are asked for.

@@ -5,14 +5,17 @@ from typing import Any
 import httpx
 import pytest
 
-from server.schema.anthropic import MESSAGES, MessagesRequest
-from server.schema.chat import CHAT, ChatRequest
-from server.schema.completions import COMPLETION, CompletionRequest
-from server.schema.embeddings import EMBEDDINGS, EmbeddingsRequest
+from server.routes.table import ENDPOINTS
+from server.schema.anthropic import MessagesRequest
+from server.schema.chat import ChatRequest
+from server.schema.completions import CompletionRequest
+from server.schema.dialects import CHAT, COMPLETION, EMBEDDINGS, MESSAGES, PARAMETERS, RESPONSES
+from server.schema.embeddings import EmbeddingsRequest
 from server.schema.fields import FOREIGN, NEUTRAL, NO_OPS, Refused
 from server.schema.names import OTHER_NAMES
-from server.schema.native import GENERATE, PARAMETERS, GenerateParameters, GenerateRequest
-from server.schema.responses import RESPONSES, ResponsesRequest
+from server.schema.native import GENERATE, GenerateRequest
+from server.schema.parameters import GenerateParameters
+from server.schema.responses import ResponsesRequest
 from server.schema.sampling import WireRequest
 from tests.server.fake_engine import FakeEngine
 
@@ -26,7 +29,9 @@ DIALECTS: dict[str, tuple[str, dict[str, Any], type[WireRequest], dict[str, Refu
     "generate": ("/generate", {"inputs": "a"}, GenerateRequest, GENERATE),
     "parameters": ("/generate", {"inputs": "a"}, GenerateParameters, PARAMETERS),
 }
-FIELDS_OF_ALL = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
+REQUESTS = {endpoint.request for endpoint in ENDPOINTS if endpoint.request is not None}
+FIELDS_OF_ALL = {name for request in (*REQUESTS, GenerateParameters) for name in request.model_fields}
+REFUSED_BY_ANY = {name for endpoint in ENDPOINTS for name in endpoint.refused}
 
 
 def body_of(dialect: str, **fields: Any) -> dict[str, Any]:
@@ -35,14 +40,15 @@ def body_of(dialect: str, **fields: Any) -> dict[str, Any]:
     return body | ({"parameters": fields} if dialect == "parameters" else fields)
 
 
-def test_every_field_of_chat_and_completions_has_its_neutral_values() -> None:
-    assert set(NEUTRAL) == FIELDS_OF_ALL - NO_OPS
+def test_neutral_values_are_those_of_declared_fields() -> None:
+    assert set(NEUTRAL) <= FIELDS_OF_ALL - NO_OPS
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_every_known_field_is_declared_or_refused_or_published(dialect: str) -> None:
+    """What any endpoint knows, acting or not, no dialect ignores."""
     _, _, request, refused = DIALECTS[dialect]
-    for name in (*FIELDS_OF_ALL, *FOREIGN, *OTHER_NAMES):
+    for name in (*FIELDS_OF_ALL, *REFUSED_BY_ANY, *FOREIGN, *OTHER_NAMES):
         assert name in {*request.model_fields, *request.OTHER_NAMES, *refused, *NO_OPS}, name
 
 
@@ -83,6 +89,15 @@ async def test_what_leaves_everything_as_it_is_is_accepted(client: httpx.AsyncCl
         ("parameters", "prompt_logprobs", 0),
         ("parameters", "disable_prompt_cache", True),
         ("parameters", "tools", [{"type": "function"}]),
+        ("chat", "text", {"format": {"type": "json_object"}}),
+        ("chat", "output_config", {"format": {"type": "json_schema", "schema": {}}}),
+        ("chat", "max_tool_calls", 1),
+        ("completions", "conversation", "x"),
+        ("messages", "previous_response_id", "x"),
+        ("messages", "truncation", "auto"),
+        ("responses", "mcp_servers", [{}]),
+        ("responses", "regular_constraint", "a"),
+        ("generate", "text", {"format": {"type": "json_object"}}),
         ("embeddings", "temperature", 0),
         ("embeddings", "max_tokens", 1),
         ("embeddings", "stream", True),
@@ -115,6 +130,16 @@ async def test_what_is_off_depends_on_the_field(
         ("embeddings", "max_new_tokens", "nothing is generated"),
         ("chat", "max_length", "use max_tokens"),
         ("chat", "input", "/v1/responses takes input"),
+        ("chat", "text", "use response_format"),
+        ("completions", "output_format", "use response_format"),
+        ("completions", "regular_constraint", "use guided_regex"),
+        ("chat", "dimensions", "it is a field of embeddings"),
+        ("chat", "previous_response_id", "send the whole conversation"),
+        ("responses", "output_config", "use text.format"),
+        ("messages", "text", "use output_config.format"),
+        ("messages", "regular_constraint", "it is a field of chat and completions"),
+        ("parameters", "text", "use grammar"),
+        ("parameters", "guided_regex", "use regular_constraint"),
     ],
 )
 async def test_hints_name_what_the_dialect_has(

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from server.routes.table import ENDPOINTS, Endpoint
-from server.schema.native import PARAMETERS, GenerateParameters
+from server.schema.dialects import PARAMETERS
+from server.schema.parameters import GenerateParameters
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
 

@@ -10,17 +10,17 @@ import pytest
 
 from engine.outputs import OutputToken, TextDelta, TokenPiece
 from server.routes.native.tokens import TokenTexts
+from server.schema.dialects import PARAMETERS
 from server.schema.errors import NativeError
 from server.schema.native import (
     GENERATE,
-    PARAMETERS,
-    GenerateParameters,
     GenerateRequest,
     LightllmEvent,
     LightllmResponse,
     TgiEvent,
     TgiResponse,
 )
+from server.schema.parameters import GenerateParameters
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
 

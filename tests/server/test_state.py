@@ -13,10 +13,9 @@ from engine.stats import EngineObserver, RequestTimes
 from server.metrics import Histogram, Metrics, token_buckets
 from server.openapi import document, stored_copy
 from server.routes.table import ENDPOINTS, Endpoint
-from server.schema.chat import CHAT
-from server.schema.completions import COMPLETION
+from server.schema.dialects import CHAT, COMPLETION, PARAMETERS
 from server.schema.fields import NO_OPS
-from server.schema.native import PARAMETERS, GenerateParameters
+from server.schema.parameters import GenerateParameters
 from tests.server.conftest import ROOT, client_for
 from tests.server.fake_engine import MODEL_NAME, FakeEngine
 

@@ -140,6 +140,15 @@ async def test_messages_have_their_own_place_for_it(client, engine):
     assert response.status_code == 200, response.text
     grammar = engine.requests[-1].sampling.grammar
     assert (grammar, grammar.param) == (JSON, "output_config.format")
+    form = body.pop("output_config")["format"]
+    response = await client.post("/v1/messages", json=body | {"output_format": form})
+    assert response.status_code == 200, response.text
+    grammar = engine.requests[-1].sampling.grammar
+    assert (grammar, grammar.param) == (JSON, "output_format")
+    for config, status in (({"format": form}, 400), ({"effort": "low"}, 200)):
+        both = {"output_format": form, "output_config": config}
+        response = await client.post("/v1/messages", json=body | both)
+        assert response.status_code == status, response.text
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,12 @@ class MessagesChat(ChatRequest):
     FORMAT_PARAM = "output_config.format"
 
 
+class EarlierMessagesChat(MessagesChat):
+    """The same for a format under the name it had at first."""
+
+    FORMAT_PARAM = "output_format"
+
+
 def chat_request(wire: Conversation) -> ChatRequest:
     """The same conversation, and the same sampling, as chat has them. Raises InvalidRequest.
 
@@ -53,14 +59,15 @@ def chat_request(wire: Conversation) -> ChatRequest:
         fields["parallel_tool_calls"] = not wire.tool_choice.disable_parallel_tool_use
     if wire.output_config is not None:
         fields["reasoning_effort"] = wire.output_config.effort
-        if (wanted := wire.output_config.format) is not None:
-            schema = {"schema": wanted.schema_}
-            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    wanted = wire.output_format or (wire.output_config and wire.output_config.format)
+    if wanted:
+        schema = {"schema": wanted.schema_}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(wire, MessagesRequest):
         fields |= wire.model_dump(include=set(SamplingRequest.model_fields))
         fields["stop"] = list(wire.stop_sequences or ()) or None
     try:
-        return MessagesChat.model_validate(fields)
+        return (EarlierMessagesChat if wire.output_format else MessagesChat).model_validate(fields)
     except ValidationError as error:  # more turns than chat takes: a message may become several
         raise invalid_request(error, fields) from None
 

@@ -13,12 +13,12 @@ from server.routes.anthropic.convert import chat_request
 from server.routes.anthropic.events import MessageFrames, message
 from server.routes.chat import submit
 from server.schema.anthropic import (
-    MESSAGES,
     PROMPT_ONLY,
     CountTokensRequest,
     CountTokensResponse,
     MessagesRequest,
 )
+from server.schema.dialects import MESSAGES
 from server.stream import stream_answer
 
 

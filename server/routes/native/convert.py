@@ -6,7 +6,8 @@ from typing import Any
 from engine.errors import InvalidRequest
 from server.convert import Limits
 from server.schema.completions import CompletionRequest
-from server.schema.native import GenerateParameters, GenerateRequest
+from server.schema.native import GenerateRequest
+from server.schema.parameters import GenerateParameters
 from server.schema.sampling import INT64, SamplingRequest
 
 

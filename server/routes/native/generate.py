@@ -15,8 +15,9 @@ from server.handler import answered
 from server.prompt import encode_prompt
 from server.routes.native import lightllm, tgi
 from server.routes.native.convert import Defaults, completion_request
+from server.schema.dialects import PARAMETERS
 from server.schema.fields import unknown_fields
-from server.schema.native import GENERATE, PARAMETERS, GenerateRequest
+from server.schema.native import GENERATE, GenerateRequest
 from server.stream import Frames, stream_answer
 
 

@@ -15,7 +15,8 @@ from server.routes.chat import submit
 from server.routes.responses.convert import chat_request
 from server.routes.responses.events import ResponseFrames
 from server.routes.responses.items import begun, whole
-from server.schema.responses import LOGPROBS_INCLUDED, RESPONSES, ResponsesRequest
+from server.schema.dialects import RESPONSES
+from server.schema.responses import LOGPROBS_INCLUDED, ResponsesRequest
 from server.stream import stream_answer
 from server.tools.plan import Plan
 
