@@ -25,6 +25,7 @@ from engine.errors import Draining, InvalidRequest, QueueFull
 from engine.request import Grammar
 from engine.text import json_schema
 from engine.text.masks import WORD_BITS
+from engine.text.schema_merges import MAX_TOGETHER
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -40,6 +41,7 @@ MAX_JOBS = 64
 COMPILE_SECONDS = 5.0
 END = "<|end of output|>"
 PLACE_IN_RULES = re.compile(r"^at \d+\(\d+\): |\n +\d+ \| .*", re.DOTALL)
+LITERAL = re.compile(r"""\"(?:\\.|[^"\\])*\"|/(?:\\.|[^/\\])+/""")
 JSON_RULE = re.compile(r"%json\s*")
 # As much may be open at once as a step may look at: an alternative, an optional property.
 LIMITS = LLParserLimits(
@@ -305,7 +307,10 @@ def translate(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_lark(_ready_rules(source))
     if kind == "ebnf":
         try:
-            return LLMatcher.grammar_from_lark(_ready_rules(any_to_lark(source)))
+            rules = any_to_lark(source)
+            if LITERAL.sub("", rules).count("&") >= MAX_TOGETHER:
+                raise ValueError(f"more than {MAX_TOGETHER} expressions are to match the same text")
+            return LLMatcher.grammar_from_lark(_ready_rules(rules))
         except RecursionError:
             raise
         except Exception as error:  # a parser written in Python: it may raise anything about its input

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
+from engine.text.schema_merges import check_merges
+
 MAX_DEPTH = 64
 # What the remainders of all multipleOf in a schema may come to together: compiling takes a second for these.
 MAX_REMAINDERS = 16_384
@@ -65,6 +67,7 @@ def ready_leniently(schema: dict[str, Any], is_pattern: Callable[[str], bool]) -
 def _rewritten(schema: dict[str, Any], is_pattern: Callable[[str], bool] | None) -> dict[str, Any]:
     _check_depth(schema)
     found: dict[str, Any] = _Rewriter(is_pattern).schema(schema)
+    check_merges(found)
     return found
 
 

@@ -98,6 +98,10 @@ BAD = {
     "half an escape": (Grammar("regex", "a\\"), "backslash"),
     "half an escape more": (Grammar("regex", "a\\\\\\"), "backslash"),
     "many choices": (Grammar("choice", json.dumps(["a"] * (room.MAX_CHOICES + 1))), "at most"),
+    "many at once": (
+        Grammar("ebnf", "start: A\nA: " + " & ".join(f"/.*{letter}.*/" for letter in "abcdefghij")),
+        "same text",
+    ),
     "bad grammar": (Grammar("ebnf", "root ::= missing"), "missing"),
     "no grammar": (Grammar("ebnf", "once upon a time"), ""),
     "deep grammar": (Grammar("ebnf", "root ::= " + "(" * 10_000), ""),
