@@ -12,85 +12,146 @@ from engine.device.slots import StateSlots
 from engine.device.staging import upload
 from engine.outputs import NO_PAGE, Row, StepPlan
 from kernels.paged_attention import AttentionBatch
+from kernels.step_inputs import (
+    FIRST_COLUMN,
+    FIRST_KNOWN,
+    FIRST_NEW_PAGE,
+    FIRST_TOKEN,
+    NUM_COLUMNS,
+    NUM_NEW_PAGES,
+    NUM_TOKENS,
+    SAMPLED,
+    SLOT,
+    START,
+    StepInputs,
+    step_inputs,
+)
 from models.decoder import ForwardBatch
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """A step on the device: the forward pass's input, which of its rows are sampled, what is scored.
+    """A step on the device: what its forward pass reads, which of its rows are sampled, what is scored.
 
-    The forward pass is asked for the tokens to be sampled from, behind them for those in front of `scored`
-    int64 [num_scored], the tokens whose log-probabilities are wanted, and at last for those that are pooled.
-    `slots` and `positions`, both int64 [num_sampled]: slot and position of the tokens to be sampled;
-    `slots_host`: the slots as a list, and `newest_host`: the positions before.
+    The forward pass is asked for the `wanted` tokens: those to be sampled from, behind them those in front
+    of `scored` int64 [num_scored], the tokens whose log-probabilities are wanted, and at last those that are
+    pooled. `slots_host`: the slots of the tokens to be sampled; `newest_host`: the positions before.
+    `query_lens` and `context_lens` are int64 [num_rows].
     """
 
-    forward: ForwardBatch
-    slots: torch.Tensor
-    positions: torch.Tensor
+    inputs: StepInputs
+    wanted: torch.Tensor
+    scored: torch.Tensor
     slots_host: list[int]
     newest_host: list[int]
-    scored: torch.Tensor
+    query_lens: np.ndarray
+    context_lens: np.ndarray
+    num_single_rows: int
+
+    @property
+    def forward(self) -> ForwardBatch:
+        """What the model takes, of a step that has its inputs to itself."""
+        inputs = self.inputs
+        attention = AttentionBatch(
+            page_table=inputs.page_table,
+            query_start=inputs.query_start,
+            context_lens=inputs.context_lens,
+            slot_mapping=inputs.slot_mapping,
+            num_decode_rows=self.num_single_rows,
+            query_lens=self.query_lens.tolist(),
+            context_lens_host=self.context_lens.tolist(),
+        )
+        return ForwardBatch(inputs.token_ids, inputs.positions, attention, self.wanted)
+
+    @property
+    def sampled(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slots and positions, int64 [num_sampled], of the tokens that will be sampled."""
+        num_sampled = len(self.slots_host)
+        return self.inputs.sampled_slots[:num_sampled], self.inputs.sampled_positions[:num_sampled] + 1
 
 
-def build_batch(plan: StepPlan, slots: StateSlots, page_size: int, device: torch.device) -> StepBatch:
-    """Stage the plan's changes into `slots` and draw up its batch."""
-    num_decode = len(plan.decode.slots)
+def build_batch(
+    plan: StepPlan,
+    slots: StateSlots,
+    page_size: int,
+    device: torch.device,
+    inputs: StepInputs | None = None,
+) -> StepBatch:
+    """Stage the plan's changes into `slots` and draw up its batch: in `inputs` of a graph, if given."""
     chunks = plan.chunks
-    row_slots = np.array([*plan.decode.slots, *(row.slot for row in chunks)], np.int64)
-    starts = np.array([*plan.decode.starts, *(row.start for row in chunks)], np.int64)
-    query_lens = np.array([1] * num_decode + [row.num_tokens for row in chunks], np.int64)
-    context_lens = starts + query_lens
-    query_start = np.zeros(plan.num_rows + 1, np.int64)
-    np.cumsum(query_lens, out=query_start[1:])
-    sampled = [*range(num_decode), *(index for index, row in enumerate(chunks, num_decode) if row.sample)]
+    rows, new_pages = _rows(plan, page_size)
+    context_lens = rows[START] + rows[NUM_TOKENS]
+    is_sampled = rows[SAMPLED] >= 0
+    sampled_slots = rows[SLOT, is_sampled].tolist()
+    first_tokens = rows[FIRST_TOKEN, len(plan.decode.slots) :]
+    before_scored, scored = _scored(chunks, first_tokens)
+    others = np.concatenate((before_scored, pooled_tokens(chunks, first_tokens)))
+    known = np.fromiter(
+        itertools.chain.from_iterable(row.token_ids for row in chunks),
+        np.int64,
+        plan.num_tokens - len(plan.decode.slots),
+    )
     started = [row for row in chunks if row.init is not None]
-    num_known = plan.num_tokens - num_decode
-    before_scored, scored = _scored(chunks, query_start[num_decode:])
-    pooled = pooled_tokens(chunks, query_start[num_decode:])
-    on_device = upload(
-        device,
-        (
-            row_slots,
-            context_lens,
-            query_start,
-            np.arange(plan.num_tokens) + np.repeat(starts - query_start[:-1], query_lens),
-            np.repeat(np.arange(plan.num_rows), query_lens),
-            np.fromiter(itertools.chain.from_iterable(row.token_ids for row in chunks), np.int64, num_known),
-            np.concatenate((query_start[1:][sampled] - 1, before_scored, pooled)),
-            scored,
-            row_slots[sampled],
-            context_lens[sampled],
-            _new_pages(plan, page_size),
-            np.array([row.slot for row in started], np.int64),
-            *slots.parameters([row.init for row in started if row.init is not None]),
-        ),
-    )
-    device_slots, device_lens, device_query_start, positions, token_rows, known = on_device[:6]
-    wanted, scored_tokens, sampled_slots, sampled_positions, new_pages = on_device[6:11]
+    starts: tuple[np.ndarray, ...] = ()
     if started:
-        slots.start(started, *on_device[11:])
-    slots.page_table[new_pages[0], new_pages[1]] = new_pages[2].to(torch.int32)
-    page_table = slots.page_table[device_slots, : -(-int(context_lens.max()) // page_size)]
-    page = page_table[token_rows, positions // page_size].to(torch.int64)
-    attention = AttentionBatch(
-        page_table=page_table,
-        query_start=device_query_start.to(torch.int32),
-        context_lens=device_lens.to(torch.int32),
-        slot_mapping=page * page_size + positions % page_size,
-        num_decode_rows=num_decode + sum(row.num_tokens == 1 for row in chunks),
-        query_lens=query_lens.tolist(),
-        context_lens_host=context_lens.tolist(),
+        inits = [row.init for row in started if row.init is not None]
+        starts = (np.array([row.slot for row in started], np.int64), *slots.parameters(inits))
+    on_device = upload(device, (rows, known, new_pages, others, scored, *starts))
+    device_rows, device_known, device_pages, device_others, device_scored = on_device[:5]
+    if started:
+        slots.start(started, *on_device[5:])
+    if inputs is None:
+        num_pages = -(-int(context_lens.max()) // page_size)
+        inputs = StepInputs.empty(plan.num_tokens, plan.num_rows, num_pages, len(sampled_slots), device)
+    step_inputs(
+        device_rows,
+        device_known,
+        device_pages,
+        slots.last_token,
+        slots.page_table,
+        inputs,
+        num_tokens=plan.num_tokens,
+        num_sampled=len(sampled_slots),
+        page_size=page_size,
+        dummy_slot=slots.dummy_page * page_size,
+        nobody=slots.nobody,
     )
-    token_ids = torch.cat((slots.last_token[device_slots[:num_decode]], known))
+    wanted = inputs.last_tokens[: len(sampled_slots)]
     return StepBatch(
-        forward=ForwardBatch(token_ids, positions, attention, wanted),
-        slots=sampled_slots,
-        positions=sampled_positions,
-        slots_host=row_slots[sampled].tolist(),
-        newest_host=(context_lens[sampled] - 1).tolist(),
-        scored=scored_tokens,
+        inputs=inputs,
+        wanted=torch.cat((wanted, device_others)) if len(others) else wanted,
+        scored=device_scored,
+        slots_host=sampled_slots,
+        newest_host=(context_lens[is_sampled] - 1).tolist(),
+        query_lens=rows[NUM_TOKENS],
+        context_lens=context_lens,
+        num_single_rows=len(plan.decode.slots) + sum(row.num_tokens == 1 for row in chunks),
     )
+
+
+def _rows(plan: StepPlan, page_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """What `step_inputs` is told: int64 [NUM_COLUMNS, num_rows], and all new pages, int64, row after row."""
+    decode, chunks = plan.decode, plan.chunks
+    num_decode = len(decode.slots)
+    rows = np.empty((NUM_COLUMNS, plan.num_rows), np.int64)
+    rows[SLOT] = [*decode.slots, *(row.slot for row in chunks)]
+    rows[START] = [*decode.starts, *(row.start for row in chunks)]
+    rows[NUM_TOKENS, :num_decode] = 1
+    rows[NUM_TOKENS, num_decode:] = [row.num_tokens for row in chunks]
+    rows[FIRST_TOKEN] = rows[NUM_TOKENS].cumsum() - rows[NUM_TOKENS]
+    rows[FIRST_KNOWN, :num_decode] = -1
+    rows[FIRST_KNOWN, num_decode:] = rows[FIRST_TOKEN, num_decode:] - num_decode
+    rows[FIRST_COLUMN] = rows[START] // page_size
+    rows[FIRST_COLUMN, num_decode:] = [0 if row.init else -(-row.start // page_size) for row in chunks]
+    pages_of_decode = np.array(decode.new_pages, np.int64)
+    has_page = pages_of_decode != NO_PAGE
+    rows[NUM_NEW_PAGES, :num_decode] = has_page
+    rows[NUM_NEW_PAGES, num_decode:] = [len(row.new_pages) for row in chunks]
+    rows[FIRST_NEW_PAGE] = rows[NUM_NEW_PAGES].cumsum() - rows[NUM_NEW_PAGES]
+    is_sampled = np.array([True] * num_decode + [row.sample for row in chunks])
+    rows[SAMPLED] = np.where(is_sampled, is_sampled.cumsum() - 1, -1)
+    pages_of_chunks = [page for row in chunks for page in row.new_pages]
+    return rows, np.concatenate((pages_of_decode[has_page], np.array(pages_of_chunks, np.int64)))
 
 
 def _scored(chunks: Sequence[Row], first_tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -106,18 +167,3 @@ def _scored(chunks: Sequence[Row], first_tokens: np.ndarray) -> tuple[np.ndarray
     token_ids = [token_id for row in chunks if row.scored is not None for token_id in row.scored.token_ids]
     empty = np.zeros(0, np.int64)
     return np.concatenate((empty, *places)), np.array(token_ids, np.int64)
-
-
-def _new_pages(plan: StepPlan, page_size: int) -> np.ndarray:
-    """Entries for the page tables, int64 [3, number of new pages]: slot, column, page."""
-    entries = [
-        (slot, start // page_size, page)
-        for slot, start, page in zip(
-            plan.decode.slots, plan.decode.starts, plan.decode.new_pages, strict=True
-        )
-        if page != NO_PAGE
-    ]
-    for row in plan.chunks:
-        first = 0 if row.init is not None else -(-row.start // page_size)
-        entries += [(row.slot, column, page) for column, page in enumerate(row.new_pages, first)]
-    return np.array(entries, np.int64).reshape(-1, 3).T.copy()

@@ -8,6 +8,7 @@ every step of its size. Padded tokens belong to no row and write to a page that 
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,14 +17,12 @@ from rich.progress import track
 
 from engine.device.graphs import capture
 from kernels.paged_attention import AttentionBatch
+from kernels.step_inputs import StepInputs
 from models.decoder import Decoder, ForwardBatch
 
 # (up to, in steps of): up to the first a layer's weights take longer than its products.
 SIZES = ((512, 64), (2048, 128), (8192, 256))
 LARGEST_SIZE = SIZES[-1][0]
-
-# Rows of the static inputs.
-TOKEN_IDS, POSITIONS, SLOTS = range(3)
 
 
 def graph_sizes(token_budget: int) -> list[int]:
@@ -44,11 +43,21 @@ def padded_size(sizes: Sequence[int], num_tokens: int) -> int | None:
     return sizes[index]
 
 
-class MixedGraphs:
-    """Captures and replays.
+@dataclass(frozen=True)
+class MixedGraph:
+    """The graph of one size, what it reads, and what it leaves for Decoder.end() to go on from."""
 
-    All sizes work in the same tensors: `inputs` int64 [3, token_budget] (token ids, positions, KV slots),
-    what an AttentionBatch of `max_num_seqs` rows holds, and, for what comes out, `mixed` and `residual`.
+    layers: torch.cuda.CUDAGraph
+    inputs: StepInputs
+    mixed: torch.Tensor
+    residual: torch.Tensor
+
+
+class MixedGraphs:
+    """Captures, and chooses. All sizes work in the first rows of the same tensors.
+
+    `_inputs` have room for `token_budget` tokens and `max_num_seqs` rows; `_mixed` and `_residual`
+    [token_budget, ...].
     """
 
     def __init__(
@@ -63,18 +72,15 @@ class MixedGraphs:
     ) -> None:
         self._model = model
         self._kv_layers = kv_layers
-        self._dummy_slot = dummy_slot
         self.sizes = graph_sizes(token_budget)
         self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[int, MixedGraph] = {}
         device = model.device
         attention = model.spec.layers[-1].attention
-        self._inputs = torch.zeros(3, token_budget, dtype=torch.int64, device=device)
-        self._inputs[SLOTS] = dummy_slot
-        self._page_table = torch.zeros(max_num_seqs, max_pages, dtype=torch.int32, device=device)
-        self._query_start = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
-        self._context_lens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
-        self._num_rows = torch.zeros(1, dtype=torch.int32, device=device)
+        self._inputs = StepInputs.empty(token_budget, max_num_seqs, max_pages, max_num_seqs, device)
+        for tensor in self._inputs:
+            tensor.zero_()
+        self._inputs.slot_mapping.fill_(dummy_slot)
         width = attention.num_heads * attention.head_dim
         self._mixed = torch.zeros(token_budget, width, dtype=model.dtype, device=device)
         self._residual = torch.zeros(token_budget, model.spec.hidden_size, dtype=model.dtype, device=device)
@@ -85,44 +91,29 @@ class MixedGraphs:
         for size in track(
             self.sizes[::-1], "capturing CUDA graphs of prompts", console=console, transient=True
         ):
-            compute = partial(self._compute, size)
+            places = self._inputs.with_room_for(size), self._mixed[:size], self._residual[:size]
+            compute = partial(self._compute, *places)
             compute()  # kernels are compiled and workspaces allocated outside the capture
             torch.cuda.synchronize()
-            self._graphs[size], _ = capture(self._pool, compute)
+            layers, _ = capture(self._pool, compute)
+            self._graphs[size] = MixedGraph(layers, *places)
 
-    def _compute(self, size: int) -> None:
-        """What a step of `size` tokens launches, but for its end."""
-        token_ids, positions, slots = self._inputs[:, :size]
-        num_rows = min(size, self._context_lens.shape[0])
+    def _compute(self, inputs: StepInputs, mixed: torch.Tensor, residual: torch.Tensor) -> None:
+        """What a step of as many tokens as there is room for launches, but for its end."""
+        num_rows = min(inputs.token_ids.shape[0], inputs.context_lens.shape[0])
         attention = AttentionBatch(
-            page_table=self._page_table[:num_rows],
-            query_start=self._query_start[: num_rows + 1],
-            context_lens=self._context_lens[:num_rows],
-            slot_mapping=slots,
+            page_table=inputs.page_table[:num_rows],
+            query_start=inputs.query_start[: num_rows + 1],
+            context_lens=inputs.context_lens[:num_rows],
+            slot_mapping=inputs.slot_mapping,
             num_decode_rows=num_rows,
-            num_rows=self._num_rows,
+            num_rows=inputs.num_rows,
         )
-        batch = ForwardBatch(token_ids, positions, attention)
-        _, residual = self._model.begin(batch, self._kv_layers, self._mixed[:size])
-        self._residual[:size].copy_(residual)
+        batch = ForwardBatch(inputs.token_ids, inputs.positions, attention)
+        _, stream = self._model.begin(batch, self._kv_layers, mixed)
+        residual.copy_(stream)
 
-    def size_for(self, num_tokens: int) -> int | None:
-        """The size of the graph that computes a step of `num_tokens`, None if none does."""
-        return padded_size(self.sizes, num_tokens)
-
-    def forward(self, batch: ForwardBatch, size: int) -> torch.Tensor:
-        """What the model returns for a batch that the graph of `size` tokens can compute."""
-        attention = batch.attention
-        num_tokens, (num_rows, num_pages) = batch.token_ids.shape[0], attention.page_table.shape
-        inputs = self._inputs
-        inputs[TOKEN_IDS, :num_tokens] = batch.token_ids
-        inputs[POSITIONS, :num_tokens] = batch.positions
-        inputs[SLOTS, :num_tokens] = attention.slot_mapping
-        inputs[SLOTS, num_tokens:size] = self._dummy_slot
-        self._page_table[:num_rows, :num_pages] = attention.page_table
-        self._context_lens[:num_rows] = attention.context_lens
-        self._query_start[:num_rows] = attention.query_start[:-1]
-        self._query_start[num_rows:] = num_tokens
-        self._num_rows.fill_(num_rows)
-        self._graphs[size].replay()
-        return self._model.end(self._mixed[:num_tokens], self._residual[:num_tokens], batch.wanted)
+    def graph_for(self, num_tokens: int) -> MixedGraph | None:
+        """The graph for a step of `num_tokens`, which reads it from its inputs; None if none is near."""
+        size = padded_size(self.sizes, num_tokens)
+        return None if size is None else self._graphs[size]

@@ -14,7 +14,7 @@ from engine.device.constraints import Constraints, Masks, Outcome
 from engine.device.devices import choose_device, does_not_fit, raise_if_lost, set_up_thread
 from engine.device.graphs import DecodeGraphs
 from engine.device.kv_cache import KVCache
-from engine.device.mixed_graphs import MixedGraphs
+from engine.device.mixed_graphs import MixedGraph, MixedGraphs
 from engine.device.pooling import Pools
 from engine.device.sampler import Sampled, Sampler
 from engine.device.samples import HostSamples, step_output
@@ -25,7 +25,7 @@ from engine.errors import ModelError, StepFailed
 from engine.outputs import DecodeRows, StepOutput, StepPlan
 from models import loader
 from models.catalog import ModelFiles
-from models.decoder import Decoder, ForwardBatch
+from models.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -209,15 +209,17 @@ class ModelRunner:
     def _run_eagerly(self, plan: StepPlan, on_wait: Callable[[], None]) -> HostSamples:
         if plan.page_copies:
             self._copy_pages(plan.page_copies)
-        batch = build_batch(plan, self._slots, self._kv_cache.page_size, self._device)
+        graph = None if self._mixed_graphs is None else self._mixed_graphs.graph_for(plan.num_tokens)
+        inputs = None if graph is None else graph.inputs
+        batch = build_batch(plan, self._slots, self._kv_cache.page_size, self._device, inputs)
         self._constraints.start(plan.chunks)
         masks = self._constraints.begin(batch.slots_host)
         try:
-            hidden, scores = self._forward_and_score(batch)
+            hidden, scores = self._forward_and_score(batch, graph)
         except torch.OutOfMemoryError:
             # Once more, without what is cached in pieces of other sizes: nothing has been sampled yet.
             torch.cuda.empty_cache()
-            hidden, scores = self._forward_and_score(batch)
+            hidden, scores = self._forward_and_score(batch, graph)
         num_sampled = len(batch.slots_host)
         pooled_from = num_sampled + len(batch.scored)
         samples = self._sample(batch, hidden[:num_sampled], scores, masks, on_wait)
@@ -226,8 +228,10 @@ class ModelRunner:
         pooled = self._pools.add(plan.chunks, hidden[pooled_from:])
         return samples if pooled is None else samples.with_pooled(*pooled)
 
-    def _forward_and_score(self, batch: StepBatch) -> tuple[torch.Tensor, Sequence[Scores]]:
-        hidden = self._forward(batch.forward)
+    def _forward_and_score(
+        self, batch: StepBatch, graph: MixedGraph | None
+    ) -> tuple[torch.Tensor, Sequence[Scores]]:
+        hidden = self._forward(batch, graph)
         num_sampled = len(batch.slots_host)
         before_scored = hidden[num_sampled : num_sampled + len(batch.scored)]
         return hidden, score(self._model.logits, before_scored, batch.scored, self.vocab_size)
@@ -243,27 +247,24 @@ class ModelRunner:
         """Choose the tokens that follow those whose hidden states [num_sampled, hidden_size] these are."""
         num_sampled = len(batch.slots_host)
         if not num_sampled:
-            return HostSamples.of(Sampled(batch.slots), 0, (), scores)
+            return HostSamples.of(Sampled(batch.inputs.sampled_slots), 0, (), scores)
         logits = self._model.logits(hidden)
         state = self._slots
         state.allow_ends(batch.slots_host, batch.newest_host)
         outcome = self._constrain(masks, on_wait)
         num_logprobs = self._num_logprobs(batch.slots_host)
         if num_logprobs or state.needs_edits(batch.slots_host):
-            samples = self._sampler.full(
-                logits, batch.slots, batch.positions, with_logprobs=bool(num_logprobs)
-            )
+            samples = self._sampler.full(logits, *batch.sampled, with_logprobs=bool(num_logprobs))
         else:
-            samples = self._sampler.plain(logits, batch.slots, batch.positions)
+            samples = self._sampler.plain(logits, *batch.sampled)
         on_host = HostSamples.of(samples, num_sampled, num_logprobs, scores)
         return self._note(on_host, masks, outcome)
 
-    def _forward(self, batch: ForwardBatch) -> torch.Tensor:
-        if self._mixed_graphs is not None:
-            size = self._mixed_graphs.size_for(batch.token_ids.shape[0])
-            if size is not None:
-                return self._mixed_graphs.forward(batch, size)
-        return self._model(batch, self._kv_cache.layers)
+    def _forward(self, batch: StepBatch, graph: MixedGraph | None) -> torch.Tensor:
+        if graph is None:
+            return self._model(batch.forward, self._kv_cache.layers)
+        graph.layers.replay()
+        return self._model.end(graph.mixed, graph.residual, batch.wanted)
 
     def _replay(self, rows: DecodeRows, graphs: DecodeGraphs, on_wait: Callable[[], None]) -> HostSamples:
         masks = self._constraints.begin(rows.slots)

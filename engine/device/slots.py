@@ -62,6 +62,7 @@ class StateSlots:
     ) -> None:
         rows = num_slots + 1
         self.nobody = num_slots
+        self.dummy_page = dummy_page
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = device

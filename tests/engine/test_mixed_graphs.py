@@ -12,7 +12,11 @@ import pytest
 import torch
 
 from engine.device import mixed_graphs
+from engine.device.batch import build_batch
 from engine.device.mixed_graphs import LARGEST_SIZE, MixedGraphs, graph_sizes, padded_size
+from engine.device.slots import StateSlots
+from engine.outputs import NO_PAGE, DecodeRows, Row, SlotInit, StepPlan
+from engine.request import SamplingParams
 from kernels.dispatch import HAS_TRITON, forced
 from kernels.paged_attention import AttentionBatch
 from models.decoder import ForwardBatch
@@ -67,6 +71,25 @@ def batch(rows: list[tuple[int, int]]) -> ForwardBatch:
     return ForwardBatch(token_ids, torch.cat(positions), attention, wanted=ends - 1)
 
 
+def plan(rows: list[tuple[int, int]], slots: StateSlots) -> StepPlan:
+    """The same step, each row in a slot of its own: rows with one token continue what stands in `slots`."""
+    step = batch(rows)
+    num_decode = sum(length == 1 for _, length in rows)
+    slots.page_table.zero_()  # a row's pages are what it continues, and what it is told
+    tables = torch.arange(NUM_PAGES).view(len(rows), -1)
+    slots.page_table[:num_decode, : tables.shape[1]] = tables[:num_decode]
+    slots.last_token[:num_decode] = step.token_ids[:num_decode]
+    indices = list(range(num_decode))
+    decode = DecodeRows(indices, indices, [start for start, _ in rows[:num_decode]], [NO_PAGE] * num_decode)
+    chunks, first = [], num_decode
+    for index, (start, length) in enumerate(rows[num_decode:], num_decode):
+        tokens = tuple(step.token_ids[first : first + length].tolist())
+        init = SlotInit(SamplingParams(max_tokens=1), 0, tokens, ())
+        chunks.append(Row(index, index, start, tokens, True, tuple(tables[index].tolist()), init))
+        first += length
+    return StepPlan(0, decode, tuple(chunks), first)
+
+
 @pytest.mark.skipif(
     not HAS_TRITON or os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton and TRITON_INTERPRET=1"
 )
@@ -74,8 +97,10 @@ def batch(rows: list[tuple[int, int]]) -> ForwardBatch:
     "rows", [[(0, 16)], [(9, 1), (0, 7)], [(9, 1), (17, 1), (0, 4), (16, 9)], [(100, 1)]]
 )
 def test_a_graph_computes_what_the_model_computes(model, no_capture, rows):
-    step = batch(rows)
     whole, captured = caches(model), caches(model)
+    slots = StateSlots(
+        5, max_pages=NUM_PAGES, dummy_page=NUM_PAGES, vocab_size=100, eos_token_ids=(), device=model.device
+    )
     graphs = MixedGraphs(
         model,
         captured,
@@ -84,14 +109,23 @@ def test_a_graph_computes_what_the_model_computes(model, no_capture, rows):
         max_pages=NUM_PAGES,
         dummy_slot=NUM_PAGES * PAGE_SIZE,
     )
+
+    def compute(rows: list[tuple[int, int]]) -> torch.Tensor:
+        step = plan(rows, slots)
+        graph = graphs.graph_for(step.num_tokens)
+        assert graph is not None
+        staged = build_batch(step, slots, PAGE_SIZE, model.device, graph.inputs)
+        graph.layers.replay()
+        return model.end(graph.mixed, graph.residual, staged.wanted)
+
     with forced("triton"):
         graphs.capture()
-        graphs.forward(batch([(0, 1), (30, 1), (0, 5), (8, 9)]), 16)  # leaves its tokens and rows behind
+        compute([(30, 1), (0, 1), (0, 5), (8, 9)])  # leaves its tokens and rows behind
         for (keys, values), (old_keys, old_values) in zip(captured, whole, strict=True):
             keys.copy_(old_keys)
             values.copy_(old_values)
-        hidden = graphs.forward(step, graphs.size_for(step.token_ids.shape[0]))
-    torch.testing.assert_close(hidden, model(step, whole))
+        hidden = compute(rows)
+    torch.testing.assert_close(hidden, model(batch(rows), whole))
     for own, other in zip(captured, whole, strict=True):
         for kind in (0, 1):  # but for the page that nobody owns
             torch.testing.assert_close(own[kind][:NUM_PAGES], other[kind][:NUM_PAGES])

@@ -153,10 +153,10 @@ def test_memory_that_runs_out_once_is_no_fault(model, monkeypatch):
     expected = steps.run(0, 8, **greedy)
     forward, calls = steps.runner._forward, count()
 
-    def fail_every_other_time(batch):
+    def fail_every_other_time(*step):
         if next(calls) % 2 == 0:
             raise torch.OutOfMemoryError
-        return forward(batch)
+        return forward(*step)
 
     monkeypatch.setattr(steps.runner, "_forward", fail_every_other_time)
     assert steps.run(0, 8, **greedy) == expected

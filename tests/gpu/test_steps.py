@@ -93,7 +93,7 @@ def test_padded_graphs_differ_from_the_eager_path_by_rounding(driver, batch, mon
 
 def without_graphs(patch) -> None:
     """From here on steps with prompts are launched kernel by kernel."""
-    patch.setattr(MixedGraphs, "size_for", lambda self, num_tokens: None)
+    patch.setattr(MixedGraphs, "graph_for", lambda self, num_tokens: None)
 
 
 def start_beside_others(

@@ -17,6 +17,7 @@ from kernels.prefill_attention import _prefill_kernel, tile_shape
 from kernels.rms_norm import _rms_norm_kernel
 from kernels.rope_kv_write import _rope_kv_write_kernel
 from kernels.sampling import _sample_kernel
+from kernels.step_inputs import _step_inputs_kernel
 from kernels.token_mask import _apply_token_mask_kernel
 
 pytestmark = pytest.mark.skipif(
@@ -32,7 +33,8 @@ NAMES = {
     "i32": "page_table_ptr query_start_ptr context_lens_ptr num_rows_ptr arrived_ptr work_ptr top_k_ptr "
     "lanes_ptr ids_ptr output_counts_ptr masks_ptr slot_tables_ptr",
     "i64": "seed_ptr position_ptr positions_ptr slot_mapping_ptr slots_ptr tokens_ptr chosen_ptr top_ids_ptr "
-    "staging_ptr newest_ptr token_ids_ptr",
+    "staging_ptr newest_ptr token_ids_ptr rows_ptr known_ptr new_pages_ptr last_tokens_ptr sampled_slots_ptr "
+    "sampled_positions_ptr",
     "i1": "prompt_mask_ptr",
 }
 TYPES = {name: dtype for dtype, names in NAMES.items() for name in names.split()}
@@ -142,6 +144,7 @@ def test_rope_kv_write(rest):
         (_sample_kernel, {"BLOCK": 4096}, 16, {}),
         (_apply_token_mask_kernel, {"BLOCK": 4096}, 4, {}),
         (_decode_inputs_kernel, {"PAGE_SIZE": 16, "BLOCK": 1024}, 1, {}),
+        (_step_inputs_kernel, {"PAGE_SIZE": 16, "BLOCK": 1024}, 4, {}),
         (_top_logprobs_kernel, {"N": 20, "BLOCK": 4096}, 16, {}),
     ],
     ids=lambda value: getattr(value, "__name__", None),

@@ -1,0 +1,185 @@
+"""Random steps, written where there is just enough room and where there is more, and what they should be."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from kernels.step_inputs import NUM_COLUMNS, StepInputs, step_inputs
+from tests.kernels.conftest import Target
+
+DUMMY_SLOT, NOBODY = 5555, 77
+NOTHING = -9  # stands wherever nothing is written
+
+
+@dataclass
+class Row:
+    """A row as a plan has it; without tokens it goes on from its slot's newest one."""
+
+    slot: int
+    start: int
+    tokens: list[int]
+    first_column: int
+    new_pages: list[int]
+    sample: bool
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens) or 1
+
+    @property
+    def context_len(self) -> int:
+        return self.start + self.length
+
+
+@dataclass
+class Expected:
+    """What a step should leave; tables int32 [num_slots, max_pages]."""
+
+    tables: torch.Tensor
+    token_ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slot_mapping: list[int] = field(default_factory=list)
+    query_start: list[int] = field(default_factory=lambda: [0])
+    sampled: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+def expect(rows: list[Row], newest: list[int], tables: torch.Tensor, page_size: int) -> Expected:
+    """Token by token."""
+    expected = Expected(tables.clone())
+    for row in rows:
+        end_column = row.first_column + len(row.new_pages)
+        expected.tables[row.slot, row.first_column : end_column] = torch.tensor(row.new_pages)
+        table = expected.tables[row.slot, : -(-row.context_len // page_size)].tolist()
+        expected.token_ids += row.tokens or [newest[row.slot]]
+        for position in range(row.start, row.context_len):
+            expected.positions.append(position)
+            expected.slot_mapping.append(table[position // page_size] * page_size + position % page_size)
+        expected.query_start.append(len(expected.positions))
+        if row.sample:
+            expected.sampled.append((len(expected.positions) - 1, row.slot, expected.positions[-1]))
+    return expected
+
+
+def columns(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What `step_inputs` is told of the rows, their tokens and pages."""
+    known: list[int] = []
+    pages: list[int] = []
+    told = []
+    first, num_sampled = 0, 0
+    for row in rows:
+        place = len(known) if row.tokens else -1
+        sampled = num_sampled if row.sample else -1
+        page_columns = (row.first_column, len(row.new_pages), len(pages))
+        told.append((row.slot, row.start, first, place, row.length, *page_columns, sampled))
+        first += row.length
+        num_sampled += row.sample
+        known += row.tokens
+        pages += row.new_pages
+    assert len(told[0]) == NUM_COLUMNS
+    return torch.tensor(told).T.contiguous(), *(
+        torch.tensor(part, dtype=torch.int64) for part in (known, pages)
+    )
+
+
+def check(target: Target, rows: list[Row], page_size: int, num_slots: int, max_pages: int, room: int) -> None:
+    """`room` for so many tokens and rows more than there are."""
+    newest = torch.randint(0, 100, (num_slots,))
+    tables = torch.randint(0, 10_000, (num_slots, max_pages), dtype=torch.int32)
+    expected = expect(rows, newest.tolist(), tables, page_size)
+    num_tokens, num_sampled = len(expected.positions), len(expected.sampled)
+    lens = [row.context_len for row in rows]
+    inputs = StepInputs.empty(
+        num_tokens + room,
+        len(rows) + room,
+        max_pages if room else -(-max(lens) // page_size),
+        num_sampled + room,
+        target.device,
+    )
+    for tensor in inputs:
+        tensor.fill_(NOTHING)
+    result_tables = tables.clone().to(target.device)
+    step_inputs(
+        *target.to(*columns(rows), newest),
+        result_tables,
+        inputs,
+        num_tokens=num_tokens,
+        num_sampled=num_sampled,
+        page_size=page_size,
+        dummy_slot=DUMMY_SLOT,
+        nobody=NOBODY,
+    )
+    nothing = [NOTHING] * room
+    assert inputs.token_ids.tolist() == expected.token_ids + nothing
+    assert inputs.positions.tolist() == expected.positions + nothing
+    assert inputs.slot_mapping.tolist() == expected.slot_mapping + [DUMMY_SLOT] * room
+    assert inputs.query_start.tolist() == expected.query_start + [num_tokens] * room
+    assert inputs.context_lens.tolist() == lens + nothing
+    assert inputs.num_rows.tolist() == [len(rows)]
+    told = torch.stack((inputs.last_tokens, inputs.sampled_slots, inputs.sampled_positions), 1)
+    assert [tuple(row) for row in told.tolist()] == expected.sampled + [(0, NOBODY, 0)] * room
+    assert torch.equal(result_tables.cpu(), expected.tables)
+    for index, row in enumerate(rows):
+        num_pages = -(-row.context_len // page_size)
+        got = inputs.page_table[index, :num_pages].cpu()
+        assert torch.equal(got, expected.tables[row.slot, :num_pages]), f"row {index}"
+
+
+def decode_row(slot: int, start: int, page_size: int) -> Row:
+    """The page of a position that begins one is new, as long as nobody has taken it earlier."""
+    has_page = start % page_size == 0 and random.random() < 0.8
+    pages = [random.randrange(10_000)] if has_page else []
+    return Row(slot, start, [], start // page_size, pages, True)
+
+
+def chunk(slot: int, start: int, length: int, page_size: int, kind: str) -> Row:
+    """A prompt or a piece of one: `kind` is first (behind what the prefix cache knew), next or last."""
+    end = -(-(start + length) // page_size)
+    first_column = 0 if kind == "first" else -(-start // page_size)
+    num_pages = max(0, end - first_column + random.choice([0, 0, 2]))  # a prompt may get its pages ahead
+    pages = [random.randrange(10_000) for _ in range(num_pages)]
+    tokens = [random.randrange(100) for _ in range(length)]
+    return Row(slot, start, tokens, first_column, pages, kind == "last" or random.random() < 0.5)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("room", [0, 5])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_steps(target: Target, seed: int, room: int, page_size: int):
+    random.seed(seed)
+    num_slots, max_pages = 24, 60
+    longest = max_pages * page_size
+    slots = random.sample(range(num_slots), num_slots)
+    rows = [
+        decode_row(
+            slots.pop(), random.choice([0, page_size, 3 * page_size, random.randrange(longest)]), page_size
+        )
+        for _ in range(random.randrange(0, 10))
+    ]
+    for _ in range(random.randrange(0 if rows else 1, 8)):
+        start = random.choice([0, page_size, random.randrange(longest // 2)])
+        length = random.choice([1, page_size, page_size + 1, random.randrange(1, longest // 3)])
+        rows.append(chunk(slots.pop(), start, length, page_size, random.choice(["first", "next", "last"])))
+    check(target, rows, page_size, num_slots, max_pages, room)
+
+
+def test_decode_rows_alone(target: Target):
+    check(target, [decode_row(slot, 16 * slot, 16) for slot in range(7)], 16, 9, 20, 0)
+
+
+def test_nothing_is_sampled_and_no_page_is_new(target: Target):
+    row = Row(3, 5, [1, 2, 3], 1, [], False)
+    check(target, [row], 16, 4, 8, 0)
+    check(target, [row], 16, 4, 8, 3)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_long_prompt_behind_hundreds_of_rows(target: Target, page_size: int):
+    random.seed(page_size)
+    length = 8192 if target.large or target.backend == "torch" else 1500
+    num_rows = 300 if target.large or target.backend == "torch" else 30
+    slots = random.sample(range(num_rows + 2), num_rows + 1)
+    rows = [decode_row(slot, random.randrange(2000 * page_size), page_size) for slot in slots[:-1]]
+    rows.append(chunk(slots[-1], 1300 * page_size + 3, length, page_size, "first"))
+    check(target, rows, page_size, num_rows + 2, 10_000, 700)
