@@ -10,6 +10,7 @@ from engine.errors import InvalidRequest
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_REPEATED_TOKENS = 4096
+MAX_REPEATED_SIZES = 256  # looked for at every token
 MAX_SMALL_SET = 4096
 # Line breaks with indentation, or a space: pretty-printing passes, and no model writes blanks for ever.
 JSON_WHITESPACE = r"(\r?\n[ \t]{0,32}|[ \t]{1,8})"
@@ -61,12 +62,16 @@ class ReasoningSpan:
 
 @dataclass(frozen=True, slots=True)
 class RepetitionStop:
-    """Ends an output whose newest tokens are the same `ngram` ones, `times` times in a row."""
+    """Ends an output whose newest tokens are the same ones, `times` times in a row.
+
+    They are `ngram`, or with `min_ngram` any number from that to `ngram`.
+    """
 
     REASON: ClassVar[str] = "repetition_stop"
 
     ngram: int
     times: int
+    min_ngram: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +202,14 @@ class Request:
                 f"at most {MAX_REPEATED_TOKENS} tokens.",
                 "repetition_stop",
             )
+        if circles is not None and circles.min_ngram is not None:
+            num_sizes = circles.ngram - circles.min_ngram + 1
+            if circles.min_ngram < 1 or not 1 <= num_sizes <= MAX_REPEATED_SIZES:
+                raise InvalidRequest(
+                    "'repetition_stop' must have a 'min_ngram' of at least 1 and at most 'ngram', with "
+                    f"{MAX_REPEATED_SIZES} sizes at most.",
+                    "repetition_stop",
+                )
         if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(f"'logit_bias' has more than {MAX_LOGIT_BIAS} entries.", "logit_bias")
         for param in ("logprobs", "prompt_logprobs"):

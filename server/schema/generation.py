@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from engine.request import MAX_REPEATED_TOKENS, RepetitionStop
+from engine.request import MAX_REPEATED_SIZES, MAX_REPEATED_TOKENS, RepetitionStop
 from server.schema.beam import BeamRequest
 from server.schema.names import OTHER_NAMES, described_names
 from server.schema.sampling import WireRequest
@@ -25,6 +25,39 @@ class RepetitionOptions(WireRequest):
         if self.ngram * self.times > MAX_REPEATED_TOKENS:
             raise ValueError(f"ngram times times must be at most {MAX_REPEATED_TOKENS}")
         return self
+
+
+class RepetitionDetection(WireRequest):
+    """The same in vLLM's words: repeated are any number of tokens between two sizes."""
+
+    max_pattern_size: int | None = Field(
+        None, ge=0, le=MAX_REPEATED_SIZES, description="tokens that are repeated, at most; default 0 (off)"
+    )
+    min_pattern_size: int | None = Field(
+        None, ge=0, le=MAX_REPEATED_SIZES, description="tokens that are repeated, at least; default 1"
+    )
+    min_count: int | None = Field(
+        None, ge=0, le=MAX_REPEATED_TOKENS, description="how often they come, in a row: at least 2"
+    )
+
+    @model_validator(mode="after")
+    def check_sizes(self) -> "RepetitionDetection":
+        """What would never be found is a mistake."""
+        most, least, count = self.max_pattern_size or 0, self.min_pattern_size or 0, self.min_count or 0
+        if least > most:
+            raise ValueError("min_pattern_size must be at most max_pattern_size")
+        if most and count < 2:
+            raise ValueError("min_count must be at least 2")
+        if most * count > MAX_REPEATED_TOKENS:
+            raise ValueError(f"max_pattern_size times min_count must be at most {MAX_REPEATED_TOKENS}")
+        return self
+
+    @property
+    def circles(self) -> RepetitionStop | None:
+        """What ends an answer; None if it is off."""
+        if not self.max_pattern_size:
+            return None
+        return RepetitionStop(self.max_pattern_size, self.min_count or 0, self.min_pattern_size or 1)
 
 
 def add_names(schema: dict[str, Any], model: type[WireRequest]) -> None:
@@ -50,6 +83,9 @@ class GenerationRequest(BeamRequest):
     repetition_stop: RepetitionOptions | None = Field(
         None, description="end the answer when its last tokens are the same ngram, so many times in a row"
     )
+    repetition_detection: RepetitionDetection | None = Field(
+        None, description="end the answer when its last tokens repeat any few, so many times in a row"
+    )
 
     first_token_ids: list[int] | None = Field(
         None,
@@ -58,7 +94,15 @@ class GenerationRequest(BeamRequest):
         description="the only tokens that the answer can begin with; default: all",
     )
 
-    @field_validator("repetition_stop", "first_token_ids")
+    @field_validator("repetition_detection")
+    @classmethod
+    def check_one_stop(cls, value: Any, info: ValidationInfo) -> Any:
+        """Circles are looked for in one way."""
+        if value is not None and info.data.get("repetition_stop") is not None:
+            raise ValueError("it cannot be used together with repetition_stop")
+        return value
+
+    @field_validator("repetition_stop", "repetition_detection", "first_token_ids")
     @classmethod
     def check_without_beams(cls, value: Any, info: ValidationInfo) -> Any:
         """Beams are what is likeliest, and end by themselves."""
@@ -85,5 +129,7 @@ class GenerationRequest(BeamRequest):
     @property
     def circles(self) -> RepetitionStop | None:
         """When an answer that goes round in circles ends, if it is to."""
+        if self.repetition_detection is not None:
+            return self.repetition_detection.circles
         options = self.repetition_stop
         return None if options is None else RepetitionStop(options.ngram, options.times)

@@ -43,6 +43,25 @@ def test_it_is_what_the_definition_says(token_ids, num_prompt_tokens, ngram, tim
     assert is_repeating(array("i", token_ids), num_output_tokens, RepetitionStop(ngram, times)) == expected
 
 
+@given(
+    st.lists(st.sampled_from([0, 1, 256, 65537]), min_size=1, max_size=30)
+    | st.lists(st.integers(0, 1), min_size=1, max_size=30),
+    st.integers(0, 30),
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.integers(2, 4),
+)
+def test_any_of_some_sizes_is_found(token_ids, num_prompt_tokens, size, other_size, times):
+    least, most = sorted((size, other_size))
+    num_output_tokens = max(0, len(token_ids) - num_prompt_tokens)
+    token_ids = array("i", token_ids)
+    expected = any(
+        is_repeating(token_ids, num_output_tokens, RepetitionStop(ngram, times))
+        for ngram in range(least, most + 1)
+    )
+    assert is_repeating(token_ids, num_output_tokens, RepetitionStop(most, times, least)) == expected
+
+
 @pytest.mark.parametrize("run_ahead", [0, 1, 2])
 @pytest.mark.parametrize(
     ("options", "num_tokens", "reason"),
@@ -53,6 +72,9 @@ def test_it_is_what_the_definition_says(token_ids, num_prompt_tokens, ngram, tim
         ({"repetition_stop": RepetitionStop(3, 2), "min_tokens": 14}, 14, "repetition_stop"),
         ({"repetition_stop": RepetitionStop(3, 2), "stop_token_ids": frozenset({12})}, 2, 12),
         ({"repetition_stop": RepetitionStop(2, 2)}, 20, None),
+        ({"repetition_stop": RepetitionStop(9, 2, 1)}, 9, "repetition_stop"),
+        ({"repetition_stop": RepetitionStop(9, 2, 4)}, 15, "repetition_stop"),
+        ({"repetition_stop": RepetitionStop(5, 2, 4)}, 20, None),
         ({}, 20, None),
     ],
 )
@@ -101,9 +123,11 @@ async def test_all_of_the_circles_is_text(circles, run_ahead):
         assert delta.num_tokens == 12
 
 
-@pytest.mark.parametrize(("ngram", "times"), [(0, 2), (1, 1), (-1, 5), (2049, 2)])
-async def test_what_makes_no_circle_is_refused(ngram, times):
-    sampling = SamplingParams(max_tokens=4, repetition_stop=RepetitionStop(ngram, times))
+@pytest.mark.parametrize(
+    "stop", [(0, 2), (1, 1), (-1, 5), (2049, 2), (3, 2, 0), (3, 2, 4), (257, 2, 1), (1, 1, 1)]
+)
+async def test_what_makes_no_circle_is_refused(stop):
+    sampling = SamplingParams(max_tokens=4, repetition_stop=RepetitionStop(*stop))
     async with toy_engine() as engine:
         with pytest.raises(InvalidRequest, match="repetition_stop"):
             engine.submit(Request("r", (1, 2), sampling))

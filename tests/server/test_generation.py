@@ -48,7 +48,71 @@ async def test_circles_that_cannot_be(
 
 @BOTH
 @pytest.mark.parametrize(
-    ("name", "value"), [("repetition_stop", {"ngram": 2, "times": 2}), ("first_token_ids", [5])]
+    ("options", "stop"),
+    [
+        ({"max_pattern_size": 5, "min_pattern_size": 2, "min_count": 3}, RepetitionStop(5, 3, 2)),
+        ({"max_pattern_size": 5, "min_count": 3}, RepetitionStop(5, 3, 1)),
+        ({"max_pattern_size": 5, "min_pattern_size": 0, "min_count": 3}, RepetitionStop(5, 3, 1)),
+        ({"max_pattern_size": 256, "min_count": 16}, RepetitionStop(256, 16, 1)),
+        ({"max_pattern_size": 0, "min_pattern_size": 0, "min_count": 0}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+async def test_circles_in_vllms_words(
+    client: httpx.AsyncClient,
+    engine: FakeEngine,
+    path: str,
+    body: dict[str, Any],
+    options: Any,
+    stop: RepetitionStop | None,
+) -> None:
+    response = await client.post(path, json=body | {"repetition_detection": options})
+    assert response.status_code == 200, response.text
+    assert engine.requests[-1].sampling.repetition_stop == stop
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_pattern_size": 5},
+        {"max_pattern_size": 5, "min_count": 1},
+        {"max_pattern_size": 5, "min_pattern_size": 6, "min_count": 2},
+        {"min_pattern_size": 1, "min_count": 2},
+        {"max_pattern_size": -1, "min_count": 2},
+        {"max_pattern_size": 257, "min_count": 2},
+        {"max_pattern_size": 256, "min_count": 17},
+        {"max_pattern_size": True, "min_count": 2},
+        True,
+    ],
+)
+async def test_circles_that_vllm_would_not_find(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], options: Any
+) -> None:
+    param, _ = await error_of(client, path, body | {"repetition_detection": options})
+    assert param.startswith("repetition_detection")
+
+
+@BOTH
+async def test_circles_are_looked_for_in_one_way(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    both = {
+        "repetition_stop": {"ngram": 2, "times": 2},
+        "repetition_detection": {"max_pattern_size": 2, "min_count": 2},
+    }
+    assert (await error_of(client, path, body | both))[0] == "repetition_detection"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("repetition_stop", {"ngram": 2, "times": 2}),
+        ("repetition_detection", {"max_pattern_size": 2, "min_count": 2}),
+        ("first_token_ids", [5]),
+    ],
 )
 async def test_beams_end_by_themselves(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], name: str, value: Any
