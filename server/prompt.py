@@ -286,6 +286,9 @@ def template_kwargs(wire: ChatRequest) -> dict[str, Any]:
 
 
 def check_length(num_chars: int, tokenizer: Tokenizer, limits: Limits, param: str) -> None:
-    """Refuse text before it is tokenized if it is too long however well it compresses."""
+    """Refuse text before it is tokenized if it is too long however well it compresses.
+
+    Also where it is only counted or will be cut: 8 MB take one of the few tokenizer threads 10 seconds.
+    """
     if num_chars > tokenizer.max_prompt_chars:
         raise overflow(limits, f"your {param} has {num_chars} characters, which cannot fit", param)

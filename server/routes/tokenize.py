@@ -39,7 +39,7 @@ async def tokenize_reply(context: ServerContext, wire: TokenizeRequest) -> Respo
         ids = await encode_prompt(wire.prompt, tokenizer, limits, add_special_tokens=special, param="prompt")
     if len(ids) > MAX_TOKENS:
         raise InvalidRequest(
-            f"There are {len(ids)} tokens; {MAX_TOKENS} are listed at most, and POST /tokens counts any.",
+            f"There are {len(ids)} tokens; {MAX_TOKENS} are listed at most, and POST /tokens counts more.",
             "messages" if wire.prompt is None else "prompt",
         )
     names = await tokenizer.token_strs(ids) if wire.return_token_strs else None

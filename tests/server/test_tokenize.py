@@ -135,6 +135,28 @@ async def test_count_of_tokens(client: httpx.AsyncClient) -> None:
     assert response.json()["error_type"] == "validation"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "x" * 8193}),
+        ("/tokens", {"text": "x" * 8193}),
+        ("/v1/messages/count_tokens", {"messages": user("x" * 8193)}),
+        ("/v1/completions", {"prompt": "x" * 8193, "truncate_prompt_tokens": 5}),
+        ("/v1/chat/completions", {"messages": user("x" * 8193), "truncate_prompt_tokens": 5}),
+    ],
+)
+async def test_what_takes_long_to_tokenize_is_refused_unread(
+    client: httpx.AsyncClient, engine: FakeEngine, path: str, body: dict[str, Any]
+) -> None:
+    """A text just below is counted, or cut, though it is longer than the context."""
+    response = await client.post(path, json=body)
+    assert response.status_code == 400, response.text
+    assert "8193 characters" in response.text
+    shorter = orjson.loads(orjson.dumps(body).replace(b"x" * 8193, b"x" * 8192))
+    response = await client.post(path, json=shorter)
+    assert response.status_code == 200, response.text
+
+
 async def test_before_the_model_is_there() -> None:
     async with client_for(None) as client:
         for path, body in (
@@ -153,7 +175,7 @@ async def test_more_tokens_than_can_be_listed_are_counted(
     for body, param in (({"prompt": "abcd"}, "prompt"), ({"messages": user("abcd")}, "messages")):
         response = await client.post("/tokenize", json=body)
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-        assert "POST /tokens counts any" in response.json()["error"]["message"]
+        assert "POST /tokens counts more" in response.json()["error"]["message"]
     assert (await client.post("/tokens", json={"text": "abcd"})).json() == {"ntokens": 4}
 
 
