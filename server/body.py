@@ -9,6 +9,7 @@ import codecs
 import re
 from typing import TypeVar
 
+import numpy as np
 import orjson
 from pydantic import ValidationError
 from starlette.datastructures import Headers
@@ -40,8 +41,7 @@ OFF_LOOP_BYTES = 64 * 1024
 # outside strings, are therefore counted first: these numbers take 50 ms at worst and leave room for 1,024
 # prompts of token ids, or thousands of messages.
 MAX_STRUCTURE = {b"[": 20_000, b"{": 20_000, b":": 50_000, b",": 500_000}
-# A string or what is left of one: it matches from every quote, so that the search stays linear.
-JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+QUOTE, BACKSLASH = b'"\\'
 
 # What stands before a value that is no JSON, such as NaN, 1e999 or 007: the name of its field.
 KEY_BEFORE = re.compile(r'"(\w{1,64})"\s*:\s*[-+.\d]*\Z')
@@ -195,10 +195,28 @@ def check_structure(body: bytes, param: str | None = None) -> None:
     """
     if len(body) <= OFF_LOOP_BYTES or not is_dense(body):
         return
-    if is_dense(JSON_STRING.sub(b"", body)):
-        raise InvalidRequest(f"{param or 'The body'} holds too many JSON values.", param)
+    data = np.frombuffer(body, np.uint8)
+    is_outside = outside_strings(data)
+    for character, limit in MAX_STRUCTURE.items():
+        if np.count_nonzero(is_outside & (data == ord(character))) > limit:
+            raise InvalidRequest(f"{param or 'The body'} holds too many JSON values.", param)
 
 
 def is_dense(body: bytes) -> bool:
     """Whether there are more brackets, colons or commas than a request can need."""
     return any(body.count(character) > limit for character, limit in MAX_STRUCTURE.items())
+
+
+def outside_strings(data: np.ndarray) -> np.ndarray:
+    """Which bytes of JSON (uint8 [n]) stand outside its strings: bool [n], true for a quote that ends one.
+
+    With numpy, which lets the GIL go: a regular expression held it for half a second.
+    """
+    quotes = np.flatnonzero(data == QUOTE)
+    others = np.flatnonzero(data != BACKSLASH)
+    places = np.searchsorted(others, quotes)
+    num_backslashes = quotes - np.where(places > 0, others[places - 1], -1) - 1
+    is_end = np.zeros(len(data), bool)
+    is_end[quotes[num_backslashes % 2 == 0]] = True
+    outside: np.ndarray = ~np.logical_xor.accumulate(is_end)
+    return outside

@@ -1,13 +1,18 @@
 """Bodies made to hurt: each gets a 4xx with the error envelope, and the server goes on."""
 
+import json
+import re
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from engine.errors import InvalidRequest
-from server.body import MAX_STRUCTURE, OFF_LOOP_BYTES, check_structure, is_dense
+from server.body import MAX_STRUCTURE, OFF_LOOP_BYTES, check_structure, is_dense, outside_strings
 from server.schema.chat import ChatRequest
 from server.schema.completions import CompletionRequest
 from server.schema.embeddings import EmbeddingsRequest
@@ -236,6 +241,19 @@ def test_long_text_is_not_taken_for_structure() -> None:
     text = b'{"a": "' + b'[],{}:\\"' * OFF_LOOP_BYTES + b'"}'
     assert text.count(b"[") > MAX_STRUCTURE[b"["]
     check_structure(text)
+
+
+TEXTS = st.text(st.sampled_from('"\\\\[{:,a\n'))
+VALUES = st.recursive(TEXTS | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner))
+
+
+@given(VALUES)
+def test_what_is_outside_strings_is_what_is_left_without_them(value: Any) -> None:
+    body = json.dumps(value).encode()
+    outside = outside_strings(np.frombuffer(body, np.uint8))
+    left = bytes(byte for byte, is_outside in zip(body, outside, strict=True) if is_outside)
+    strings = re.compile(rb'"(?:[^"\\]|\\.)*"')
+    assert left.replace(b'"', b"") == strings.sub(b"", body)
 
 
 @pytest.mark.parametrize(
