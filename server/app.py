@@ -72,9 +72,7 @@ def middleware(context: ServerContext) -> list[Middleware]:
                 expose_headers=("X-Request-Id",),
             )
         )
-    layers.append(
-        Middleware(BodyLimit, max_bytes=config.max_body_bytes, timeout_seconds=config.body_timeout_seconds)
-    )
+    layers.append(Middleware(BodyLimit, context=context))
     if config.api_key:
         layers.append(Middleware(ApiKeys, keys=[key.get_secret_value() for key in config.api_key]))
     return layers

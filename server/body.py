@@ -16,8 +16,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.errors import InvalidRequest
-from server.context import context_of
+from engine.errors import Draining, InvalidRequest
+from server.context import DRAINING, ServerContext, context_of
 from server.errors import (
     AmbiguousBody,
     BodyTimeout,
@@ -46,8 +46,9 @@ QUOTE, BACKSLASH = b'"\\'
 # What stands before a value that is no JSON, such as NaN, 1e999 or 007: the name of its field.
 KEY_BEFORE = re.compile(r'"(\w{1,64})"\s*:\s*[-+.\d]*\Z')
 
-# curl -d names its JSON a form if it isn't told otherwise.
-JSON_TYPES = ("application/json", "application/x-www-form-urlencoded", "text/json")
+# curl -d names its JSON a form if it isn't told otherwise. So may any web page, without asking first whether
+# it may call this server, but browsers then say from where.
+UNNAMED_TYPES = ("", "application/x-www-form-urlencoded")
 
 
 class BodyLimit:
@@ -57,16 +58,16 @@ class BodyLimit:
     when a long body is not read to its end; so whatever is left unread is taken and dropped here.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout_seconds: float) -> None:
+    def __init__(self, app: ASGIApp, context: ServerContext) -> None:
         self.app = app
-        self.max_bytes = max_bytes
-        self.timeout_seconds = timeout_seconds
+        self.context = context
+        self.max_bytes = context.config.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        incoming = IncomingBody(receive, self.max_bytes, self.timeout_seconds)
+        incoming = IncomingBody(receive, self.context)
 
         async def send_then_drain(message: Message) -> None:
             last = message["type"] == "http.response.body" and not message.get("more_body", False)
@@ -94,21 +95,29 @@ class BodyLimit:
 class IncomingBody:
     """The body of one request: counts what arrives, by when."""
 
-    def __init__(self, receive: Receive, max_bytes: int, timeout_seconds: float) -> None:
+    def __init__(self, receive: Receive, context: ServerContext) -> None:
         self._receive = receive
-        self._max_bytes = max_bytes
+        self._context = context
+        self._max_bytes = context.config.max_body_bytes
         self._num_bytes = 0
-        self._deadline = asyncio.get_running_loop().time() + timeout_seconds
+        self._deadline = asyncio.get_running_loop().time() + context.config.body_timeout_seconds
         self.is_complete = False
 
     async def receive(self) -> Message:
-        """The next message. Raises BodyTooLarge, BodyTimeout."""
+        """The next message. Raises BodyTooLarge, BodyTimeout, Draining."""
         if self.is_complete:  # what comes now is the client's leaving, and that may take its time
             return await self._receive()
+        arriving = self._context.arriving
         try:
-            async with asyncio.timeout_at(self._deadline):
-                message = await self._receive()
+            async with asyncio.timeout_at(self._deadline) as timeout:
+                arriving.add(timeout)
+                try:
+                    message = await self._receive()
+                finally:
+                    arriving.discard(timeout)
         except TimeoutError:
+            if self._context.is_draining:
+                raise Draining(DRAINING) from None
             raise BodyTimeout("The request body did not arrive in time.") from None
         self._num_bytes += len(message.get("body", b""))
         self.is_complete = not message.get("more_body", False)
@@ -151,12 +160,13 @@ async def read_json(request: Request, model: type[Model], refused: dict[str, Ref
 
 
 def check_media(headers: Headers) -> None:
-    """Refuse what is declared to be something else than plain JSON; no declaration is fine.
+    """Refuse what is declared to be something else than plain JSON; from a browser it must be declared.
 
     A charset has no meaning: JSON is UTF-8 (RFC 8259, sections 8.1 and 11).
     """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind and kind not in JSON_TYPES and not kind.endswith("+json"):
+    is_json = kind in ("application/json", "text/json") or kind.endswith("+json")
+    if not is_json and (kind not in UNNAMED_TYPES or "origin" in headers):
         raise UnsupportedMedia("The body must be JSON, sent as Content-Type: application/json.")
     if headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
         raise UnsupportedMedia("Compressed bodies are not supported; send the JSON as it is.")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("monoloop.server")
 
 MAX_UNKNOWN_FIELDS = 200
+DRAINING = "The server is shutting down and takes no new requests."
 
 
 class ServerContext:
@@ -31,6 +32,7 @@ class ServerContext:
         self.metrics = metrics
         self.turnstile = Turnstile()
         self.is_draining = False
+        self.arriving: set[asyncio.Timeout] = set()  # how long to wait for each body that is on its way
         self.all_answered = asyncio.Event()
         self.all_answered.set()
         self._num_open_requests = 0
@@ -63,10 +65,16 @@ class ServerContext:
             raise NotReady("The model is still being loaded.")
         return self._engine
 
+    def drain(self) -> None:
+        """Take no new requests from now on, nor such whose body has yet to come."""
+        self.is_draining = True
+        for timeout in self.arriving:
+            timeout.reschedule(asyncio.get_running_loop().time())
+
     def check_ready(self) -> None:
         """Raise NotReady, Draining or EngineDead unless new work would be taken."""
         if self.is_draining or (self._engine is not None and self._engine.is_draining):
-            raise Draining("The server is shutting down and takes no new requests.")
+            raise Draining(DRAINING)
         if not self.engine.is_alive:
             raise EngineDead("The engine has stopped after a fault.")
 

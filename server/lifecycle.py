@@ -141,7 +141,7 @@ class Server:
         death = asyncio.create_task(engine.wait_dead(), name="engine death")
         await asyncio.wait((stop, death, http), return_when=asyncio.FIRST_COMPLETED)
         died = not engine.is_alive or http.done()
-        context.is_draining = True
+        context.drain()
         if http.done():
             logger.critical("the HTTP side has stopped after a fault", exc_info=http.exception())
         elif died:

@@ -279,6 +279,9 @@ def test_counting_structure_is_linear(rest: bytes) -> None:
         ({"content-type": "multipart/form-data; boundary=x"}, 415),
         ({"content-type": "application/xml"}, 415),
         ({"content-encoding": "gzip"}, 415),
+        ({"origin": "http://x", "content-type": "application/json"}, 200),
+        ({"origin": "http://x", "content-type": "application/x-www-form-urlencoded"}, 415),
+        ({"origin": "http://x"}, 415),
     ],
 )
 async def test_declared_type_of_the_body(

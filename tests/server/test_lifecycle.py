@@ -112,6 +112,22 @@ def test_idle_connections_do_not_hold_the_end_up(start: Start) -> None:
     assert "still open" not in live.log
 
 
+def test_a_body_that_is_owed_does_not_hold_the_end_up(start: Start) -> None:
+    live = start().ready()
+    with socket.create_connection(("127.0.0.1", live.port)) as owing:
+        owing.settimeout(10)
+        owing.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n"
+        )
+        assert owing.recv(1000).startswith(b"HTTP/1.1 100 "), "its body is waited for"
+        owing.sendall(b"{")
+        live.send(signal.SIGTERM)
+        assert owing.recv(1000).startswith(b"HTTP/1.1 503 ")
+        assert live.exit_code() == 0
+    assert "still open" not in live.log
+    assert "Exception in callback" not in live.log
+
+
 def test_what_outlives_the_drain_ends_with_an_error(start: Start) -> None:
     live = start("--drain-timeout-seconds", "0.2").ready()
     reader = Reader(live, "tokens=4000 delay=0.02")
