@@ -41,10 +41,13 @@ OFF_LOOP_BYTES = 64 * 1024
 # outside strings, are therefore counted first: these numbers take 50 ms at worst and leave room for 1,024
 # prompts of token ids, or thousands of messages.
 MAX_STRUCTURE = {b"[": 20_000, b"{": 20_000, b":": 50_000, b",": 500_000}
-QUOTE, BACKSLASH = b'"\\'
+QUOTE, BACKSLASH, COLON = b'"\\:'
+OPENING, CLOSING, SEPARATING = (np.frombuffer(characters, np.uint8) for characters in (b"{[", b"}]", b":,"))
+STRUCTURE = np.concatenate((OPENING, CLOSING, SEPARATING))
 
-# What stands before a value that is no JSON, such as NaN, 1e999 or 007: the name of its field.
-KEY_BEFORE = re.compile(r'"(\w{1,64})"\s*:\s*[-+.\d]*\Z')
+# What stands before a value that is no JSON, such as NaN, 1e999 or 007; and what before the colon of a field.
+VALUE_BEGINS = re.compile(r"[:\[,]\s*[-+.\d]*\Z")
+NAME = re.compile(rb'"(\w{1,64})"\s*\Z')
 
 # curl -d names its JSON a form if it isn't told otherwise. So may any web page, without asking first whether
 # it may call this server, but browsers then say from where.
@@ -184,8 +187,9 @@ def parse(body: bytes, model: type[Model], refused: dict[str, Refused]) -> Model
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        found = KEY_BEFORE.search(error.doc, max(0, error.pos - 100), error.pos)
-        field = found[1] if found and found[1] in model.model_fields else None
+        field = field_at(error.doc, error.pos)
+        if not (field in model.model_fields or field in model.OTHER_NAMES or field in refused):
+            field = None
         place = f" at {field}" if field else ""
         raise InvalidRequest(f"The body is not valid JSON{place}: {error}", field) from None
     if not isinstance(value, dict):
@@ -196,6 +200,21 @@ def parse(body: bytes, model: type[Model], refused: dict[str, Refused]) -> Model
         return model.model_validate(value)
     except ValidationError as error:
         raise invalid_request(error, value, renamed) from None
+
+
+def field_at(text: str, place: int) -> str | None:
+    """The field of a body whose value, or a part of it, should begin at `place` or just before."""
+    if not VALUE_BEGINS.search(text, max(0, place - 100), place):
+        return None
+    data = np.frombuffer(text[:place].encode(errors="replace"), np.uint8)
+    places = np.flatnonzero(outside_strings(data) & np.isin(data, STRUCTURE))
+    characters = data[places]
+    depth = np.cumsum(np.isin(characters, OPENING).astype(int) - np.isin(characters, CLOSING))
+    separators = places[(depth == 1) & np.isin(characters, SEPARATING)]
+    if not len(separators) or data[separators[-1]] != COLON:
+        return None
+    name = NAME.search(data[: separators[-1]].tobytes())
+    return name[1].decode() if name else None
 
 
 def check_structure(body: bytes, param: str | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from server.schema.chat import MAX_MESSAGES, ChatMessage, ChatRequest, ReasoningEffort, WireResponse
 from server.schema.fields import Refused
@@ -33,6 +33,7 @@ class TokenizeRequest(WireRequest):
         max_length=MAX_MESSAGES,
         fail_fast=True,
         description="a conversation to render and tokenize",
+        validate_default=True,
     )
     add_special_tokens: bool | None = Field(
         None, description="let the tokenizer add its special tokens (such as BOS) to a prompt; default true"
@@ -55,16 +56,29 @@ class TokenizeRequest(WireRequest):
         None, max_length=MAX_TOOLS, description="given to the chat template, as in chat"
     )
 
-    @model_validator(mode="after")
-    def check_fields(self) -> "TokenizeRequest":
-        """One of the two forms, and what belongs to it."""
-        if (self.prompt is None) == (self.messages is None):
+    @field_validator("messages")
+    @classmethod
+    def check_form(cls, value: list[ChatMessage] | None, info: ValidationInfo) -> list[ChatMessage] | None:
+        """One of the two forms."""
+        if "prompt" in info.data and (info.data["prompt"] is None) == (value is None):
             raise ValueError("send either prompt or messages")
-        if self.messages and self.add_special_tokens:
-            raise ValueError("add_special_tokens is for a prompt; a chat template writes its own")
-        if self.add_generation_prompt and self.continue_final_message:
-            raise ValueError("continue_final_message cannot be true together with add_generation_prompt")
-        return self
+        return value
+
+    @field_validator("add_special_tokens")
+    @classmethod
+    def check_special_tokens(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        """It belongs to a prompt."""
+        if value and info.data.get("messages"):
+            raise ValueError("it is for a prompt; a chat template writes its own")
+        return value
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def check_continuation(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        """As in chat."""
+        if value and info.data.get("add_generation_prompt"):
+            raise ValueError("it cannot be true together with add_generation_prompt")
+        return value
 
     @property
     def chat(self) -> ChatRequest:

@@ -212,11 +212,30 @@ async def test_what_is_no_json_value_is_told_with_its_field(client: httpx.AsyncC
     assert "not valid JSON at temperature" in error["message"]
 
 
-async def test_what_is_no_json_value_further_in_is_told_with_its_place(client: httpx.AsyncClient) -> None:
-    content = b'{"messages": [%s], "stop_token_ids": [1, NaN]}' % USER.encode()
-    error = (await client.post(CHAT, content=content)).json()["error"]
-    assert error["param"] is None
-    assert "line 1 column" in error["message"]
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ('"stop_token_ids": [1, NaN]', "stop_token_ids"),
+        ('"logit_bias": {"5": NaN}', "logit_bias"),
+        ('"logit_bias": {"temperature": [{}, -Infinity]}', "logit_bias"),
+        ('"stop": ["\\"}]:,\\\\", NaN]', "stop"),
+        ('"user": "ö😀", "seed" : 007', "seed"),
+        ('"n_predict": NaN', "n_predict"),
+        ('"typical_p": NaN', "typical_p"),
+        ('"top_p": 1, "top_k": 5 "temperature": 1', None),
+        ('"top_p": 1, NaN', None),
+        ('"peculiar": NaN', None),
+        ('"peculiar": {"top_p": NaN}', None),
+    ],
+)
+async def test_what_is_no_json_value_further_in_is_told_with_its_place(
+    client: httpx.AsyncClient, fields: str, param: str | None
+) -> None:
+    for length in (0, 100_000):
+        content = f'{{"messages": [{USER}], "suffix": "{"ö" * length}", {fields}}}'
+        error = (await client.post(CHAT, content=content.encode())).json()["error"]
+        assert error["param"] == param, error
+        assert "line 1 column" in error["message"]
 
 
 async def test_a_byte_order_mark_is_no_harm(client: httpx.AsyncClient) -> None:

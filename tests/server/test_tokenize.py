@@ -68,7 +68,7 @@ async def test_chat_has_the_prompt_of_a_completion(client: httpx.AsyncClient, en
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({}, "prompt or messages"),
+        ({}, "messages: send either prompt or messages"),
         ({"prompt": "a", "messages": user("b")}, "prompt or messages"),
         ({"prompt": None}, "prompt or messages"),
         ({"prompt": ["a"]}, "prompt"),
@@ -87,14 +87,16 @@ async def test_chat_has_the_prompt_of_a_completion(client: httpx.AsyncClient, en
         ({"messages": user("a"), "chat_template_kwargs": {"tokenize": True}}, "tokenize"),
         (
             {"messages": user("a"), "add_generation_prompt": True, "continue_final_message": True},
-            "continue_final_message",
+            "continue_final_message: it cannot be true together with add_generation_prompt",
         ),
     ],
 )
 async def test_bad_input_is_named(client: httpx.AsyncClient, body: dict[str, Any], words: str) -> None:
     response = await client.post("/tokenize", json=body)
     assert response.status_code == 400, response.text
-    assert words in response.json()["error"]["message"]
+    error = response.json()["error"]
+    assert words in error["message"]
+    assert error["param"], "every error has its field"
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
