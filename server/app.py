@@ -6,7 +6,6 @@ import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,7 +15,7 @@ from server.body import BodyLimit
 from server.context import ServerContext
 from server.errors import ServerError, error_response
 from server.metrics import Metrics
-from server.middleware import ApiKeys, RequestScope
+from server.middleware import ApiKeys, Cors, RequestScope
 from server.openapi import document
 from server.routes import docs
 from server.routes.table import ENDPOINTS
@@ -65,11 +64,11 @@ def middleware(context: ServerContext) -> list[Middleware]:
     if config.cors_origins:
         layers.append(
             Middleware(
-                CORSMiddleware,
+                Cors,
                 allow_origins=config.cors_origins,
                 allow_methods=("GET", "POST"),
                 allow_headers=("*",),
-                expose_headers=("X-Request-Id",),
+                expose_headers=("X-Request-Id", "Request-Id", "Retry-After"),
             )
         )
     layers.append(Middleware(BodyLimit, context=context))

@@ -1,4 +1,4 @@
-"""Plain ASGI middleware around all routes: request id, log line, last resort for errors; API keys."""
+"""Plain ASGI middleware around all routes: request id, log line, last resort for errors; CORS; API keys."""
 
 import hashlib
 import hmac
@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -105,6 +107,23 @@ def origin_form(scope: Scope) -> Scope:
         return scope
     _, slash, path = rest.partition("/")
     return {**scope, "path": slash + path or "/"}
+
+
+class Cors(CORSMiddleware):
+    """Starlette's, but a preflight that is refused has the body of every error."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "OPTIONS":
+            headers = Headers(scope=scope)
+            if {"origin", "access-control-request-method"} <= {*headers}:
+                response = self.preflight_response(headers)
+                if response.status_code >= 400:
+                    kept = {name: text for name, text in response.headers.items() if "content" not in name}
+                    error = HTTPException(response.status_code, f"{bytes(response.body).decode()}.", kept)
+                    response = error_response(error, scope["path"])
+                await response(scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
 
 
 class ApiKeys:

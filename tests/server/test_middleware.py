@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from server.app import build_app
+from server.schema.errors import AnthropicError, ErrorResponse
 from server.settings import ServerConfig
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
@@ -161,6 +162,20 @@ async def test_cors_answers_the_origins_it_knows(engine: FakeEngine) -> None:
             "/v1/chat/completions", headers=preflight | {"origin": "http://other"}
         )
         assert response.status_code == 400
+        assert "access-control-allow-origin" not in response.headers
+        assert "Origin" in response.headers["vary"]
+        assert ErrorResponse.model_validate(response.json()).error.message == "Disallowed CORS origin."
+        response = await client.options(
+            "/v1/messages", headers=preflight | {"access-control-request-method": "DELETE"}
+        )
+        assert response.status_code == 400
+        assert AnthropicError.model_validate(response.json()).error.message == "Disallowed CORS method."
+        response = await client.options("/v1/models", headers={"origin": "http://page"})
+        assert (response.status_code, response.headers["allow"]) == (204, "GET, HEAD, OPTIONS"), (
+            "no preflight"
+        )
         response = await client.post("/v1/chat/completions", headers={"origin": "http://page"})
         assert response.status_code == 401
         assert response.headers["access-control-allow-origin"] == "http://page", "pages can read errors"
+        exposed = response.headers["access-control-expose-headers"].lower().split(", ")
+        assert set(exposed) == {"x-request-id", "request-id", "retry-after"}, "what SDKs look at"
