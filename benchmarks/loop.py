@@ -67,9 +67,10 @@ class NullModel:
         """Hidden states [num_wanted, hidden_size]."""
         return residual if wanted is None else residual[wanted]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [num_rows, VOCAB_SIZE] fp32."""
-        return self._logits[: hidden.shape[0]].clone()  # the sampler may write there
+        logits = self._logits[: hidden.shape[0]]
+        return logits.clone() if out is None else out.copy_(logits)  # the sampler may write there
 
 
 def cycles_per_second() -> float:

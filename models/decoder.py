@@ -114,6 +114,7 @@ class Decoder(Part):
         hidden = layer.mlp_norm.add(layer.attention.output(mixed), residual)
         return self._next_norms[index].add(layer.mlp(hidden), residual)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [num_rows, hidden_size] -> logits [num_rows, vocab_size] fp32."""
-        return self.output(hidden).float()
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """hidden [num_rows, hidden_size] -> logits [num_rows, vocab_size] fp32; in `out`, if it is given."""
+        logits = self.output(hidden)
+        return logits.float() if out is None else out.copy_(logits)

@@ -46,7 +46,7 @@ def ladder(max_num_seqs: int) -> list[int]:
 
 @dataclass(frozen=True)
 class DecodeGraph:
-    """The graphs of one batch size, and what they write: logits [size, vocab_size] fp32, and the samples."""
+    """The graphs of one batch size, and the samples they write."""
 
     forward: torch.cuda.CUDAGraph
     plain: torch.cuda.CUDAGraph
@@ -56,7 +56,11 @@ class DecodeGraph:
 
 
 class DecodeGraphs:
-    """Captures and replays. `staging` int64 [3, max_num_seqs]: slot, position, and new page (-1: none)."""
+    """Captures and replays. `staging` int64 [3, max_num_seqs]: slot, position, and new page (-1: none).
+
+    `logits` fp32 [max_num_seqs, vocab_size] stand between a forward pass, which may be another than of decode
+    rows, and sampling. That reads slots and positions from `staging`.
+    """
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, DecodeGraph] = {}
         self.staging = torch.zeros(3, max_num_seqs, dtype=torch.int64, device=slots.last_token.device)
+        self.logits = torch.zeros(max_num_seqs, model.spec.vocab_size, device=self.staging.device)
         self._query_start = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=self.staging.device)
         shape = tuple(self.staging.shape)
         self._pinned = itertools.cycle(
@@ -89,32 +94,39 @@ class DecodeGraphs:
         console = Console(stderr=True)
         for size in track(self.sizes[::-1], "capturing CUDA graphs", console=console, transient=True):
             # Kernels are compiled and workspaces allocated outside the capture.
-            logits = self._logits(size)
-            self._sample_plain(logits)
-            self._sample_full(logits)
+            self._forward(size)
+            self._sample_plain(size)
+            self._sample_full(size)
             torch.cuda.synchronize()
-            forward, logits = capture(self._pool, partial(self._logits, size))
-            plain, plain_samples = capture(self._pool, partial(self._sample_plain, logits))
-            full, full_samples = capture(self._pool, partial(self._sample_full, logits))
+            forward, _ = capture(self._pool, partial(self._forward, size))
+            plain, plain_samples = capture(self._pool, partial(self._sample_plain, size))
+            full, full_samples = capture(self._pool, partial(self._sample_full, size))
             self._graphs[size] = DecodeGraph(forward, plain, full, plain_samples, full_samples)
 
-    def _sample_plain(self, logits: torch.Tensor) -> Sampled:
-        size = logits.shape[0]
-        return self._sampler.plain(logits, self.staging[SLOTS, :size], self.staging[POSITIONS, :size] + 1)
+    def _sample_plain(self, size: int) -> Sampled:
+        return self._sampler.plain(*self._before_sampling(size))
 
-    def _sample_full(self, logits: torch.Tensor) -> Sampled:
-        size = logits.shape[0]
-        rows, positions = self.staging[SLOTS, :size], self.staging[POSITIONS, :size] + 1
-        return self._sampler.full(logits, rows, positions, with_logprobs=True)
+    def _sample_full(self, size: int) -> Sampled:
+        return self._sampler.full(*self._before_sampling(size), with_logprobs=True)
+
+    def _before_sampling(self, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.logits[:size], self.staging[SLOTS, :size], self.staging[POSITIONS, :size] + 1
 
     def fits(self, plan: StepPlan) -> bool:
         """Whether a graph can compute this step: nothing but decode rows."""
         return not plan.chunks and not plan.page_copies and len(plan.decode.slots) <= self.sizes[-1]
 
+    def _padded_size(self, num_rows: int) -> int:
+        return self.sizes[bisect_left(self.sizes, num_rows)]
+
+    def graph_for(self, num_rows: int) -> DecodeGraph:
+        """The graphs for so many rows, of which the sampling ones may follow another forward pass."""
+        return self._graphs[self._padded_size(num_rows)]
+
     def stage(self, rows: DecodeRows) -> DecodeGraph:
         """Stage the rows of a step, with one copy to the device; returns the graph to replay."""
         num_rows = len(rows.slots)
-        size = self.sizes[bisect_left(self.sizes, num_rows)]
+        size = self._padded_size(num_rows)
         # A copy in flight reads its buffer until the device gets there, at most two steps from now.
         buffer = next(self._pinned)
         columns = buffer.numpy()
@@ -123,8 +135,8 @@ class DecodeGraphs:
         self.staging.copy_(buffer, non_blocking=True)
         return self._graphs[size]
 
-    def _logits(self, size: int) -> torch.Tensor:
-        """Forward pass of `size` decode rows that are staged."""
+    def _forward(self, size: int) -> None:
+        """From `size` decode rows that are staged to their logits."""
         inputs = decode_inputs(
             self.staging[:, :size], self._slots.last_token, self._slots.page_table, self._page_size
         )
@@ -136,4 +148,4 @@ class DecodeGraphs:
             num_decode_rows=size,
         )
         batch = ForwardBatch(inputs.token_ids, self.staging[POSITIONS, :size], attention)
-        return self._model.logits(self._model(batch, self._kv_layers))
+        self._model.logits(self._model(batch, self._kv_layers), self.logits[:size])

@@ -1,4 +1,6 @@
-"""Steps with prompts in them as CUDA graphs, up to the wanted tokens' last layer: one per number of tokens.
+"""Steps with prompts in them as CUDA graphs: one per number of tokens for the layers, and one per number of
+rows that are sampled for what is behind the last layer's attention, up to the logits. The graphs that sample
+are those of decode steps.
 
 Launching a layer kernel by kernel costs the host 0.4 to 1 ms, and several times that while the event loop is
 busy: each call into torch gives the GIL up and must win it back. A few hundred tokens take the device less.
@@ -7,7 +9,7 @@ every step of its size. Padded tokens belong to no row and write to a page that 
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from engine.device.graphs import capture
+from engine.device.graphs import POSITIONS, SLOTS, capture, ladder
 from kernels.paged_attention import AttentionBatch
 from kernels.step_inputs import StepInputs
 from models.decoder import Decoder, ForwardBatch
@@ -54,10 +56,11 @@ class MixedGraph:
 
 
 class MixedGraphs:
-    """Captures, and chooses. All sizes work in the first rows of the same tensors.
+    """Captures and replays. All sizes work in the first rows of the same tensors.
 
     `_inputs` have room for `token_budget` tokens and `max_num_seqs` rows; `_mixed` and `_residual`
-    [token_budget, ...].
+    [token_budget, ...]. Sampling finds slots and positions in `staging` int64 [3, max_num_seqs], and `logits`
+    fp32 [max_num_seqs, vocab_size], those of DecodeGraphs.
     """
 
     def __init__(
@@ -69,18 +72,24 @@ class MixedGraphs:
         max_num_seqs: int,
         max_pages: int,
         dummy_slot: int,
+        staging: torch.Tensor,
+        logits: torch.Tensor,
     ) -> None:
         self._model = model
         self._kv_layers = kv_layers
         self.sizes = graph_sizes(token_budget)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, MixedGraph] = {}
+        self._end_sizes = ladder(max_num_seqs)
+        self._ends: dict[int, torch.cuda.CUDAGraph] = {}
+        self._logits = logits
         device = model.device
         attention = model.spec.layers[-1].attention
-        self._inputs = StepInputs.empty(token_budget, max_num_seqs, max_pages, max_num_seqs, device)
-        for tensor in self._inputs:
+        inputs = StepInputs.empty(token_budget, max_num_seqs, max_pages, max_num_seqs, device)
+        for tensor in inputs:
             tensor.zero_()
-        self._inputs.slot_mapping.fill_(dummy_slot)
+        inputs.slot_mapping.fill_(dummy_slot)
+        self._inputs = inputs._replace(sampled_slots=staging[SLOTS], sampled_positions=staging[POSITIONS])
         width = attention.num_heads * attention.head_dim
         self._mixed = torch.zeros(token_budget, width, dtype=model.dtype, device=device)
         self._residual = torch.zeros(token_budget, model.spec.hidden_size, dtype=model.dtype, device=device)
@@ -92,11 +101,15 @@ class MixedGraphs:
             self.sizes[::-1], "capturing CUDA graphs of prompts", console=console, transient=True
         ):
             places = self._inputs.with_room_for(size), self._mixed[:size], self._residual[:size]
-            compute = partial(self._compute, *places)
-            compute()  # kernels are compiled and workspaces allocated outside the capture
-            torch.cuda.synchronize()
-            layers, _ = capture(self._pool, compute)
-            self._graphs[size] = MixedGraph(layers, *places)
+            self._graphs[size] = MixedGraph(self._capture(partial(self._compute, *places)), *places)
+        for size in self._end_sizes[::-1]:
+            self._ends[size] = self._capture(partial(self._end, size))
+
+    def _capture(self, compute: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        compute()  # kernels are compiled and workspaces allocated outside the capture
+        torch.cuda.synchronize()
+        graph, _ = capture(self._pool, compute)
+        return graph
 
     def _compute(self, inputs: StepInputs, mixed: torch.Tensor, residual: torch.Tensor) -> None:
         """What a step of as many tokens as there is room for launches, but for its end."""
@@ -113,7 +126,16 @@ class MixedGraphs:
         _, stream = self._model.begin(batch, self._kv_layers, mixed)
         residual.copy_(stream)
 
+    def _end(self, size: int) -> None:
+        """From what the layers left to the logits of the first `size` rows that are sampled."""
+        hidden = self._model.end(self._mixed, self._residual, self._inputs.last_tokens[:size])
+        self._model.logits(hidden, self._logits[:size])
+
     def graph_for(self, num_tokens: int) -> MixedGraph | None:
         """The graph for a step of `num_tokens`, which reads it from its inputs; None if none is near."""
         size = padded_size(self.sizes, num_tokens)
         return None if size is None else self._graphs[size]
+
+    def end(self, num_sampled: int) -> None:
+        """Replay what is behind the layers of a step of which so many rows are sampled, and nothing else."""
+        self._ends[self._end_sizes[bisect_left(self._end_sizes, num_sampled)]].replay()

@@ -12,7 +12,7 @@ from engine.device.batch import StepBatch, build_batch
 from engine.device.clock import CudaClock
 from engine.device.constraints import Constraints, Masks, Outcome
 from engine.device.devices import choose_device, does_not_fit, raise_if_lost, set_up_thread
-from engine.device.graphs import DecodeGraphs
+from engine.device.graphs import DecodeGraph, DecodeGraphs
 from engine.device.kv_cache import KVCache
 from engine.device.mixed_graphs import MixedGraph, MixedGraphs
 from engine.device.pooling import Pools
@@ -103,6 +103,8 @@ class ModelRunner:
                 max_num_seqs=num_slots,
                 max_pages=self._slots.page_table.shape[1],
                 dummy_slot=kv_cache.num_pages * kv_cache.page_size,
+                staging=self._graphs.staging,
+                logits=self._graphs.logits,
             )
         self.is_asynchronous = self._clock is not None
         self._last_step: QueuedStep | None = None
@@ -174,7 +176,7 @@ class ModelRunner:
         with torch.inference_mode():
             if self._clock is None:
                 start = time.perf_counter()
-                samples = self._run_eagerly(plan, on_wait)
+                samples = self._run(plan, on_wait)
                 return ComputedStep(step_output(plan, samples, start, time.perf_counter()))
             try:
                 return self._queue(plan, self._clock, on_wait)
@@ -194,7 +196,7 @@ class ModelRunner:
         if self._graphs.fits(plan):
             samples = self._replay(plan.decode, self._graphs, on_wait)
         else:
-            samples = self._run_eagerly(plan, on_wait)
+            samples = self._run(plan, on_wait)
         self._last_step = QueuedStep(plan, samples, clock, start, clock.record())
         return self._last_step
 
@@ -206,7 +208,7 @@ class ModelRunner:
             for cache in layer:
                 cache[targets] = cache[sources]
 
-    def _run_eagerly(self, plan: StepPlan, on_wait: Callable[[], None]) -> HostSamples:
+    def _run(self, plan: StepPlan, on_wait: Callable[[], None]) -> HostSamples:
         if plan.page_copies:
             self._copy_pages(plan.page_copies)
         graph = None if self._mixed_graphs is None else self._mixed_graphs.graph_for(plan.num_tokens)
@@ -214,6 +216,8 @@ class ModelRunner:
         batch = build_batch(plan, self._slots, self._kv_cache.page_size, self._device, inputs)
         self._constraints.start(plan.chunks)
         masks = self._constraints.begin(batch.slots_host)
+        if graph is not None and len(batch.wanted) == len(batch.slots_host):
+            return self._replay_mixed(graph, batch, masks, on_wait)
         try:
             hidden, scores = self._forward_and_score(batch, graph)
         except torch.OutOfMemoryError:
@@ -247,7 +251,7 @@ class ModelRunner:
         """Choose the tokens that follow those whose hidden states [num_sampled, hidden_size] these are."""
         num_sampled = len(batch.slots_host)
         if not num_sampled:
-            return HostSamples.of(Sampled(batch.inputs.sampled_slots), 0, (), scores)
+            return HostSamples.of(Sampled(batch.wanted), 0, (), scores)
         logits = self._model.logits(hidden)
         state = self._slots
         state.allow_ends(batch.slots_host, batch.newest_host)
@@ -270,15 +274,40 @@ class ModelRunner:
         masks = self._constraints.begin(rows.slots)
         graph = graphs.stage(rows)
         graph.forward.replay()
-        self._slots.allow_ends(rows.slots, rows.starts)
+        return self._replay_sampling(graph, rows.slots, rows.starts, masks, on_wait)
+
+    def _replay_mixed(
+        self, graph: MixedGraph, batch: StepBatch, masks: Masks | None, on_wait: Callable[[], None]
+    ) -> HostSamples:
+        """A step of which nothing is wanted but samples."""
+        assert self._graphs is not None and self._mixed_graphs is not None
+        graph.layers.replay()
+        num_sampled = len(batch.slots_host)
+        if not num_sampled:
+            return HostSamples.of(Sampled(batch.wanted), 0, ())
+        self._mixed_graphs.end(num_sampled)
+        sampling = self._graphs.graph_for(num_sampled)
+        return self._replay_sampling(sampling, batch.slots_host, batch.newest_host, masks, on_wait)
+
+    def _replay_sampling(
+        self,
+        graph: DecodeGraph,
+        slots: list[int],
+        newest: list[int],
+        masks: Masks | None,
+        on_wait: Callable[[], None],
+    ) -> HostSamples:
+        """Choose the tokens behind those at the positions `newest`, whose logits and slots are in place."""
+        self._slots.allow_ends(slots, newest)
         outcome = self._constrain(masks, on_wait)
-        num_logprobs = self._num_logprobs(rows.slots)
-        if num_logprobs or self._slots.needs_edits(rows.slots):
+        num_logprobs = self._num_logprobs(slots)
+        if num_logprobs or self._slots.needs_edits(slots):
             graph.full.replay()
-            samples = HostSamples.of(graph.full_samples, len(rows.slots), num_logprobs)
-            return self._note(samples, masks, outcome)
-        graph.plain.replay()
-        return HostSamples.of(graph.plain_samples, len(rows.slots), ())
+            samples = HostSamples.of(graph.full_samples, len(slots), num_logprobs)
+        else:
+            graph.plain.replay()
+            samples = HostSamples.of(graph.plain_samples, len(slots), ())
+        return self._note(samples, masks, outcome)
 
     def _constrain(self, masks: Masks | None, on_wait: Callable[[], None]) -> Outcome:
         """Before sampling: put masks in place."""

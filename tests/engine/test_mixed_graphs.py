@@ -1,4 +1,4 @@
-"""Steps as graphs: the same hidden states and the same pages, whatever a step is padded to.
+"""Steps as graphs: the same logits, pages and answers, whatever a step is padded to.
 
 There are no CUDA graphs here: a capture is kept as the call it would have recorded, and a replay calls it.
 The kernels run in Triton's interpreter, since their torch twins read on the host what a graph reads on the
@@ -6,16 +6,21 @@ device. tests/gpu/test_steps.py has the real ones.
 """
 
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from engine.device import mixed_graphs
+from engine.config import EngineConfig
+from engine.device import graphs, mixed_graphs
 from engine.device.batch import build_batch
+from engine.device.graphs import DecodeGraphs
 from engine.device.mixed_graphs import LARGEST_SIZE, MixedGraphs, graph_sizes, padded_size
+from engine.device.runner import ModelRunner
 from engine.device.slots import StateSlots
-from engine.outputs import NO_PAGE, DecodeRows, Row, SlotInit, StepPlan
+from engine.outputs import NO_PAGE, DecodeRows, Row, Scored, SlotInit, StepOutput, StepPlan
 from engine.request import SamplingParams
 from kernels.dispatch import HAS_TRITON, forced
 from kernels.paged_attention import AttentionBatch
@@ -33,9 +38,30 @@ def model():
         yield random_decoder(SHAPES["tiny"], torch.float32, torch.device("cpu"))
 
 
+def keep(pool: object, compute: Callable[[], Any]) -> tuple[SimpleNamespace, Any]:
+    """The call in place of its graph: replayed, its result is put where that of the first call is."""
+    result = compute()
+
+    def replay() -> None:
+        for place, tensor in zip(tensors(result), tensors(compute()), strict=True):
+            place.copy_(tensor)
+
+    return SimpleNamespace(replay=replay), result
+
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    """All that a (nested) tuple holds."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [] if result is None else [tensor for part in result for tensor in tensors(part)]
+
+
 @pytest.fixture
 def no_capture(monkeypatch):
-    monkeypatch.setattr(mixed_graphs, "capture", lambda pool, call: (SimpleNamespace(replay=call), None))
+    for module in (graphs, mixed_graphs):
+        monkeypatch.setattr(module, "capture", keep)
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *shape, pin_memory=False, **how: zeros(*shape, **how))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
@@ -90,9 +116,12 @@ def plan(rows: list[tuple[int, int]], slots: StateSlots) -> StepPlan:
     return StepPlan(0, decode, tuple(chunks), first)
 
 
-@pytest.mark.skipif(
+interpreted = pytest.mark.skipif(
     not HAS_TRITON or os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton and TRITON_INTERPRET=1"
 )
+
+
+@interpreted
 @pytest.mark.parametrize(
     "rows", [[(0, 16)], [(9, 1), (0, 7)], [(9, 1), (17, 1), (0, 4), (16, 9)], [(100, 1)]]
 )
@@ -101,34 +130,115 @@ def test_a_graph_computes_what_the_model_computes(model, no_capture, rows):
     slots = StateSlots(
         5, max_pages=NUM_PAGES, dummy_page=NUM_PAGES, vocab_size=100, eos_token_ids=(), device=model.device
     )
-    graphs = MixedGraphs(
+    logits = torch.zeros(5, model.spec.vocab_size)
+    mixed = MixedGraphs(
         model,
         captured,
         token_budget=16,
         max_num_seqs=5,
         max_pages=NUM_PAGES,
         dummy_slot=NUM_PAGES * PAGE_SIZE,
+        staging=torch.zeros(3, 5, dtype=torch.int64),
+        logits=logits,
     )
 
-    def compute(rows: list[tuple[int, int]]) -> torch.Tensor:
+    def compute(rows: list[tuple[int, int]]) -> None:
         step = plan(rows, slots)
-        graph = graphs.graph_for(step.num_tokens)
+        graph = mixed.graph_for(step.num_tokens)
         assert graph is not None
-        staged = build_batch(step, slots, PAGE_SIZE, model.device, graph.inputs)
+        build_batch(step, slots, PAGE_SIZE, model.device, graph.inputs)
         graph.layers.replay()
-        return model.end(graph.mixed, graph.residual, staged.wanted)
+        mixed.end(len(rows))
 
     with forced("triton"):
-        graphs.capture()
+        mixed.capture()
         compute([(30, 1), (0, 1), (0, 5), (8, 9)])  # leaves its tokens and rows behind
         for (keys, values), (old_keys, old_values) in zip(captured, whole, strict=True):
             keys.copy_(old_keys)
             values.copy_(old_values)
-        hidden = compute(rows)
-    torch.testing.assert_close(hidden, model(batch(rows), whole))
+        compute(rows)
+    torch.testing.assert_close(logits[: len(rows)], model.logits(model(batch(rows), whole)))
     for own, other in zip(captured, whole, strict=True):
         for kind in (0, 1):  # but for the page that nobody owns
             torch.testing.assert_close(own[kind][:NUM_PAGES], other[kind][:NUM_PAGES])
+
+
+def answers(runner: ModelRunner) -> list[StepOutput]:
+    """Sequences that join and decode, one in two pieces, one with a bias, and one whose prompt is scored."""
+    lengths: dict[int, int] = {}
+    seeded = SamplingParams(max_tokens=9, temperature=1.0, top_p=0.9)
+    edited = SamplingParams(max_tokens=9, logit_bias=((17, 5.0),), min_tokens=4, logprobs=3)
+
+    def row(slot: int, tokens: range, sampling: SamplingParams | None, **more: Any) -> Row:
+        start = lengths.get(slot, 0)
+        lengths[slot] = start + len(tokens)
+        pages = () if sampling is None else (2 * slot, 2 * slot + 1)
+        init = None if sampling is None else SlotInit(sampling, 11, tuple(tokens), ())
+        return Row(slot, slot, start, tuple(tokens), more.pop("sample", True), pages, init, **more)
+
+    def step(decoding: list[int], *chunks: Row) -> StepOutput:
+        starts = [lengths[slot] for slot in decoding]
+        for slot in decoding:
+            lengths[slot] += 1
+        decode = DecodeRows(decoding, decoding, starts, [NO_PAGE] * len(decoding))
+        num_tokens = len(decoding) + sum(chunk.num_tokens for chunk in chunks)
+        return runner.launch(StepPlan(0, decode, chunks, num_tokens)).wait()
+
+    scored = Scored(0, (31, 32, 33), 2)
+    return [
+        step([], row(0, range(5, 11), seeded)),
+        step([0], row(1, range(20, 27), seeded, sample=False)),
+        step([0], row(2, range(40, 41), edited), row(1, range(27, 34), None)),
+        step([1, 0, 2], row(3, range(30, 35), seeded, scored=scored)),
+        step([], row(0, range(60, 70), seeded, sample=False)),
+        step([2, 3, 1], row(0, range(70, 72), None)),
+    ]
+
+
+def told(output: StepOutput) -> list[float]:
+    """All log-probabilities of a step."""
+    rows = [entry for row in output.logprobs or () for entry in row if entry is not None]
+    values = [value for entry in rows for value in (entry.logprob, *(value for _, value in entry.top))]
+    for scores in output.scores or ():
+        if scores is not None:
+            values += [*scores.logprobs.tolist(), *scores.top.ravel().tolist()]
+    return values
+
+
+@interpreted
+def test_a_runner_with_graphs_gives_the_answers_of_one_without(model, no_capture, monkeypatch):
+    monkeypatch.setattr(DecodeGraphs, "_forward", lambda self, size: None)  # here they sample, no more
+    layers = MixedGraphs._compute
+
+    def interpreted_layers(*args: Any) -> None:
+        with forced("triton"):
+            layers(*args)
+
+    monkeypatch.setattr(MixedGraphs, "_compute", interpreted_layers)  # all else works as its twins, too
+    settings = EngineConfig(device="cpu", kv_tokens=8 * PAGE_SIZE, max_model_len=32, max_num_seqs=4)
+    plain, replaying = (ModelRunner.around(model, settings, 16, (3,)) for _ in range(2))
+    decode = DecodeGraphs(model, replaying._kv_cache.layers, replaying._slots, replaying._sampler, 4)
+    mixed = MixedGraphs(
+        model,
+        replaying._kv_cache.layers,
+        token_budget=16,
+        max_num_seqs=4,
+        max_pages=replaying._slots.page_table.shape[1],
+        dummy_slot=8 * PAGE_SIZE,
+        staging=decode.staging,
+        logits=decode.logits,
+    )
+    decode.capture()
+    mixed.capture()
+    ends, replay_end = [], mixed.end
+    monkeypatch.setattr(mixed, "end", lambda size: (ends.append(size), replay_end(size)))
+    replaying._graphs, replaying._mixed_graphs = decode, mixed
+    found, expected = answers(replaying), answers(plain)
+    assert ends == [1, 1, 3, 4], "steps with scores, and those without samples, have no such end"
+    assert [step.tokens for step in found] == [step.tokens for step in expected]
+    for step, other in zip(found, expected, strict=True):
+        assert told(step) == pytest.approx(told(other), abs=1e-4)
+    assert [len(told(step)) for step in found] == [0, 0, 4, 9 + 4, 0, 4]
 
 
 def test_a_step_is_padded_by_little_or_not_captured():

@@ -27,8 +27,8 @@ class Recording:
     def __call__(self, *args: Any) -> torch.Tensor:
         return self._decoder(*args)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self._decoder.logits(hidden)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        logits = self._decoder.logits(hidden, out)
         self.newest[: logits.shape[0]] = logits
         return logits
 
@@ -55,12 +55,25 @@ class Driver:
         return self.start_beside((), slot, prompt, sampling, seed)[0]
 
     def start_beside(
-        self, decoding: Sequence[int], slot: int, prompt: Sequence[int], sampling: SamplingParams, seed: int
+        self,
+        decoding: Sequence[int],
+        slot: int,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        seed: int,
+        first_piece: int = 0,
     ) -> list[int]:
-        """Compute a prompt, and one token more for each of the slots `decoding`, in one step."""
+        """Compute a prompt, and one token more for each of the slots `decoding`, in one step.
+
+        The first so many tokens of the prompt are computed in a step of their own before.
+        """
         pages = range(slot * self._pages_each, (slot + 1) * self._pages_each)
         init = SlotInit(sampling, seed=seed, prompt_token_ids=tuple(prompt), output_token_ids=())
         row = Row(slot, slot, 0, tuple(prompt), True, tuple(pages), init)
+        if first_piece:
+            piece = row._replace(token_ids=row.token_ids[:first_piece], sample=False)
+            self._run(self._decode_rows(()), (piece,))
+            row = Row(slot, slot, first_piece, row.token_ids[first_piece:], True)
         tokens = self._run(self._decode_rows(decoding), (row,))
         self._lengths[slot] = len(prompt)
         return tokens

@@ -30,6 +30,8 @@ MAX_LEN = LONGEST_PROMPT + NUM_STEPS + 2
 ROUNDING = 3e-2
 
 DRAWN = SamplingParams(max_tokens=10**6, temperature=1.0, top_p=0.95, top_k=100, ignore_eos=True)
+# What only the full sampler does.
+TOLD = dataclasses.replace(DRAWN, logprobs=5, repetition_penalty=1.2)
 # One and the same token, so that rows that round differently still continue the same text.
 FORCED = dataclasses.replace(DRAWN, allowed_token_ids=frozenset([77]))
 
@@ -65,9 +67,15 @@ def run(
     return tokens, torch.stack(logits)
 
 
-def eagerly(monkeypatch) -> None:
+def without_graphs(patch) -> None:
+    """From here on steps with prompts are launched kernel by kernel."""
+    patch.setattr(MixedGraphs, "graph_for", lambda self, num_tokens: None)
+
+
+def eagerly(patch) -> None:
     """From here on no step fits a graph."""
-    monkeypatch.setattr(DecodeGraphs, "fits", lambda self, plan: False)
+    without_graphs(patch)
+    patch.setattr(DecodeGraphs, "fits", lambda self, plan: False)
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16, 64])
@@ -91,13 +99,8 @@ def test_padded_graphs_differ_from_the_eager_path_by_rounding(driver, batch, mon
     assert error < ROUNDING
 
 
-def without_graphs(patch) -> None:
-    """From here on steps with prompts are launched kernel by kernel."""
-    patch.setattr(MixedGraphs, "graph_for", lambda self, num_tokens: None)
-
-
 def start_beside_others(
-    driver: Driver, length: int, num_decoding: int, monkeypatch
+    driver: Driver, length: int, num_decoding: int, monkeypatch, sampling: SamplingParams = DRAWN
 ) -> tuple[list[int], torch.Tensor]:
     """A prompt of `length` tokens in a step with decode rows; returns the step's tokens and logits."""
     with monkeypatch.context() as patch:
@@ -106,16 +109,35 @@ def start_beside_others(
             driver.start(slot, prompt(slot), DRAWN, seed=slot)
     generator = torch.Generator().manual_seed(length)
     text = torch.randint(0, SHAPES[SHAPE].vocab_size, (length,), generator=generator).tolist()
-    tokens = driver.start_beside(range(num_decoding), num_decoding, text, DRAWN, seed=7)
+    tokens = driver.start_beside(range(num_decoding), num_decoding, text, sampling, seed=7)
     return tokens, driver.logits(num_decoding + 1)
 
 
-# Together 64, 640 and, the budget, 714 tokens.
-@pytest.mark.parametrize(("length", "num_decoding"), [(64, 0), (57, 7), (600, 40), (MAX_LEN, 0)])
-def test_graphs_of_prompts_equal_the_eager_path(driver, length, num_decoding, monkeypatch):
-    tokens, logits = start_beside_others(driver, length, num_decoding, monkeypatch)
+# Together 64, 640 and, the budget, 714 tokens; 1, 8 and 40 of them are sampled from.
+@pytest.mark.parametrize("sampling", [DRAWN, TOLD], ids=["plain", "full"])
+@pytest.mark.parametrize(("length", "num_decoding"), [(64, 0), (57, 7), (601, 39), (MAX_LEN, 0)])
+def test_graphs_of_prompts_equal_the_eager_path(driver, length, num_decoding, sampling, monkeypatch):
+    tokens, logits = start_beside_others(driver, length, num_decoding, monkeypatch, sampling)
     without_graphs(monkeypatch)
-    eager_tokens, eager_logits = start_beside_others(driver, length, num_decoding, monkeypatch)
+    eager_tokens, eager_logits = start_beside_others(driver, length, num_decoding, monkeypatch, sampling)
+    assert torch.equal(logits, eager_logits), f"relative error {relative_error(logits, eager_logits):.1e}"
+    assert tokens == eager_tokens
+
+
+def test_a_prompt_in_two_pieces_equals_the_eager_path(driver, monkeypatch):
+    """Of the first piece's step nothing is sampled; the second continues its pages beside decode rows."""
+
+    def compute() -> tuple[list[int], torch.Tensor]:
+        with monkeypatch.context() as patch:
+            without_graphs(patch)
+            for slot in range(7):
+                driver.start(slot, prompt(slot), DRAWN, seed=slot)
+        tokens = driver.start_beside(range(7), 7, list(range(64 + 57)), DRAWN, seed=7, first_piece=64)
+        return tokens, driver.logits(8)
+
+    tokens, logits = compute()
+    without_graphs(monkeypatch)
+    eager_tokens, eager_logits = compute()
     assert torch.equal(logits, eager_logits), f"relative error {relative_error(logits, eager_logits):.1e}"
     assert tokens == eager_tokens
 
