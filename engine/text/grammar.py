@@ -14,35 +14,30 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
 
 from engine.constraint import Standing
 from engine.errors import Draining, InvalidRequest, QueueFull
 from engine.request import Grammar
-from engine.text import json_schema
+from engine.text.grammar_source import translate
 from engine.text.masks import WORD_BITS
-from engine.text.schema_merges import MAX_TOGETHER
 
 if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
+    pass
 
 logger = logging.getLogger("monoloop.engine")
 
-MAX_SOURCE_CHARS = 262_144
-MAX_EBNF_CHARS = 32_768  # its translation to Lark is Python, and holds the GIL
-MAX_CHOICES = 4096
 MAX_KEPT_GRAMMARS = 64
 NUM_THREADS = 2
 MAX_JOBS = 64
 COMPILE_SECONDS = 5.0
 END = "<|end of output|>"
+# What llguidance says behind an unknown token are all names that it knows, and those are ours.
+TOKEN_NAMES = re.compile(r"; following special tokens are available:.*")
 PLACE_IN_RULES = re.compile(r"^at \d+\(\d+\): |\n +\d+ \| .*", re.DOTALL)
-LITERAL = re.compile(r"""\"(?:\\.|[^"\\])*\"|/(?:\\.|[^/\\])+/""")
-JSON_RULE = re.compile(r"%json\s*")
 # As much may be open at once as a step may look at: an alternative, an optional property.
 LIMITS = LLParserLimits(
     max_items_in_row=50_000, step_max_items=50_000, max_lexer_states=50_000, verbose_errors=False
@@ -64,6 +59,11 @@ class Vocabulary:
             backend.add_special_tokens([END])
             end = [backend.token_to_id(END)]
         self.tokenizer = LLTokenizer(_without_control_texts(backend), eos_token=eos or end)
+        self.control_tokens = {
+            token.content: token_id
+            for token_id, token in backend.get_added_tokens_decoder().items()
+            if token.special
+        }
         self.executor = LLExecutor()
         bits = np.ones(-(-self.tokenizer.vocab_size // WORD_BITS) * WORD_BITS, np.uint8)
         bits[end] = 0
@@ -263,7 +263,9 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary | None) -> Compiled
     """Compile, on this thread. Raises ValueError or RecursionError for what cannot be."""
     if vocabulary is None:
         raise ValueError("this model's tokenizer allows no grammars")
-    matcher = LLMatcher(vocabulary.tokenizer, translate(grammar), log_level=0, limits=LIMITS)
+    matcher = LLMatcher(
+        vocabulary.tokenizer, translate(grammar, vocabulary.control_tokens), log_level=0, limits=LIMITS
+    )
     if (problem := _error_of(matcher)) and (grammar.kind == "lark" or grammar.or_calls):
         raise ValueError(PLACE_IN_RULES.sub("", problem))  # nobody has written these rules
     _raise_error(matcher)
@@ -287,77 +289,5 @@ def _error_of(matcher: LLMatcher) -> str:
     if not matcher.is_error():
         return ""
     lines = [line for line in matcher.get_error().splitlines() if line != "<non-verbose/>"]
-    problem = "\n".join(lines)[:1000]
+    problem = TOKEN_NAMES.sub("", "\n".join(lines))[:1000]
     return "no text matches it" if problem.startswith("NoExtension") else problem
-
-
-def translate(grammar: Grammar) -> str:
-    """What llguidance reads. Raises ValueError or RecursionError for a source that is no such thing."""
-    kind, source = grammar.kind, grammar.source
-    limit = MAX_EBNF_CHARS if kind == "ebnf" else MAX_SOURCE_CHARS
-    if len(source) > limit:
-        raise ValueError(f"it has {len(source)} characters; at most {limit} are allowed")
-    if "\0" in source:
-        raise ValueError("it contains a NUL character")
-    if kind == "regex":
-        if (len(source) - len(source.rstrip("\\"))) % 2:  # llguidance would drop it
-            raise ValueError("a backslash at its end escapes nothing")
-        return LLMatcher.grammar_from_regex(source)
-    if kind == "lark":
-        return LLMatcher.grammar_from_lark(_ready_rules(source))
-    if kind == "ebnf":
-        try:
-            rules = any_to_lark(source)
-            if LITERAL.sub("", rules).count("&") >= MAX_TOGETHER:
-                raise ValueError(f"more than {MAX_TOGETHER} expressions are to match the same text")
-            return LLMatcher.grammar_from_lark(_ready_rules(rules))
-        except RecursionError:
-            raise
-        except Exception as error:  # a parser written in Python: it may raise anything about its input
-            raise ValueError(str(error) or type(error).__name__) from error
-    if kind == "choice":
-        return LLMatcher.grammar_from_lark(_choice(source))
-    schema = {"type": "object"} if kind == "json_object" else json_schema.ready(json_schema.load(source))
-    options = {"lenient": False, **grammar.json_options}
-    if grammar.or_calls:
-        answer = json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
-        rules = f"start: answer | calls\nanswer: %json {answer}\n{_ready_rules(grammar.or_calls)}"
-        return LLMatcher.grammar_from_lark(rules)
-    return LLMatcher.grammar_from_json_schema(schema, overrides=cast("JsonCompileOptions", options))
-
-
-def _ready_rules(rules: str) -> str:
-    """Rules in Lark with the JSON schemas in them made ready. Raises ValueError."""
-    parts, end = [], 0
-    for found in JSON_RULE.finditer(rules):
-        if found.end() < end:
-            continue
-        try:
-            schema, new_end = json.JSONDecoder().raw_decode(rules, found.end())
-        except ValueError:
-            continue  # not a schema, or none that llguidance could read
-        if isinstance(schema, dict):
-            options = schema.get("x-guidance")
-            if isinstance(options, dict) and options.get("lenient"):
-                schema = json_schema.ready_leniently(schema, _is_pattern)
-            else:
-                schema = json_schema.ready(schema)
-            parts += [rules[end : found.end()], json.dumps(schema, ensure_ascii=False)]
-            end = new_end
-    return "".join((*parts, rules[end:]))
-
-
-def _is_pattern(text: str) -> bool:
-    """Whether llguidance takes an expression as the pattern of a text."""
-    grammar = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": text})
-    return not LLMatcher.validate_grammar(grammar, None)
-
-
-def _choice(source: str) -> str:
-    choices = json.loads(source)
-    if not isinstance(choices, list) or not choices or not all(isinstance(text, str) for text in choices):
-        raise ValueError("choices must be a list of strings, at least one")
-    if len(choices) > MAX_CHOICES:
-        raise ValueError(f"there are {len(choices)} choices; at most {MAX_CHOICES} are allowed")
-    texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-    return f"start: CHOICE\nCHOICE: {texts}"  # a terminal, for which thousands are no work

@@ -16,7 +16,7 @@ import engine.text.grammar as room
 from engine.constraint import Standing
 from engine.errors import Draining, InvalidRequest, QueueFull
 from engine.request import Grammar
-from engine.text import json_schema
+from engine.text import grammar_source, json_schema
 from engine.text.grammar import GrammarCompiler, Vocabulary, compile_grammar
 from tests.engine.tiny_engine import EOS, allowed, tiny_tokenizer, tiny_vocabulary
 
@@ -80,7 +80,7 @@ BAD = {
     "contradiction": (schema({"type": "integer", "minimum": 5, "maximum": 3}), "greater"),
     "deep": (Grammar("json_schema", nested(json_schema.MAX_DEPTH)), "nested deeper"),
     "very deep": (Grammar("json_schema", nested(5000)), "too deeply"),
-    "large": (schema({"enum": ["x" * room.MAX_SOURCE_CHARS]}), "characters"),
+    "large": (schema({"enum": ["x" * grammar_source.MAX_SOURCE_CHARS]}), "characters"),
     "many cases": (
         schema(
             {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {}}} for j in range(5)]} for i in range(20)]}
@@ -97,7 +97,7 @@ BAD = {
     "no strings": (Grammar("choice", "[1]"), "strings"),
     "half an escape": (Grammar("regex", "a\\"), "backslash"),
     "half an escape more": (Grammar("regex", "a\\\\\\"), "backslash"),
-    "many choices": (Grammar("choice", json.dumps(["a"] * (room.MAX_CHOICES + 1))), "at most"),
+    "many choices": (Grammar("choice", json.dumps(["a"] * (grammar_source.MAX_CHOICES + 1))), "at most"),
     "many at once": (
         Grammar("ebnf", "start: A\nA: " + " & ".join(f"/.*{letter}.*/" for letter in "abcdefghij")),
         "same text",
@@ -105,7 +105,7 @@ BAD = {
     "bad grammar": (Grammar("ebnf", "root ::= missing"), "missing"),
     "no grammar": (Grammar("ebnf", "once upon a time"), ""),
     "deep grammar": (Grammar("ebnf", "root ::= " + "(" * 10_000), ""),
-    "large grammar": (Grammar("ebnf", "root ::= " + '"a" ' * room.MAX_EBNF_CHARS), "characters"),
+    "large grammar": (Grammar("ebnf", "root ::= " + '"a" ' * grammar_source.MAX_EBNF_CHARS), "characters"),
 }
 
 
@@ -121,7 +121,7 @@ async def test_a_bad_grammar_is_refused_by_name(compiler, name):
     assert hint in message, message
 
 
-MANY = [f"a{number}" for number in range(room.MAX_CHOICES)]
+MANY = [f"a{number}" for number in range(grammar_source.MAX_CHOICES)]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +154,43 @@ async def test_an_object_may_have_thousands_of_optional_properties(compiler, is_
     for token_id in tiny_tokenizer().encode('{"k7":1,"k1999":2}', add_special_tokens=False).ids:
         assert token_id in allowed(follower, *new)[0], f"ends after {new}"
         new = [token_id]
+
+
+FOLLOWED = [
+    ('root ::= "\\x41\\u00e9" [\\u0400-\\u04FF] "\\u0022\\x5c"', 'AéЖ"\\'),
+    ('# a comment\nroot ::= [^"] "::="', "a::="),
+    ('?start: expr\n?expr: NUM | expr "+" NUM\nNUM: /[0-9]/', "1+2"),
+    ('start[capture]: "a"', "a"),
+    ("start: A\nA: T & U // both\nT: /a+/\nU: /.{3}/", "aaa"),
+    ('start: %json {"const": 1}', "1"),
+    ('start: "x" <turn>', "x<turn>"),
+    ('start: "x" // <turn>\n', "x"),
+]
+
+
+@pytest.mark.parametrize(("source", "text"), FOLLOWED)
+async def test_grammars_as_their_languages_have_them(compiler, source, text):
+    follower, new = (await compiler.compile(Grammar("ebnf", source))).follow(), []
+    for token_id in tiny_tokenizer().encode(text, add_special_tokens=False).ids:
+        assert token_id in allowed(follower, *new)[0], f"{text!r} ends after {new}"
+        new = [token_id]
+    assert allowed(follower, *new)[1] is Standing.MAY_END
+
+
+@pytest.mark.parametrize("text", ["\x7f\x80", 'a"b\\\n', "\u2028é😀", "<turn>"])
+async def test_choices_may_be_any_text(compiler, text):
+    follower, new = (await compiler.compile(Grammar("choice", json.dumps([text])))).follow(), []
+    decode = tiny_vocabulary().tokenizer.decode_bytes
+    for data in text.encode():
+        new = [token_id for token_id in allowed(follower, *new)[0] if decode([token_id]) == bytes([data])]
+        assert len(new) == 1, f"{text!r} cannot be written"
+    assert allowed(follower, *new)[1] is Standing.MAY_END
+
+
+async def test_names_of_control_tokens_are_told_by_nobody(compiler):
+    with pytest.raises(InvalidRequest) as caught:
+        await compiler.compile(Grammar("ebnf", "start: <|nobody|>"))
+    assert "nobody" in str(caught.value) and len(str(caught.value)) < 200, caught.value
 
 
 async def test_a_grammar_that_becomes_too_much_says_so(compiler):
@@ -193,10 +230,10 @@ async def test_what_looks_hostile_is_compiled_while_the_loop_goes_on(compiler, m
     has_begun, loop_went_on, translate = threading.Event(), threading.Event(), room.translate
     waits: list[bool] = []
 
-    def translate_once_the_loop_went_on(grammar):
+    def translate_once_the_loop_went_on(*args):
         has_begun.set()
         waits.append(loop_went_on.wait(10))
-        return translate(grammar)
+        return translate(*args)
 
     monkeypatch.setattr(room, "translate", translate_once_the_loop_went_on)
     compiling = asyncio.create_task(compiler.compile(grammar))
@@ -213,7 +250,7 @@ async def test_what_looks_hostile_is_compiled_while_the_loop_goes_on(compiler, m
 async def test_compiled_once_and_kept_for_a_while(compiler, monkeypatch):
     compiled = []
     translate = room.translate
-    monkeypatch.setattr(room, "translate", lambda grammar: compiled.append(grammar) or translate(grammar))
+    monkeypatch.setattr(room, "translate", lambda *args: compiled.append(args[0]) or translate(*args))
     grammar = Grammar("choice", '["a"]', param="one")
     await asyncio.gather(*(compiler.compile(grammar) for _ in range(5)))
     await compiler.compile(Grammar("choice", '["a"]', param="two", label="other"))
@@ -226,7 +263,7 @@ async def test_compiled_once_and_kept_for_a_while(compiler, monkeypatch):
 
 async def test_too_slow_is_refused(monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr(room, "translate", lambda grammar: gate.wait())
+    monkeypatch.setattr(room, "translate", lambda *args: gate.wait())
     compiler = GrammarCompiler(tiny_vocabulary(), compile_seconds=0.01)
     with pytest.raises(InvalidRequest, match="not ready"):
         await compiler.compile(Grammar("json_object"))
@@ -236,7 +273,7 @@ async def test_too_slow_is_refused(monkeypatch):
 
 async def test_who_waits_for_others_grammars_is_not_told_that_its_own_is_slow(monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr(room, "translate", lambda grammar: gate.wait())
+    monkeypatch.setattr(room, "translate", lambda *args: gate.wait())
     compiler = GrammarCompiler(tiny_vocabulary(), compile_seconds=0.05)
     slow = [Grammar("choice", json.dumps([f"slow {n}"])) for n in range(room.NUM_THREADS)]
     results = await asyncio.gather(
@@ -257,7 +294,7 @@ def gate(monkeypatch):
     monkeypatch.setattr(
         room,
         "translate",
-        lambda grammar: gate.began.append(grammar) or (gate.wait(10) and translate(grammar)),
+        lambda grammar, names: gate.began.append(grammar) or (gate.wait(10) and translate(grammar, names)),
     )
     yield gate
     gate.set()
@@ -354,7 +391,7 @@ async def test_a_fault_of_the_compiler_is_an_answer(compiler, monkeypatch, caplo
 
 async def test_a_caller_that_leaves_takes_nothing_from_the_others(compiler, monkeypatch):
     gate, translate = threading.Event(), room.translate
-    monkeypatch.setattr(room, "translate", lambda grammar: gate.wait() and translate(grammar))
+    monkeypatch.setattr(room, "translate", lambda *args: gate.wait() and translate(*args))
     first, second = (asyncio.create_task(compiler.compile(Grammar("json_object"))) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()

@@ -21,7 +21,7 @@ from engine.outputs import FinishReason, OutputToken, TextDelta, TokenPiece
 from engine.request import Request
 from engine.schedule.sequence import Series
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
-from engine.text.grammar import translate
+from engine.text.grammar_source import translate
 from engine.text.infill import InfillTokens
 from engine.text.watch import Watch
 
@@ -243,7 +243,7 @@ class FakeEngine:
         for request in requests:
             if (grammar := request.sampling.grammar) is not None:
                 try:
-                    translate(grammar)
+                    translate(grammar, {})
                 except ValueError as error:
                     raise InvalidRequest(f"Invalid {grammar.label}: {error}", grammar.param) from error
         return requests

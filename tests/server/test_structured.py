@@ -93,7 +93,7 @@ BAD = [
     ({"guided_json": "{"}, "guided_json", "Invalid schema for guided_json: "),
     ({"guided_regex": 5}, "guided_regex", ""),
     ({"guided_regex": "a\0"}, "guided_regex", "NUL"),
-    ({"guided_grammar": "nonsense"}, "guided_grammar", "Invalid guided_grammar: "),
+    ({"guided_grammar": "root ::= ("}, "guided_grammar", "Invalid guided_grammar: "),
     ({"grammar": {"type": "regex", "value": {}}}, "grammar", ""),
 ]
 

@@ -1,0 +1,132 @@
+"""What a request says its output must be -> the language of llguidance.
+
+https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md,
+https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from engine.request import Grammar
+from engine.text import json_schema
+from engine.text.schema_merges import MAX_TOGETHER
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+MAX_SOURCE_CHARS = 262_144
+MAX_EBNF_CHARS = 32_768  # its translation to Lark is Python, and holds the GIL
+MAX_CHOICES = 4096
+
+JSON_RULE = re.compile(r"%json\s*")
+GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+GBNF_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+# In Lark: a string, a regular expression, a comment, and the name of a token.
+LITERAL = r"""\"(?:\\.|[^"\\\n])*\"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*"""
+LITERALS = re.compile(LITERAL)
+LITERAL_OR_TOKEN = re.compile(rf"{LITERAL}|(<[^<>\s\"/]+>)")
+# What Lark does not take in a string as it is.
+CONTROL = re.compile("[\x7f-\x9f]")
+
+
+def translate(grammar: Grammar, control_tokens: Mapping[str, int]) -> str:
+    """What llguidance reads. Raises ValueError or RecursionError for a source that is no such thing.
+
+    `control_tokens`: ids by name, for grammars that name them.
+    """
+    kind, source = grammar.kind, grammar.source
+    limit = MAX_EBNF_CHARS if kind == "ebnf" else MAX_SOURCE_CHARS
+    if len(source) > limit:
+        raise ValueError(f"it has {len(source)} characters; at most {limit} are allowed")
+    if "\0" in source:
+        raise ValueError("it contains a NUL character")
+    if kind == "regex":
+        if (len(source) - len(source.rstrip("\\"))) % 2:  # llguidance would drop it
+            raise ValueError("a backslash at its end escapes nothing")
+        return LLMatcher.grammar_from_regex(source)
+    if kind == "lark":
+        return LLMatcher.grammar_from_lark(_ready_rules(source))
+    if kind == "ebnf":
+        return LLMatcher.grammar_from_lark(_ready_rules(_lark(source, control_tokens)))
+    if kind == "choice":
+        return LLMatcher.grammar_from_lark(_choice(source))
+    schema = {"type": "object"} if kind == "json_object" else json_schema.ready(json_schema.load(source))
+    options = {"lenient": False, **grammar.json_options}
+    if grammar.or_calls:
+        answer = json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+        rules = f"start: answer | calls\nanswer: %json {answer}\n{_ready_rules(grammar.or_calls)}"
+        return LLMatcher.grammar_from_lark(rules)
+    return LLMatcher.grammar_from_json_schema(schema, overrides=cast("JsonCompileOptions", options))
+
+
+def _lark(source: str, control_tokens: Mapping[str, int]) -> str:
+    """A client's grammar, in GBNF or in Lark, as Lark."""
+    if GBNF_RULE.search(source):
+        try:
+            return str(gbnf_to_lark(GBNF_ESCAPE.sub(_unescaped, source)))
+        except RecursionError:
+            raise
+        except Exception as error:  # a parser written in Python: it may raise anything about its input
+            raise ValueError(str(error) or type(error).__name__) from error
+    if LITERALS.sub("", source).count("&") >= MAX_TOGETHER:
+        raise ValueError(f"more than {MAX_TOGETHER} expressions are to match the same text")
+
+    def by_id(found: re.Match[str]) -> str:
+        token_id = control_tokens.get(found[1])
+        return found[0] if token_id is None else f"<[{token_id}]>"
+
+    return LITERAL_OR_TOKEN.sub(by_id, source)
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    """A character that GBNF gives by its number: the translation to Lark loses leading zeros."""
+    number = found[1] or found[2] or found[3]
+    if number is None or int(number, 16) > 0x10FFFF:
+        return found[0]
+    character = chr(int(number, 16))
+    if character in '"\\[]':
+        return "\\" + character
+    return character if character.isprintable() and character not in "^-/" else found[0]
+
+
+def _ready_rules(rules: str) -> str:
+    """Rules in Lark with the JSON schemas in them made ready. Raises ValueError."""
+    parts, end = [], 0
+    for found in JSON_RULE.finditer(rules):
+        if found.end() < end:
+            continue
+        try:
+            schema, new_end = json.JSONDecoder().raw_decode(rules, found.end())
+        except ValueError:
+            continue  # not a schema, or none that llguidance could read
+        if isinstance(schema, dict):
+            options = schema.get("x-guidance")
+            if isinstance(options, dict) and options.get("lenient"):
+                schema = json_schema.ready_leniently(schema, _is_pattern)
+            else:
+                schema = json_schema.ready(schema)
+            parts += [rules[end : found.end()], json.dumps(schema, ensure_ascii=False)]
+            end = new_end
+    return "".join((*parts, rules[end:]))
+
+
+def _is_pattern(text: str) -> bool:
+    """Whether llguidance takes an expression as the pattern of a text."""
+    grammar = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": text})
+    return not LLMatcher.validate_grammar(grammar, None)
+
+
+def _choice(source: str) -> str:
+    choices = json.loads(source)
+    if not isinstance(choices, list) or not choices or not all(isinstance(text, str) for text in choices):
+        raise ValueError("choices must be a list of strings, at least one")
+    if len(choices) > MAX_CHOICES:
+        raise ValueError(f"there are {len(choices)} choices; at most {MAX_CHOICES} are allowed")
+    texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    texts = CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", texts)
+    return f"start: CHOICE\nCHOICE: {texts}"  # a terminal, for which thousands are no work
