@@ -10,7 +10,7 @@ from server.schema.completions import CompletionRequest
 class Decoder(Protocol):
     """What is used of the engine's TokenizerPool."""
 
-    async def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str: ...
+    async def decode_prompt(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Echo:
         texts = [
             prompt
             if isinstance(prompt, str) and wire.truncate_prompt_tokens is None and wire.logprobs is None
-            else await decoder.decode(token_ids, skip_special_tokens=skip)
+            else await decoder.decode_prompt(token_ids, skip_special_tokens=skip)
             for prompt, token_ids in zip(wire.prompt, prompts, strict=True)
         ]
         return cls(texts, wire.num_samples)

@@ -12,17 +12,15 @@ from typing import NamedTuple, Protocol
 
 from engine.outputs import MARK, FinishReason, TextDelta, TokenLogprobs, TokenScores
 from engine.request import ReasoningSpan
-from engine.text.pieces import TokenPieces
+from engine.text.pieces import MAX_UNFINISHED_BYTES, REPLACEMENT, TokenPieces
 from engine.text.token_log import TokenLog
 from engine.text.watch import Watch
 
-REPLACEMENT = "\ufffd"
 # A window longer than this is cut back to its last clean boundary: decoding stays cheap.
 MAX_WINDOW_TOKENS = 12
 # A UTF-8 sequence has at most four bytes, so after this many tokens without a whole character the bytes are
 # garbage, and all but the last three (which may still begin a character) are shown as such.
 MAX_UNFINISHED_TOKENS = 24
-MAX_UNFINISHED_BYTES = 3
 # New tokens decoded together at most.
 MAX_ROUND_TOKENS = 16
 
@@ -171,7 +169,8 @@ class Detokenizer:
     def _open(self, job: OpenStream) -> None:
         window = list(job.context_token_ids)
         text = self._decoder.decode_batch([window], skip_special_tokens=job.skip_special_tokens)[0]
-        num_settled = len(text) - _num_unfinished(text)
+        settled = self._pieces.settled(window, text, skip_special_tokens=job.skip_special_tokens)
+        num_settled = len(settled)
         self._streams[job.sequence_id] = _Stream(
             stop=job.stop,
             include_stop=job.include_stop,
@@ -180,8 +179,12 @@ class Detokenizer:
             window=window,
             text=text,
             num_settled=num_settled,
-            last_settled=text[max(0, num_settled - 1) : num_settled],
-            log=TokenLog(self._pieces, skip_special_tokens=job.skip_special_tokens)
+            last_settled=settled[-1:],
+            log=TokenLog(
+                self._pieces,
+                skip_special_tokens=job.skip_special_tokens,
+                is_inside_character=num_settled < len(text),
+            )
             if job.tell_tokens
             else None,
             watch=Watch(dict(job.marks), job.reasoning) if job.marks or job.reasoning else None,

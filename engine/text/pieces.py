@@ -1,5 +1,6 @@
 """The bytes behind a token id: what a single token stands for, be it half a character."""
 
+import codecs
 import json
 from contextlib import suppress
 from functools import lru_cache
@@ -10,6 +11,10 @@ import numpy as np
 from engine.outputs import TokenPiece
 
 MAX_KNOWN_PIECES = 65536
+# What decoders write for bytes that are no character.
+REPLACEMENT = "\ufffd"
+# A character has at most four bytes.
+MAX_UNFINISHED_BYTES = 3
 
 
 class _Alphabet(dict[int, int]):
@@ -67,6 +72,31 @@ class TokenPieces:
     def is_special(self, token_id: int) -> bool:
         """Whether this is a control token, which `skip_special_tokens` hides."""
         return token_id in self._added and self._added[token_id][1]
+
+    def settled(self, token_ids: list[int], text: str, *, skip_special_tokens: bool) -> str:
+        """The `text` that `token_ids` became, but for a character at its end that more tokens may complete.
+
+        Marks for bytes that can begin none belong to the text.
+        """
+        if not text.endswith(REPLACEMENT):
+            return text
+        data, places = b"", []
+        for place in reversed(range(len(token_ids))):
+            if len(data) >= MAX_UNFINISHED_BYTES:
+                break
+            if not (skip_special_tokens and self.is_special(token_ids[place])):
+                data = self.piece(token_ids[place]).data + data
+                places.append(place)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(data)
+        num_bytes = len(decoder.getstate()[0])
+        if not num_bytes:
+            return text
+        if not self._has_byte_fallback:
+            return text[:-1]
+        # Each byte is a token, and all bytes in a row are marks while the last are no character.
+        rest = token_ids[: places[num_bytes - 1]]
+        return str(self._backend.decode(rest, skip_special_tokens=skip_special_tokens))
 
     def _read(self, decoder: dict[str, Any]) -> None:
         kind = decoder["type"]

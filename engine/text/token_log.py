@@ -18,11 +18,15 @@ class TokenLog:
     """The tokens of one stream that have not left yet.
 
     A token leaves with the text that holds its last byte: text that is held back (it may begin a stop string,
-    a character is not whole) holds its tokens back, too. Characters are counted from the stream's first.
+    a character is not whole) holds its tokens back, too. Characters are counted from the stream's first; if
+    the prompt ends `is_inside_character`, that is the one its last bytes began.
     """
 
-    def __init__(self, pieces: TokenPieces, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, pieces: TokenPieces, *, skip_special_tokens: bool, is_inside_character: bool = False
+    ) -> None:
         self._pieces = pieces
+        self._is_inside_character = is_inside_character
         self._skip_special_tokens = skip_special_tokens
         self._coming: deque[tuple[int, TokenLogprobs | None]] = deque()
         self._waiting: deque[_Waiting] = deque()
@@ -58,13 +62,25 @@ class TokenLog:
         """The next token has been decoded: `num_chars` more are final, and all of its own if `is_whole`."""
         token_id, logprobs = self._coming.popleft()
         is_hidden = self._skip_special_tokens and self._pieces.is_special(token_id)
-        token = self._tell(token_id, logprobs, self._num_chars, is_shown=not is_hidden)
+        offset = self._num_chars
+        if self._is_inside_character and num_chars and not is_hidden:
+            offset += self._num_marks(token_id, num_chars)
+        self._is_inside_character = not is_whole
+        token = self._tell(token_id, logprobs, offset, is_shown=not is_hidden)
         self._num_chars += num_chars
         self._waiting.append(_Waiting(token, self._num_chars if is_whole else self._num_chars + 1))
+
+    def _num_marks(self, token_id: int, num_chars: int) -> int:
+        """Those of `num_chars` new characters that stand for bytes before a token that begins another one."""
+        data = self._pieces.piece(token_id).data
+        if not data or is_continuation(data[0]):
+            return 0
+        return max(0, num_chars - len(data.decode(errors="ignore")))
 
     def settled(self, num_chars: int) -> None:
         """Bytes of earlier tokens that never became a character stand in the text as `num_chars`."""
         self._num_chars += num_chars
+        self._is_inside_character = False
 
     def leave(self, num_chars: int) -> tuple[OutputToken, ...]:
         """The tokens that leave together with the next `num_chars` characters."""

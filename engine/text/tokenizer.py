@@ -244,6 +244,11 @@ class TokenizerPool:
             lambda: self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         )
 
+    async def decode_prompt(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Text of a prompt, without the beginning of a character at its end: its output's text has that."""
+        text = await self.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return self.pieces.settled(token_ids, text, skip_special_tokens=skip_special_tokens)
+
     async def token_strs(self, token_ids: list[int]) -> list[str]:
         """How the vocabulary spells each id."""
         return await self._run(lambda: self._tokenizer.token_strs(token_ids))

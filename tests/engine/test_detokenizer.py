@@ -127,6 +127,44 @@ def test_any_text_survives_byte_fallback(text, pieces):
     assert joined(stream(tokenizer, token_ids, context=context, pieces=pieces)) == whole[3:]
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.integers(0, 262), min_size=1, max_size=12),
+    st.lists(st.integers(0, 262), min_size=1, max_size=12),
+    st.booleans(),
+)
+def test_what_a_prompt_ends_inside_of_is_the_outputs(prompt, token_ids, skip_special):
+    """A character that a prompt begins is shown once, whole or not; other marks at its end are its own."""
+    tokenizer = byte_level()
+    text = tokenizer.decode(prompt, skip_special_tokens=skip_special)
+    settled = TokenPieces(tokenizer).settled(prompt, text, skip_special_tokens=skip_special)
+    results = stream(tokenizer, token_ids, context=tuple(prompt[-6:]), skip_special=skip_special)
+    whole = tokenizer.decode([*prompt, *token_ids], skip_special_tokens=skip_special)
+    assert settled + joined(results) == whole
+
+
+@pytest.mark.parametrize(
+    ("prompt", "more", "settled", "told"),
+    [
+        (b"a\xf0\x9f\x98", b"i", "a", "\ufffd\ufffd\ufffdi"),
+        (b"a\xf0\x9f\x98", b"\x80", "a", "\U0001f600"),
+        (b"a\xc3\xa9\xf0\x9f\x98", b"\x80b", "aé", "\U0001f600b"),
+        (b"a\xc3\xa9", b"b", "aé", "b"),
+        (b"a\xef\xbf\xbd", b"b", "a\ufffd", "b"),
+        (b"a\x80", b"b", "a\ufffd", "b"),
+    ],
+)
+def test_the_same_with_byte_fallback(prompt, more, settled, told):
+    tokenizer = byte_fallback()
+    prompt_ids, token_ids = (
+        [tokenizer.token_to_id(chr(byte) if byte < 128 else f"<0x{byte:02X}>") for byte in data]
+        for data in (prompt, more)
+    )
+    text = tokenizer.decode(prompt_ids)
+    assert TokenPieces(tokenizer).settled(prompt_ids, text, skip_special_tokens=True) == settled
+    assert joined(stream(tokenizer, token_ids, context=tuple(prompt_ids))) == told
+
+
 def test_no_delta_ever_shows_half_a_character():
     tokenizer = byte_level()
     results = stream(tokenizer, tokenizer.encode("👩‍👩‍👧 a 🇨🇭 b").ids)

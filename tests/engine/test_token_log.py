@@ -131,6 +131,29 @@ def test_offsets_count_characters():
     ]
 
 
+@pytest.mark.parametrize(
+    ("context", "data", "text", "offsets"),
+    [
+        (b"a\xf0\x9f\x98", b"I", "\ufffdI", [1]),
+        (b"a\xf0\x9f\x98", b"II", "\ufffdII", [1, 2]),
+        (b"a\xf0\x9f\x98", b"\x80I", "\U0001f600I", [0, 1]),
+        (b"a\x80", b"I", "I", [0]),
+        (b"a", b"\xf0\x9fI", "\ufffdI", [0, 0, 1]),
+        (b"a", b"I\xf0I", "I\ufffdI", [0, 1, 2]),
+    ],
+)
+def test_offsets_behind_half_a_character(context, data, text, offsets):
+    """What a prompt began stands in the text, but is no token of it."""
+    token_ids = {pieces_of("byte_level").piece(token_id).data: token_id for token_id in range(256)}
+
+    def ids(data: bytes) -> list[int]:
+        return [token_ids[bytes([byte])] for byte in data]
+
+    deltas = deltas_of("byte_level", ids(data), context=tuple(ids(context)))
+    assert "".join(delta.text for delta in deltas) == text
+    assert [token.offset for token in tokens_of(deltas)] == offsets
+
+
 def test_tokens_of_a_stop_string_are_told_but_not_shown():
     token_ids = byte_level().encode("ab STOP cd").ids
     deltas = deltas_of("byte_level", token_ids, stop=("STOP",))

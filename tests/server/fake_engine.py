@@ -85,6 +85,9 @@ class FakeTokenizer:
     async def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(map(chr, ids))
 
+    async def decode_prompt(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        return await self.decode(ids)
+
     async def token_strs(self, ids: list[int]) -> list[str]:
         return list(map(chr, ids))
 

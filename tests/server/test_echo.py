@@ -1,5 +1,6 @@
 """Prompts in the answer (echo, prompt_logprobs), and the best of several continuations."""
 
+import json
 from typing import Any
 
 import httpx
@@ -170,3 +171,42 @@ async def test_offsets_are_places_in_the_text_whatever_the_prompt_spells(prompt:
     for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
         is_hidden = skip and token in ("<turn>", "<eos>")
         assert is_hidden or choice["text"][offset:].startswith(token), f"{token!r} is not at {offset}"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "more", "echoed", "text"),
+    [
+        (b"a\xf0\x9f\x98", b"\x80", "a", "\U0001f600"),
+        (b"a\xf0\x9f\x98", b"I", "a", "\ufffdI"),
+        (b"a\xf0\x9f\x98", None, "a", "\ufffd"),
+        (b"\x98", b"I", "\ufffd", "I"),
+        ("a\ufffd".encode(), b"I", "a\ufffd", "I"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_half_a_character_is_echoed_once(
+    prompt: bytes, more: bytes | None, echoed: str, text: str, stream: bool
+) -> None:
+    """A prompt ends inside a character: the answer has it, whole or not, and is what follows without echo."""
+    async with tiny_engine() as engine, client_for(engine) as client:
+        pieces = engine.tokenizer.pieces
+        token_ids = {pieces.piece(token_id).data: token_id for token_id in range(256)}
+        fields: dict[str, Any] = {
+            "prompt": [token_ids[bytes([byte])] for byte in prompt],
+            "max_tokens": 1 if more else 0,
+            "logprobs": 0,
+            "stream": stream,
+        }
+        if more:
+            fields["allowed_token_ids"] = [token_ids[more]]
+        for echo in (True, False) if more else (True,):
+            response = await client.post("/v1/completions", json=fields | {"echo": echo})
+            assert response.status_code == 200, response.text
+            lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+            choices = [json.loads(line)["choices"][0] for line in (lines if stream else [response.text])]
+            whole = "".join(choice["text"] for choice in choices)
+            assert whole == (echoed + text if echo else text)
+            told = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+            assert sum(len(found["tokens"]) for found in told) == echo * len(prompt) + bool(more)
+            if more == b"I":
+                assert whole[told[-1]["text_offset"][-1] :] == "I"
