@@ -334,9 +334,9 @@ async def test_what_nobody_waits_for_is_not_compiled(compiler, gate):
 async def test_a_job_under_way_outlives_any_number_of_others(compiler, monkeypatch):
     gate, began, translate = threading.Event(), [], room.translate
 
-    def hold_the_first(grammar):
+    def hold_the_first(grammar, names):
         began.append(grammar)
-        return gate.wait(10) and translate(grammar) if grammar == first else translate(grammar)
+        return gate.wait(10) and translate(grammar, names) if grammar == first else translate(grammar, names)
 
     monkeypatch.setattr(room, "translate", hold_the_first)
     first = Grammar("json_object")

@@ -7,6 +7,8 @@ this shape were equal to the last bit alone, among 64, and in padded graphs.
 """
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -52,13 +54,17 @@ def prompt(index: int) -> list[int]:
 
 
 def run(
-    driver: Driver, texts: dict[int, int], sampling: SamplingParams
+    driver: Driver,
+    texts: dict[int, int],
+    sampling: SamplingParams,
+    between: Callable[[], None] = lambda: None,
 ) -> tuple[list[list[int]], torch.Tensor]:
-    """Start text `texts[slot]` in each slot and decode them together.
+    """Start text `texts[slot]` in each slot and, with `between` called before, decode them together.
 
     Returns their tokens and logits [NUM_STEPS, num_rows, vocab_size] of the decode steps.
     """
     tokens = [[driver.start(slot, prompt(text), sampling, seed=text)] for slot, text in texts.items()]
+    between()
     logits = []
     for _ in range(NUM_STEPS):
         for row, token in zip(tokens, driver.decode(list(texts)), strict=True):
@@ -82,8 +88,7 @@ def eagerly(patch) -> None:
 def test_graphs_equal_the_eager_path(driver, batch, monkeypatch):
     texts = {slot: slot for slot in range(batch)}
     tokens, logits = run(driver, texts, DRAWN)
-    eagerly(monkeypatch)
-    eager_tokens, eager_logits = run(driver, texts, DRAWN)
+    eager_tokens, eager_logits = run(driver, texts, DRAWN, partial(eagerly, monkeypatch))
     assert torch.equal(logits, eager_logits), f"relative error {relative_error(logits, eager_logits):.1e}"
     assert tokens == eager_tokens
 
@@ -92,8 +97,7 @@ def test_graphs_equal_the_eager_path(driver, batch, monkeypatch):
 def test_padded_graphs_differ_from_the_eager_path_by_rounding(driver, batch, monkeypatch):
     texts = {slot: slot for slot in range(batch)}
     _, logits = run(driver, texts, FORCED)
-    eagerly(monkeypatch)
-    _, eager_logits = run(driver, texts, FORCED)
+    _, eager_logits = run(driver, texts, FORCED, partial(eagerly, monkeypatch))
     error = relative_error(logits, eager_logits)
     print(f"{batch} rows in a graph of more, against {batch} rows: relative error {error:.1e}")
     assert error < ROUNDING
