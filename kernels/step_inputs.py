@@ -5,6 +5,7 @@ A launch costs the host 5 to 10 µs, and several times that beside a busy event 
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from kernels.dispatch import dispatch, tl, triton
@@ -239,46 +240,41 @@ def step_inputs_torch(
     of the slot `nobody`, with token and position 0. Of a row of `page_table` only the pages of its context
     are sure to be written.
     """
-    num_rows, num_new = rows.shape[1], len(new_pages)
-    slots, starts, first_tokens, _, lengths, first_columns, new_counts, first_new, sampled = rows.unbind()
-    if num_new:
-        owners = torch.repeat_interleave(new_counts, output_size=num_new)
-        columns = (first_columns - first_new).index_select(0, owners)
-        columns += torch.arange(num_new, device=rows.device)
-        slot_tables[slots.index_select(0, owners), columns] = new_pages.to(torch.int32)
-    inputs.page_table[:num_rows] = slot_tables[:, : inputs.page_table.shape[1]].index_select(0, slots)
-    torch.add(starts, lengths, out=inputs.context_lens[:num_rows])
-    inputs.query_start[:num_rows] = first_tokens
-    inputs.query_start[num_rows:] = num_tokens
-    inputs.num_rows.fill_(num_rows)
+    # In numpy, on the tensors' own memory: for so few numbers a call into torch takes several times as long.
+    token_ids, positions, slot_mapping, context_lens, query_start, page_table, count, *of_sampled = (
+        tensor.numpy() for tensor in inputs
+    )
+    slots, starts, first_tokens, first_known, lengths, first_columns, new_counts, first_new, sampled = (
+        rows.numpy()
+    )
+    tables, num_rows = slot_tables.numpy(), len(slots)
+    ends = starts + lengths
+    if len(new_pages):
+        row = np.repeat(np.arange(num_rows), new_counts)  # of each new page
+        columns = (first_columns - first_new)[row] + np.arange(len(new_pages))
+        tables[slots[row], columns] = new_pages.numpy()
+    page_table[:num_rows] = tables[slots, : page_table.shape[1]]
+    context_lens[:num_rows] = ends
+    query_start[:num_rows] = first_tokens
+    query_start[num_rows:] = num_tokens
+    count[0] = num_rows
 
-    token_ids, positions, slot_mapping = (tensor[:num_tokens] for tensor in inputs[:3])
-    if len(known):
-        each = rows[:4].index_select(1, torch.repeat_interleave(lengths, output_size=num_tokens))
-        slots_of, starts_of, firsts_of, known_of = each.unbind()
-        index = torch.arange(num_tokens, device=rows.device).sub_(firsts_of)
-        torch.add(starts_of, index, out=positions)
-        known_tokens = known.index_select(0, index.add_(known_of).clamp_(min=0))
-        torch.where(known_of < 0, newest.index_select(0, slots_of), known_tokens, out=token_ids)
-    else:  # each row has one token
-        slots_of = slots
-        positions.copy_(starts)
-        torch.index_select(newest, 0, slots, out=token_ids)
-    pages = slot_tables[slots_of, positions // page_size]
-    torch.add(positions % page_size, pages, alpha=page_size, out=slot_mapping)
-    if num_tokens < len(inputs.slot_mapping):
-        inputs.slot_mapping[num_tokens:] = dummy_slot
+    row, place = np.repeat(np.arange(num_rows), lengths), np.arange(num_tokens)  # of each token
+    position = (starts - first_tokens)[row] + place
+    column, offset = np.divmod(position, page_size)
+    positions[:num_tokens] = position
+    slot_mapping[:num_tokens] = tables[slots[row], column].astype(np.int64) * page_size + offset
+    slot_mapping[num_tokens:] = dummy_slot
+    is_known = first_known >= 0
+    token_ids[first_tokens[~is_known]] = newest.numpy()[slots[~is_known]]
+    place = place[is_known[row]]
+    token_ids[place] = known.numpy()[(first_known - first_tokens)[row[place]] + place]
 
-    if num_sampled < num_rows:
-        rows = rows[:, sampled >= 0]
-        slots, starts, first_tokens, _, lengths, *_ = rows.unbind()
-    torch.add(first_tokens, lengths, out=inputs.last_tokens[:num_sampled]).sub_(1)
-    inputs.sampled_slots[:num_sampled] = slots
-    torch.add(starts, lengths, out=inputs.sampled_positions[:num_sampled]).sub_(1)
-    if num_sampled < len(inputs.last_tokens):
-        inputs.last_tokens[num_sampled:] = 0
-        inputs.sampled_slots[num_sampled:] = nobody
-        inputs.sampled_positions[num_sampled:] = 0
+    is_sampled = sampled >= 0
+    last = first_tokens + lengths - 1, slots, ends - 1
+    for target, values, padding in zip(of_sampled, last, (0, nobody, 0), strict=True):
+        target[:num_sampled] = values[is_sampled]
+        target[num_sampled:] = padding
 
 
 step_inputs = dispatch(step_inputs_triton, step_inputs_torch)
