@@ -20,6 +20,10 @@ class EngineConfig(BaseModel):
     cache_dir: Path | None = Field(
         None, description="folder for fetched models; default: monoloop below the user's cache folder"
     )
+    chat_template: Path | None = Field(
+        None,
+        description="Jinja file with a chat template to use in place of the model's own",
+    )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto",
         description="dtype of weights, activations and KV; auto: bfloat16 on CUDA and on CPUs "

@@ -13,6 +13,7 @@ from engine.device.runner import ModelRunner
 from engine.device.thread import DeviceThread
 from engine.engine import ModelInfo
 from engine.errors import FetchFailed, ModelError
+from engine.text.chat_template import read_template
 from engine.text.grammar import GrammarCompiler, Vocabulary
 from engine.text.tokenizer import Tokenizer, TokenizerPool
 from models import catalog
@@ -53,6 +54,8 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
     def report(what: str) -> None:
         on_progress(f"{what} ({time.perf_counter() - started:.1f} s since start)")
 
+    path = config.chat_template
+    template = None if path is None else await asyncio.to_thread(read_template, path)
     files = await locate(config.model, config.cache_dir)
     report(f"found {files.name}")
     token_budget = config.token_budget or default_token_budget(config)
@@ -60,7 +63,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
     try:
         runner, (tokenizer, vocabulary) = await asyncio.gather(
             device.start(lambda: ModelRunner.load(config, files, token_budget)),
-            asyncio.to_thread(load_tokenizer, files),
+            asyncio.to_thread(load_tokenizer, files, template),
         )
     except BaseException:
         await device.stop()
@@ -94,9 +97,11 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
     )
 
 
-def load_tokenizer(files: ModelFiles) -> tuple[Tokenizer, Vocabulary | None]:
+def load_tokenizer(
+    files: ModelFiles, chat_template: str | None = None
+) -> tuple[Tokenizer, Vocabulary | None]:
     """The tokenizer, and what grammars need to know of it, if it allows any. Raises ModelError."""
-    tokenizer = Tokenizer(files.tokenizer_dir)
+    tokenizer = Tokenizer(files.tokenizer_dir, chat_template)
     try:
         return tokenizer, Vocabulary(tokenizer.backend, files.eos_token_ids)
     except ValueError as error:

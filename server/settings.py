@@ -205,9 +205,13 @@ class Sources(BaseSettings):
         return init_settings, env_settings, InitSettingsSource(settings_cls, cls.file_values)
 
 
-# A setting's name in a message: in front, or with an underscore, which sets it off from a word.
+# A setting's name in a message: in front, or with an underscore, which sets it off from a word. A file may
+# have the same name, with an ending or in a folder.
 SETTING = re.compile(
-    "|".join(rf"\b{name}\b" if "_" in name else rf"\A{name}(?=:)" for name in EngineConfig.model_fields)
+    "|".join(
+        rf"(?<![\w./-]){name}(?![\w/-]|\.\w)" if "_" in name else rf"\A{name}(?=:)"
+        for name in EngineConfig.model_fields
+    )
 )
 FlatSettings = create_model("FlatSettings", __base__=Sources, **flat_fields())
 

@@ -28,12 +28,14 @@ ESCAPED_END = re.compile(r"\\U000f0001|\\udb80\\udc01", re.IGNORECASE)
 class Tokenizer:
     """A model's tokenizer and chat template. Blocking; safe to call from several threads.
 
+    `chat_template` is the Jinja source of one that takes the place of the model's own.
+
     Only the Rust tokenizer encodes and decodes: the Python wrapper sets padding and truncation on every
     call, which several threads cannot do at once. And only its batch functions let the GIL go: with encode()
     200,000 characters of Chinese held the event loop up for 660 ms, with encode_batch() for 5.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, chat_template: str | None = None) -> None:
         from transformers import AutoTokenizer  # takes seconds to import, so only where it is needed
 
         try:
@@ -59,6 +61,10 @@ class Tokenizer:
         self.eos_token: str | None = self._hf.eos_token
         self.pad_token: str | None = self._hf.pad_token
         self.unk_token: str | None = self._hf.unk_token
+        if chat_template is not None:
+            self._hf.chat_template = chat_template
+        elif isinstance(self._hf.chat_template, dict):  # several, by name
+            self._hf.chat_template = self._hf.chat_template.get("default")
         self.chat_template: str | None = self._hf.chat_template
         self.added_tokens: dict[str, int] = {
             token.content: token_id for token_id, token in self._hf.added_tokens_decoder.items()

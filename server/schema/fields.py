@@ -115,7 +115,9 @@ FOREIGN: dict[str, Refused] = {
     "system": Refused(("",), "send a message with the role system"),
     "input_ids": Refused((), "send token ids as prompt of /v1/completions"),
     "prompt_embeds": Refused(),
-    "chat_template": Refused((), "templates come with the model; chat_template_kwargs sets their variables"),
+    "chat_template": Refused(
+        (), "the template is the server's (--chat-template); chat_template_kwargs sets its variables"
+    ),
     "truncate": SHORTEN,
     "transforms": Refused(([],), SHORTEN.hint),
     "context_management": Refused(([], {}, {"edits": []}), "shorten the conversation before sending it"),

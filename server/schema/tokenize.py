@@ -10,7 +10,9 @@ from server.schema.sampling import WireRequest
 from server.schema.tools import MAX_TOOLS, Tool
 
 REFUSED: dict[str, Refused] = {
-    "chat_template": Refused((), "templates come with the model; chat_template_kwargs sets their variables"),
+    "chat_template": Refused(
+        (), "the template is the server's (--chat-template); chat_template_kwargs sets its variables"
+    ),
     "mm_processor_kwargs": Refused(({},), "the model reads text only"),
 }
 REFUSED_TOKENS: dict[str, Refused] = {

@@ -15,6 +15,30 @@ def run_ahead(request) -> int:
     return request.param
 
 
+@pytest.fixture
+def make_tokenizer(tmp_path):
+    """Saves a small tokenizer with a template (or several, by name), and loads it."""
+    from transformers import PreTrainedTokenizerFast
+
+    from engine.text.tokenizer import Tokenizer
+    from tests.engine.test_detokenizer import EOS, byte_level
+
+    def make(
+        template: str | dict[str, str] | None,
+        response_template: dict | None = None,
+        *,
+        chat_template: str | None = None,
+        **tokens: str,
+    ) -> Tokenizer:
+        hf = PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token=EOS, **tokens)
+        hf.chat_template = template
+        hf.response_template = response_template
+        hf.save_pretrained(tmp_path)
+        return Tokenizer(tmp_path, chat_template)
+
+    return make
+
+
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def model(request):
     """A tiny decoder of random weights, on each device there is."""

@@ -3,27 +3,14 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from engine.errors import InvalidRequest, ModelError
 from engine.text.tokenizer import MAX_BATCH_TEXTS, Tokenizer, TokenizerPool
-from tests.engine.test_detokenizer import EOS, byte_level
+from tests.engine.test_detokenizer import EOS
 
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}"
 PROMPT = PLAIN + "{% if add_generation_prompt %}[assistant]{% endif %}"
 TOOLS = PLAIN.replace("{{ m.content }}", "{{ m.content }}ARGS")
-
-
-@pytest.fixture
-def make_tokenizer(tmp_path):
-    def make(template: str | None, response_template: dict | None = None) -> Tokenizer:
-        hf = PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token=EOS)
-        hf.chat_template = template
-        hf.response_template = response_template
-        hf.save_pretrained(tmp_path)
-        return Tokenizer(tmp_path)
-
-    return make
 
 
 def user(content: str, **fields) -> list[dict]:

@@ -125,6 +125,8 @@ def test_what_the_engine_cannot_meet_is_named_as_it_was_given(
         (ValueError("device: there is no device"), "MONOLOOP_DEVICE: there is no device"),
         (ValueError("token_budget: raise kv_tokens"), "--token-budget: raise --kv-tokens"),
         (ModelError("no config.json"), "--model: no config.json"),
+        (ValueError("chat_template: a/chat_template.jinja is"), "--chat-template: a/chat_template.jinja is"),
+        (ValueError("chat_template: /chat_template/x is"), "--chat-template: /chat_template/x is"),
     ):
         assert str(settings.blame(error)) == message
 

@@ -1,0 +1,28 @@
+"""A chat template from a file, in place of the one that comes with the model."""
+
+from pathlib import Path
+
+from jinja2 import TemplateSyntaxError
+
+
+def read_template(path: Path) -> str:
+    """The Jinja source in a file. Raises ValueError, naming the setting, where it holds none."""
+    from transformers.utils.chat_template_utils import render_jinja_template  # takes seconds to import
+
+    try:
+        source = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"chat_template: {path} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"chat_template: {path} is not text in UTF-8") from None
+    if not source.strip():
+        raise ValueError(f"chat_template: {path} is empty")
+    try:
+        render_jinja_template(conversations=[], chat_template=source)  # compiles it, with nothing to render
+    except TemplateSyntaxError as error:
+        raise ValueError(
+            f"chat_template: {path} has an error in line {error.lineno}: {error.message}"
+        ) from None
+    except Exception as error:  # what Python says of the code made of it, such as too deep a nesting
+        raise ValueError(f"chat_template: {path} does not compile: {error}") from None
+    return source
