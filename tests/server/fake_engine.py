@@ -40,6 +40,9 @@ class FakePieces:
     def is_special(self, token_id: int) -> bool:
         return False
 
+    def settled(self, token_ids: list[int], text: str, *, skip_special_tokens: bool) -> str:
+        return text
+
 
 class FakeTokenizer:
     """A token is a character."""
