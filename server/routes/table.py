@@ -12,7 +12,6 @@ from server.routes.anthropic import messages
 from server.routes.native import generate
 from server.routes.responses import create
 from server.schema.anthropic import (
-    PROMPT_ONLY,
     CountTokensRequest,
     CountTokensResponse,
     Message,
@@ -21,7 +20,7 @@ from server.schema.anthropic import (
 )
 from server.schema.chat import ChatChunk, ChatRequest, ChatResponse
 from server.schema.completions import CompletionChunk, CompletionRequest, CompletionResponse
-from server.schema.dialects import CHAT, COMPLETION, EMBEDDINGS, MESSAGES, RESPONSES
+from server.schema.dialects import CHAT, COMPLETION, COUNT_TOKENS, EMBEDDINGS, MESSAGES, RESPONSES, TOKENIZE
 from server.schema.embeddings import EmbeddingsRequest, EmbeddingsResponse
 from server.schema.errors import AnthropicError, ErrorResponse, NativeError
 from server.schema.fields import Refused
@@ -30,7 +29,6 @@ from server.schema.native import GENERATE, GenerateEvent, GenerateRequest, Gener
 from server.schema.response_events import ResponseEvent
 from server.schema.responses import ResponseObject, ResponsesRequest
 from server.schema.tokenize import (
-    REFUSED,
     REFUSED_TOKENS,
     DetokenizeRequest,
     DetokenizeResponse,
@@ -119,7 +117,7 @@ ENDPOINTS = (
         messages.count_tokens,
         CountTokensResponse,
         CountTokensRequest,
-        refused=PROMPT_ONLY,
+        refused=COUNT_TOKENS,
         error=AnthropicError,
         example={"messages": HELLO},
     ),
@@ -129,7 +127,7 @@ ENDPOINTS = (
         tokenize.tokenize,
         TokenizeResponse,
         TokenizeRequest,
-        refused=REFUSED,
+        refused=TOKENIZE,
         example={"prompt": "Hello!"},
     ),
     Endpoint(

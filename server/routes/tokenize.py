@@ -8,8 +8,8 @@ from server.context import ServerContext, context_of
 from server.convert import check_ids
 from server.handler import counted
 from server.prompt import encode_chat, encode_prompt
+from server.schema.dialects import TOKENIZE
 from server.schema.tokenize import (
-    REFUSED,
     REFUSED_TOKENS,
     DetokenizeRequest,
     DetokenizeResponse,
@@ -26,7 +26,7 @@ MAX_TOKENS = 2**19
 
 async def tokenize(http: HttpRequest) -> Response:
     """Token ids of a prompt, or of a chat as the model's template renders it."""
-    return await counted(http, TokenizeRequest, REFUSED, tokenize_reply)
+    return await counted(http, TokenizeRequest, TOKENIZE, tokenize_reply)
 
 
 async def tokenize_reply(context: ServerContext, wire: TokenizeRequest) -> Response:

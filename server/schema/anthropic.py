@@ -13,7 +13,7 @@ from server.schema.chat import (
     as_parts,
 )
 from server.schema.errors import AnthropicError
-from server.schema.fields import FOREIGN, SEPARATE, TURNS, Refused
+from server.schema.fields import SEPARATE, TURNS, Refused
 from server.schema.sampling import Needed, SamplingRequest, Stop, TypedRequest, WireRequest
 from server.schema.tools import MAX_TOOLS, NAME, ObjectSchema
 
@@ -227,13 +227,9 @@ class MessagesRequest(SamplingRequest, Conversation):
 
 
 ONLY_CLIENTS = "only tools that the client runs can be called"
-PROMPT_ONLY: dict[str, Refused] = {
+REFUSED: dict[str, Refused] = {
     "mcp_servers": Refused(([],), ONLY_CLIENTS),
     "container": Refused((), ONLY_CLIENTS),
-    "context_management": FOREIGN["context_management"],
-}
-REFUSED: dict[str, Refused] = {
-    **PROMPT_ONLY,
     "n": Refused((1,), "an answer is one message"),
     "stop": Refused(([],), "use stop_sequences"),
     "stream_options": Refused(({},), "the last events always have the token counts"),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from server.schema import anthropic, chat, completions, embeddings, parameters, responses, tokenize
-from server.schema.fields import FOREIGN, NEUTRAL, NO_OPS, Refused
+from server.schema.fields import FOREIGN, NEUTRAL, NO_OPS, PROMPT_FIELDS, Refused
 from server.schema.names import NO_LIMIT, OTHER_NAMES
 from server.schema.sampling import WireRequest
 
@@ -33,6 +33,7 @@ GENERATE_DIALECT = Dialect("/generate", parameters.GenerateParameters, parameter
 EMBEDDINGS_DIALECT = Dialect(
     "embeddings", embeddings.EmbeddingsRequest, embeddings.REFUSED, "nothing is generated here"
 )
+TOKENIZE_DIALECT = Dialect("/tokenize", tokenize.TokenizeRequest, tokenize.REFUSED)
 DIALECTS = (
     CHAT_DIALECT,
     COMPLETION_DIALECT,
@@ -40,7 +41,7 @@ DIALECTS = (
     MESSAGES_DIALECT,
     GENERATE_DIALECT,
     EMBEDDINGS_DIALECT,
-    Dialect("/tokenize", tokenize.TokenizeRequest, tokenize.REFUSED),
+    TOKENIZE_DIALECT,
     Dialect("/detokenize", tokenize.DetokenizeRequest, {}),
     Dialect("/tokens", tokenize.TokensRequest, tokenize.REFUSED_TOKENS),
 )
@@ -95,9 +96,16 @@ def refused_by(dialect: Dialect) -> dict[str, Refused]:
     return refused
 
 
+def shaping(table: Mapping[str, Refused]) -> dict[str, Refused]:
+    """The fields that could change the tokens of a prompt."""
+    return {name: refused for name, refused in table.items() if name in PROMPT_FIELDS}
+
+
 CHAT = refused_by(CHAT_DIALECT)
 COMPLETION = refused_by(COMPLETION_DIALECT)
 RESPONSES = refused_by(RESPONSES_DIALECT)
 MESSAGES = refused_by(MESSAGES_DIALECT)
 PARAMETERS = refused_by(GENERATE_DIALECT)
 EMBEDDINGS = refused_by(EMBEDDINGS_DIALECT)
+TOKENIZE = shaping(refused_by(TOKENIZE_DIALECT))
+COUNT_TOKENS = shaping(MESSAGES)

@@ -197,6 +197,50 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "encoding_format": ("float",),
 }
 
+# What shapes a prompt: where prompts are only counted, nothing else can be missed.
+PROMPT_FIELDS = frozenset(
+    (
+        "add_generation_prompt",
+        "add_special_tokens",
+        "chat_template",
+        "chat_template_kwargs",
+        "container",
+        "context_management",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "enable_thinking",
+        "function_call",
+        "functions",
+        "input",
+        "input_ids",
+        "inputs",
+        "instructions",
+        "mcp_servers",
+        "messages",
+        "mm_processor_kwargs",
+        "multimodal_params",
+        "output_config",
+        "previous_response_id",
+        "prompt",
+        "prompt_embeds",
+        "reasoning",
+        "reasoning_effort",
+        "suffix",
+        "system",
+        "think",
+        "thinking",
+        "token_healing",
+        "tool_choice",
+        "tools",
+        "transforms",
+        "truncate",
+        "truncate_prompt_tokens",
+        "truncation",
+        "truncation_side",
+    )
+)
+
 NO_OPS = frozenset(
     (
         "audio",

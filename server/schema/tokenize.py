@@ -4,16 +4,21 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
-from server.schema.chat import MAX_MESSAGES, ChatMessage, ChatRequest, ReasoningEffort, WireResponse
+from server.schema.chat import (
+    MAX_MESSAGES,
+    ChatMessage,
+    ChatRequest,
+    ReasoningEffort,
+    ReasoningOptions,
+    WireResponse,
+)
 from server.schema.fields import Refused
 from server.schema.sampling import WireRequest
-from server.schema.tools import MAX_TOOLS, Tool
+from server.schema.tools import MAX_TOOLS, Choice, Tool
 
 REFUSED: dict[str, Refused] = {
-    "chat_template": Refused(
-        (), "the template is the server's (--chat-template); chat_template_kwargs sets its variables"
-    ),
     "mm_processor_kwargs": Refused(({},), "the model reads text only"),
+    "truncate_prompt_tokens": Refused((), "all tokens are counted"),
 }
 REFUSED_TOKENS: dict[str, Refused] = {
     "multimodal_params": Refused(({}, {"images": []}), "the model reads text only"),
@@ -54,9 +59,11 @@ class TokenizeRequest(WireRequest):
         None, fail_fast=True, description="documents for the chat template"
     )
     reasoning_effort: ReasoningEffort | None = Field(None, description="given to the chat template")
+    reasoning: ReasoningOptions | None = None
     tools: list[Tool] | None = Field(
         None, max_length=MAX_TOOLS, description="given to the chat template, as in chat"
     )
+    tool_choice: Choice | None = Field(None, description="none: the template is given no tools; default auto")
 
     @field_validator("messages")
     @classmethod
@@ -92,7 +99,9 @@ class TokenizeRequest(WireRequest):
             chat_template_kwargs=self.chat_template_kwargs,
             documents=self.documents,
             reasoning_effort=self.reasoning_effort,
+            reasoning=self.reasoning,
             tools=self.tools,
+            tool_choice=self.tool_choice,
         )
 
 

@@ -6,17 +6,28 @@ import httpx
 import pytest
 
 from server.routes.table import ENDPOINTS
-from server.schema.anthropic import MessagesRequest
+from server.schema.anthropic import CountTokensRequest, MessagesRequest
 from server.schema.chat import ChatRequest
 from server.schema.completions import CompletionRequest
-from server.schema.dialects import CHAT, COMPLETION, EMBEDDINGS, MESSAGES, PARAMETERS, RESPONSES
+from server.schema.dialects import (
+    CHAT,
+    COMPLETION,
+    COUNT_TOKENS,
+    EMBEDDINGS,
+    KNOWN,
+    MESSAGES,
+    PARAMETERS,
+    RESPONSES,
+    TOKENIZE,
+)
 from server.schema.embeddings import EmbeddingsRequest
-from server.schema.fields import FOREIGN, NEUTRAL, NO_OPS, Refused
+from server.schema.fields import FOREIGN, NEUTRAL, NO_OPS, PROMPT_FIELDS, Refused
 from server.schema.names import OTHER_NAMES
 from server.schema.native import GENERATE, GenerateRequest
 from server.schema.parameters import GenerateParameters
 from server.schema.responses import ResponsesRequest
 from server.schema.sampling import WireRequest
+from server.schema.tokenize import TokenizeRequest
 from tests.server.fake_engine import FakeEngine
 
 HELLO = [{"role": "user", "content": "a"}]
@@ -50,6 +61,34 @@ def test_every_known_field_is_declared_or_refused_or_published(dialect: str) -> 
     _, _, request, refused = DIALECTS[dialect]
     for name in (*FIELDS_OF_ALL, *REFUSED_BY_ANY, *FOREIGN, *OTHER_NAMES):
         assert name in {*request.model_fields, *request.OTHER_NAMES, *refused, *NO_OPS}, name
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "request_model", "refused"),
+    [
+        ("/tokenize", {"messages": HELLO}, TokenizeRequest, TOKENIZE),
+        ("/v1/messages/count_tokens", {"messages": HELLO}, CountTokensRequest, COUNT_TOKENS),
+    ],
+)
+async def test_what_shapes_a_prompt_is_not_ignored_where_it_is_counted(
+    client: httpx.AsyncClient,
+    path: str,
+    body: dict[str, Any],
+    request_model: type[WireRequest],
+    refused: dict[str, Refused],
+) -> None:
+    assert set(KNOWN) >= PROMPT_FIELDS == (request_model.model_fields.keys() & PROMPT_FIELDS) | refused.keys()
+    for name, field in refused.items():
+        response = await client.post(path, json=body | {name: {"no": "such value"}})
+        assert response.status_code == 400, (name, response.text)
+        assert f"{name} is not supported" in response.text
+        for value in (None, *field.neutral):
+            response = await client.post(path, json=body | {name: value})
+            assert response.status_code == 200, (name, value, response.text)
+    rest = {"max_tokens": 5, "temperature": 0, "stream": True, "stop": "x", "guided_json": {}, "n": 2}
+    assert (await client.post(path, json=body | rest)).status_code == 200, (
+        "the rest of a request is no matter"
+    )
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -57,10 +57,21 @@ async def test_chat(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     assert not engine.requests, "nothing is generated"
 
 
-async def test_chat_has_the_prompt_of_a_completion(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    body = {"messages": user("hi"), "reasoning_effort": "none"}
-    await client.post("/tokenize", json=body)
-    await client.post("/v1/chat/completions", json=body)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_effort": "none"},
+        {"reasoning": {"effort": "low"}},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+    ],
+)
+async def test_chat_has_the_prompt_of_a_completion(
+    client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any]
+) -> None:
+    body = {"messages": user("hi"), **fields}
+    for path in ("/tokenize", "/v1/chat/completions"):
+        response = await client.post(path, json=body)
+        assert response.status_code == 200, response.text
     first, second = engine.tokenizer.chats
     assert first == second
 

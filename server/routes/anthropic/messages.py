@@ -13,12 +13,11 @@ from server.routes.anthropic.convert import chat_request
 from server.routes.anthropic.events import MessageFrames, message
 from server.routes.chat import submit
 from server.schema.anthropic import (
-    PROMPT_ONLY,
     CountTokensRequest,
     CountTokensResponse,
     MessagesRequest,
 )
-from server.schema.dialects import MESSAGES
+from server.schema.dialects import COUNT_TOKENS, MESSAGES
 from server.stream import stream_answer
 
 
@@ -41,7 +40,7 @@ async def reply(context: ServerContext, wire: MessagesRequest, answer: Answer) -
 
 async def count_tokens(http: HttpRequest) -> Response:
     """Number of tokens of a conversation's prompt; nothing is generated."""
-    return await counted(http, CountTokensRequest, PROMPT_ONLY, count_reply)
+    return await counted(http, CountTokensRequest, COUNT_TOKENS, count_reply)
 
 
 async def count_reply(context: ServerContext, wire: CountTokensRequest) -> Response:
