@@ -19,27 +19,6 @@ from server.tools.choice import offered_tools
 from server.tools.formats import has_place_for_tools
 from server.tools.in_text import tell
 
-# Arguments of apply_chat_template: a request that could set them would change how, not what, is rendered.
-TEMPLATE_DENYLIST = frozenset(
-    (
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "sanitize_control_tokens",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    )
-)
 # Templates walk their input by recursion; what people send is a few levels deep.
 MAX_DEPTH = 64
 
@@ -57,6 +36,9 @@ class Tokenizer(Protocol):
 
     @property
     def chat_template(self) -> str | None: ...
+
+    @property
+    def reserved_variables(self) -> frozenset[str]: ...
 
     @property
     def infill(self) -> InfillTokens | None: ...
@@ -113,7 +95,7 @@ def template_input(
         check_length(measure(getattr(wire, name), name), tokenizer, limits, name)
     tools = [tool.function.for_template for tool in offered_tools(wire)]
     check_length(measure(tools, "tools"), tokenizer, limits, "tools")
-    kwargs = template_kwargs(wire)
+    kwargs = template_kwargs(wire, tokenizer.reserved_variables)
     if not has_place_for_tools(tokenizer.chat_template or ""):
         return tell(messages, tools), kwargs
     return messages, kwargs | {"tools": tools} if tools else kwargs
@@ -266,8 +248,11 @@ def measure(value: Any, param: str) -> int:
     raise InvalidRequest(f"{param} must not be nested deeper than {MAX_DEPTH} levels.", param)
 
 
-def template_kwargs(wire: ChatRequest) -> dict[str, Any]:
-    """Variables for the chat template beside the messages. Raises InvalidRequest for reserved names."""
+def template_kwargs(wire: ChatRequest, reserved: frozenset[str]) -> dict[str, Any]:
+    """Variables for the chat template beside the messages and tools.
+
+    Raises InvalidRequest for those that would change how, not what, is rendered.
+    """
     kwargs: dict[str, Any] = {}
     effort = wire.reasoning_effort or (wire.reasoning and wire.reasoning.effort)
     if effort:
@@ -275,14 +260,20 @@ def template_kwargs(wire: ChatRequest) -> dict[str, Any]:
         if effort == "none":
             kwargs["enable_thinking"] = False
     for name, value in (wire.chat_template_kwargs or {}).items():
-        if name in TEMPLATE_DENYLIST or not name.isidentifier() or name.startswith("_"):
-            raise InvalidRequest(
-                f"{name[:64]!r} may not be set for the chat template.", "chat_template_kwargs"
-            )
+        place = f"chat_template_kwargs.{name[:64]}"
+        if name in reserved or name == "tools" or not name.isidentifier() or name.startswith("_"):
+            raise InvalidRequest(f"{name[:64]!r} may not be set for the chat template.", place)
+        if name == "documents" and not is_documents(value):
+            raise InvalidRequest(f"{place} must be a list of objects.", place)
         kwargs[name] = value
     if wire.documents is not None:
         kwargs["documents"] = wire.documents
     return kwargs
+
+
+def is_documents(value: Any) -> bool:
+    """Whether it may stand for the field `documents`."""
+    return value is None or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
 
 
 def check_length(num_chars: int, tokenizer: Tokenizer, limits: Limits, param: str) -> None:

@@ -9,13 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.errors import InvalidRequest, ModelError
+from engine.errors import ContextLengthExceeded, InvalidRequest, ModelError
+from engine.text.chat_template import reserved_variables
 from engine.text.detokenizer import BatchDecoder
 from engine.text.infill import InfillTokens
+from engine.text.interruptible import Interrupted, Watch
 from engine.text.pieces import TokenPieces
 
 T = TypeVar("T")
 MAX_BATCH_TEXTS = 64  # in one hop
+RENDER_SECONDS = 10.0
 logger = logging.getLogger("monoloop.engine")
 
 # Private-use characters that no tokenizer gives a meaning. The first two stand around control tokens in user
@@ -70,6 +73,7 @@ class Tokenizer:
             token.content: token_id for token_id, token in self._hf.added_tokens_decoder.items()
         }
         self.response_template: dict[str, Any] | None = self._read_response_template()
+        self.reserved_variables = reserved_variables(self._hf)
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each text; control tokens written in one are encoded as such."""
@@ -85,18 +89,19 @@ class Tokenizer:
         """How the vocabulary spells each id; empty for one that has a logit but no token."""
         return [self.backend.id_to_token(token_id) or "" for token_id in token_ids]
 
-    def encode_chat(
+    def render_chat(
         self,
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
-    ) -> list[int]:
-        """Token ids of a conversation, rendered by the model's own chat template in a sandbox.
+        max_chars: int,
+    ) -> list[str]:
+        """A conversation as the chat template renders it in a sandbox, in pieces for encode_rendered().
 
-        Control tokens in the messages stay text: only those the template writes are encoded as such. The
-        template writes its own BOS, so none is added. Raises InvalidRequest when the template refuses.
+        Control tokens in the messages stay text: only those the template writes are encoded as such.
+        Raises InvalidRequest when the template refuses, or writes more than `max_chars` characters.
         """
         if self.chat_template is None:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", "messages")
@@ -113,9 +118,17 @@ class Tokenizer:
             raise InvalidRequest(
                 f"The chat template refuses this: {_first_line(error)}", "messages"
             ) from error
-        pieces = self._split(text) if found else [text]
-        encodings = self.backend.encode_batch(pieces, add_special_tokens=False)
-        return [token_id for encoding in encodings for token_id in encoding.ids]
+        if len(text) > max_chars and (num_chars := len(_unmark(text))) > max_chars:
+            raise ContextLengthExceeded(
+                f"The chat template makes {num_chars} characters of the messages; "
+                f"what this model's maximum context length holds are {max_chars} at most.",
+                "messages",
+            )
+        return self._split(text) if found else [text]
+
+    def encode_rendered(self, pieces: list[str]) -> list[int]:
+        """Token ids of a rendered conversation. The template has written its BOS, so none is added."""
+        return [token_id for ids in self.encode_batch(pieces, add_special_tokens=False) for token_id in ids]
 
     def _read_response_template(self) -> dict[str, Any] | None:
         """The tokenizer's response template, if it has one that transformers can read."""
@@ -173,8 +186,16 @@ class TokenizerPool:
     `pieces` knows the bytes of each token, `infill` the tokens for filling in the middle, if there are any.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, num_threads: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        num_threads: int,
+        max_model_len: int,
+        render_seconds: float = RENDER_SECONDS,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._watch = Watch(render_seconds)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
         # No text longer than this can fit: every token of it would have to be the longest there is.
         self.max_prompt_chars = max_model_len * tokenizer.max_token_chars
@@ -185,6 +206,11 @@ class TokenizerPool:
     def chat_template(self) -> str | None:
         """The model's own template, to see which roles it knows; None if it has none."""
         return self._tokenizer.chat_template
+
+    @property
+    def reserved_variables(self) -> frozenset[str]:
+        """What a client must not set for the chat template."""
+        return self._tokenizer.reserved_variables
 
     @property
     def added_tokens(self) -> Mapping[str, int]:
@@ -234,15 +260,34 @@ class TokenizerPool:
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation. Raises InvalidRequest when the template refuses it."""
-        return await self._run(
-            lambda: self._tokenizer.encode_chat(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                template_kwargs=template_kwargs,
-            )
-        )
+        """Token ids of a conversation.
+
+        Raises InvalidRequest when the template refuses it, or takes long; its thread is then free again, as
+        it is when the caller is cancelled.
+        """
+        rendering = self._watch.over()
+
+        def encode() -> list[int]:
+            try:
+                pieces = rendering.run(
+                    lambda: self._tokenizer.render_chat(
+                        messages,
+                        add_generation_prompt=add_generation_prompt,
+                        continue_final_message=continue_final_message,
+                        template_kwargs=template_kwargs,
+                        max_chars=self.max_prompt_chars,
+                    )
+                )
+            except Interrupted:
+                raise InvalidRequest(
+                    f"The chat template took longer than {self._watch.seconds:g} s.", "messages"
+                ) from None
+            return self._tokenizer.encode_rendered(pieces)
+
+        try:
+            return await self._run(encode)
+        finally:
+            self._watch.dismiss(rendering)
 
     async def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`, in one go."""

@@ -1,12 +1,15 @@
-"""A chat template from a file: read, refused when it is none, and used instead of the model's own."""
+"""Chat templates: one from a file, what no client may set for them, and those that render without end."""
+
+import asyncio
 
 import pytest
 
 from engine.config import EngineConfig
+from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.startup import load, load_tokenizer
 from engine.text.chat_template import read_template
 from engine.text.tokenizer import TokenizerPool
-from tests.engine.test_tokenizer import PROMPT, user
+from tests.engine.test_tokenizer import PROMPT, encode_chat, user
 
 OTHER = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
@@ -64,4 +67,70 @@ def test_of_several_templates_the_default_is_used(make_tokenizer, named: dict[st
 def test_a_model_in_one_file_takes_it_too(smollm, tmp_path):
     assert smollm.format == "gguf"
     tokenizer, _ = load_tokenizer(smollm, OTHER)
-    assert tokenizer.decode(tokenizer.encode_chat(user("hello"))) == "<user>hello"
+    assert tokenizer.decode(encode_chat(tokenizer, user("hello"))) == "<user>hello"
+
+
+def test_whatever_decides_how_a_chat_is_rendered_is_reserved(make_tokenizer):
+    tokenizer = make_tokenizer(PROMPT, model_specific_special_tokens={"image_token": "<|image|>"})
+    assert tokenizer.reserved_variables >= {"bos_token", "eos_token", "pad_token", "unk_token", "image_token"}
+    assert tokenizer.reserved_variables >= {"self", "messages", "conversation", "conversations", "tokenize"}
+    assert tokenizer.reserved_variables >= {"raise_exception", "namespace", "range"}
+    sent = {"enable_thinking", "thinking", "reasoning_effort", "date_string", "documents", "custom_tools"}
+    assert not tokenizer.reserved_variables & sent
+
+
+@pytest.mark.parametrize("name", ["system_message", "builtin_tools", "exc", "environment", "text", "kw"])
+def test_any_other_name_is_a_variable_like_any_other(make_tokenizer, name: str):
+    tokenizer = make_tokenizer("{{ " + name + " }}")
+    assert name not in tokenizer.reserved_variables
+    assert tokenizer.decode(encode_chat(tokenizer, user("a"), template_kwargs={name: "value"})) == "value"
+
+
+SPIN = (
+    "{% if spin %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
+)
+SAYS = SPIN + "{% if size %}{{ 'x' * size }}{% endif %}" + PROMPT
+
+
+async def test_a_template_that_takes_long_gives_its_thread_back(make_tokenizer):
+    pool = TokenizerPool(make_tokenizer(SAYS), num_threads=1, max_model_len=100, render_seconds=0.05)
+    spins = [pool.encode_chat(user("a"), template_kwargs={"spin": True}) for _ in range(2)]
+    async with asyncio.timeout(30):
+        for outcome in await asyncio.gather(*spins, return_exceptions=True):
+            assert isinstance(outcome, InvalidRequest), outcome
+            assert (str(outcome), outcome.param) == (
+                "The chat template took longer than 0.05 s.",
+                "messages",
+            )
+        for _ in range(3):
+            assert await pool.decode(await pool.encode_chat(user("hello"))) == "[user]hello[assistant]"
+    pool.close()
+
+
+async def test_who_leaves_gives_the_thread_back(make_tokenizer):
+    pool = TokenizerPool(make_tokenizer(SAYS), num_threads=1, max_model_len=100)
+    spins = [
+        asyncio.create_task(pool.encode_chat(user("a"), template_kwargs={"spin": True})) for _ in range(2)
+    ]
+    await asyncio.sleep(0.05)
+    for spin in spins:
+        spin.cancel()
+    async with asyncio.timeout(30):
+        await asyncio.wait(spins)
+        assert await pool.decode(await pool.encode_chat(user("hello"))) == "[user]hello[assistant]"
+    pool.close()
+
+
+async def test_what_a_template_writes_is_bounded_by_the_context(make_tokenizer):
+    tokenizer = make_tokenizer(SAYS)
+    pool = TokenizerPool(tokenizer, num_threads=1, max_model_len=100)
+    size = pool.max_prompt_chars - len("[user]<|end|>[assistant]")
+    for text, shown in (("", ""), ("<|end|>", "<|end|>")):  # marks around it do not count
+        fits = {"size": size - len(text)}
+        ids = await pool.encode_chat(user(text), template_kwargs=fits)
+        said = await pool.decode(ids, skip_special_tokens=False)
+        assert said == "x" * fits["size"] + f"[user]{shown}<|end|>[assistant]"
+        with pytest.raises(ContextLengthExceeded, match="maximum context length") as caught:
+            await pool.encode_chat(user(text), template_kwargs={"size": fits["size"] + 1})
+        assert caught.value.param == "messages"
+    pool.close()

@@ -17,18 +17,25 @@ def user(content: str, **fields) -> list[dict]:
     return [{"role": "user", "content": content, **fields}]
 
 
+def encode_chat(
+    tokenizer: Tokenizer, messages: list[dict], *, max_chars: int = 10_000, **options
+) -> list[int]:
+    """Render and encode, without the pool's threads."""
+    return tokenizer.encode_rendered(tokenizer.render_chat(messages, max_chars=max_chars, **options))
+
+
 def test_the_template_decides_the_text(make_tokenizer):
     tokenizer = make_tokenizer(PROMPT)
-    ids = tokenizer.encode_chat(user("hello"))
+    ids = encode_chat(tokenizer, user("hello"))
     assert tokenizer.decode(ids, skip_special_tokens=False) == "[user]hello<|end|>[assistant]"
     assert ids.count(tokenizer.eos_token_id) == 1
-    assert tokenizer.encode_chat(user("hello"), add_generation_prompt=False)[-1] == tokenizer.eos_token_id
+    assert encode_chat(tokenizer, user("hello"), add_generation_prompt=False)[-1] == tokenizer.eos_token_id
 
 
 def test_the_final_message_can_be_continued(make_tokenizer):
     tokenizer = make_tokenizer(PROMPT)
     messages = [*user("hello"), {"role": "assistant", "content": "Once upon"}]
-    ids = tokenizer.encode_chat(messages, add_generation_prompt=False, continue_final_message=True)
+    ids = encode_chat(tokenizer, messages, add_generation_prompt=False, continue_final_message=True)
     assert tokenizer.decode(ids).endswith("[assistant]Once upon")
     assert ids[-1] != tokenizer.eos_token_id
 
@@ -38,7 +45,7 @@ def test_the_final_message_can_be_continued(make_tokenizer):
 )
 def test_control_tokens_in_a_message_stay_text(make_tokenizer, text):
     tokenizer = make_tokenizer(PROMPT)
-    ids = tokenizer.encode_chat(user(text))
+    ids = encode_chat(tokenizer, user(text))
     assert ids.count(tokenizer.eos_token_id) == 1, "only the template's own"
     shown = text.replace("\U000f0000", "").replace("\U000f0001", "")
     assert tokenizer.decode(ids, skip_special_tokens=False) == f"[user]{shown}<|end|>[assistant]"
@@ -50,20 +57,20 @@ def test_control_tokens_in_a_message_stay_text(make_tokenizer, text):
 @pytest.mark.parametrize("args", [{"a": "<|end|>"}, {"<|end|>": "a"}, {"a": [{"b<|end|>": ["<|end|>"]}]}])
 def test_control_tokens_in_mappings_stay_text(make_tokenizer, printed, args):
     tokenizer = make_tokenizer(TOOLS.replace("ARGS", printed))
-    ids = tokenizer.encode_chat(user("x", args=args))
+    ids = encode_chat(tokenizer, user("x", args=args))
     assert ids.count(tokenizer.eos_token_id) == 1
     assert "<|end|>" in tokenizer.decode(ids[:-1], skip_special_tokens=False)
 
 
 def test_control_tokens_in_template_kwargs_stay_text(make_tokenizer):
     tokenizer = make_tokenizer("{{ note }}" + PLAIN)
-    ids = tokenizer.encode_chat(user("x"), template_kwargs={"note": "<|end|>"})
+    ids = encode_chat(tokenizer, user("x"), template_kwargs={"note": "<|end|>"})
     assert ids.count(tokenizer.eos_token_id) == 1
 
 
 def test_a_template_may_look_for_control_tokens(make_tokenizer):
     tokenizer = make_tokenizer("{% for m in messages %}{{ m.content.split('<|end|>')[-1] }}{% endfor %}")
-    assert tokenizer.decode(tokenizer.encode_chat(user("hidden<|end|>shown"))) == "shown"
+    assert tokenizer.decode(encode_chat(tokenizer, user("hidden<|end|>shown"))) == "shown"
 
 
 RESPONSE = {
@@ -75,7 +82,7 @@ RESPONSE = {
 def test_a_response_template_parses_answers_to_a_prompt(make_tokenizer):
     tokenizer = make_tokenizer(PROMPT + "<think>", response_template=RESPONSE)
     assert tokenizer.response_template == RESPONSE
-    make = tokenizer.response_parser(tokenizer.encode_chat(user("hello")), None)
+    make = tokenizer.response_parser(encode_chat(tokenizer, user("hello")), None)
     for parser in (make(), make()):
         events = parser.feed("Hm.</think>4")
         closed = [event["value"] for event in events if event["type"] == "region_close"]
@@ -95,27 +102,27 @@ def test_added_tokens_are_known_by_their_text(make_tokenizer):
 
 def test_text_that_looks_like_an_escape_is_left_alone(make_tokenizer):
     tokenizer = make_tokenizer(PLAIN)
-    ids = tokenizer.encode_chat(user(r"\U000f0000 \udb80\udc00"))
+    ids = encode_chat(tokenizer, user(r"\U000f0000 \udb80\udc00"))
     assert tokenizer.decode(ids) == r"[user]\U000f0000 \udb80\udc00"
 
 
 def test_a_template_that_refuses_is_an_invalid_request(make_tokenizer):
     tokenizer = make_tokenizer("{{ raise_exception('roles must alternate\nsecret second line') }}")
     with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
-        tokenizer.encode_chat(user("x"))
+        encode_chat(tokenizer, user("x"))
     assert caught.value.param == "messages"
     assert "secret" not in str(caught.value)
 
 
 def test_no_template_is_an_invalid_request(make_tokenizer):
     with pytest.raises(InvalidRequest, match="no chat template"):
-        make_tokenizer(None).encode_chat(user("x"))
+        encode_chat(make_tokenizer(None), user("x"))
 
 
 def test_the_template_cannot_reach_the_machine(make_tokenizer):
     tokenizer = make_tokenizer("{{ messages.__class__.__mro__ }}")
     with pytest.raises(InvalidRequest, match="refuses"):
-        tokenizer.encode_chat(user("x"))
+        encode_chat(tokenizer, user("x"))
 
 
 def test_no_tokenizer_is_a_model_error(tmp_path):
@@ -127,7 +134,7 @@ def test_threads_share_a_tokenizer(make_tokenizer):
     tokenizer = make_tokenizer(PROMPT)
     with ThreadPoolExecutor(4) as threads:
         texts = [f"text {index} " * 50 for index in range(64)]
-        results = list(threads.map(lambda text: tokenizer.encode_chat(user(text)), texts))
+        results = list(threads.map(lambda text: encode_chat(tokenizer, user(text)), texts))
     for text, ids in zip(texts, results, strict=True):
         assert tokenizer.decode(ids) == f"[user]{text}[assistant]"
 
@@ -171,7 +178,7 @@ async def test_an_id_with_a_logit_but_no_token_is_no_text(make_tokenizer):
 
 def test_the_real_tokenizer(smollm):
     tokenizer = Tokenizer(smollm.tokenizer_dir)
-    ids = tokenizer.encode_chat(user("What is 12?"))
+    ids = encode_chat(tokenizer, user("What is 12?"))
     text = tokenizer.decode(ids, skip_special_tokens=False)
     assert text.endswith("<|im_start|>user\nWhat is 12?<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.vocab_size == 49152

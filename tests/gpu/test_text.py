@@ -55,7 +55,8 @@ def files():
 @pytest.fixture(scope="module")
 def prompts(files) -> list[list[int]]:
     tokenizer = Tokenizer(files.tokenizer_dir)
-    return [tokenizer.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS]
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    return [tokenizer.encode_rendered(tokenizer.render_chat(chat, max_chars=1000)) for chat in chats]
 
 
 @pytest.fixture(scope="module")

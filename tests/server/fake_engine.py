@@ -50,6 +50,7 @@ class FakeTokenizer:
     max_prompt_chars = 8192
     infill: InfillTokens | None = None
     chat_template: str | None = "{{ messages }}{{ tools }}"
+    reserved_variables = frozenset(("messages", "chat_template", "tokenize", "bos_token"))
     added_tokens: ClassVar[dict[str, int]] = {}
     response_template: dict[str, Any] | None = None
     special_tokens: ClassVar[dict[str, str | None]] = {

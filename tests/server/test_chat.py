@@ -107,13 +107,33 @@ async def test_template_options_reach_the_template(client: httpx.AsyncClient, en
     assert options["add_generation_prompt"] is False
 
 
-@pytest.mark.parametrize("name", ["tokenize", "chat_template", "messages", "tools", "__class__", "a b", ""])
+@pytest.mark.parametrize(
+    "name", ["tokenize", "chat_template", "messages", "bos_token", "tools", "__class__", "a b", "", "x-" * 99]
+)
 async def test_template_options_cannot_change_how_it_is_rendered(
     client: httpx.AsyncClient, name: str
 ) -> None:
     response = await client.post("/v1/chat/completions", json=body(chat_template_kwargs={name: 1}))
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == "chat_template_kwargs"
+    assert response.json()["error"]["param"] == f"chat_template_kwargs.{name[:64]}"
+
+
+@pytest.mark.parametrize("value", ["text", {"text": "a"}, [{"text": "a"}, "b"]])
+async def test_documents_among_the_template_options_are_objects(
+    client: httpx.AsyncClient, value: Any
+) -> None:
+    response = await client.post("/v1/chat/completions", json=body(chat_template_kwargs={"documents": value}))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "chat_template_kwargs.documents"
+
+
+async def test_documents_may_be_among_the_template_options(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    for fields, title in (({}, "option"), ({"documents": [{"title": "field"}]}, "field")):
+        request = body(chat_template_kwargs={"documents": [{"title": "option"}]}, **fields)
+        assert (await client.post("/v1/chat/completions", json=request)).status_code == 200
+        assert engine.tokenizer.chats[-1][1]["template_kwargs"] == {"documents": [{"title": title}]}
 
 
 async def test_template_that_refuses_is_a_bad_request(client: httpx.AsyncClient) -> None:
