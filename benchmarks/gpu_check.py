@@ -40,6 +40,7 @@ TOKENS_PER_SECOND_AIMS = {"llama-8b": 5950.0, "llama-1b": 27_000.0}
 IDLE_AIMS = {"llama-8b": 2.0, "llama-1b": 5.0}
 HTTP_SHARE_AIM = 92.0
 LAG_AIM_MILLISECONDS = 10.0
+PREFILLS = ["--prefill", "512,2048,8192"]
 # How much longer a decode step may take with these draws than greedily, in percent.
 DRAWS = ["--temperature", "0.8", "--top-p", "0.95", "--top-k", "50", "--prefill", "512"]
 DRAWS_AIM, MANY_DRAWS_AIM, MANY_DRAWS_FROM = 5.0, 8.0, 64
@@ -139,7 +140,7 @@ def parts() -> Iterator[Part]:
     """All of the table, in its order."""
     for shape in STEP_AIMS:
         static = ["server", "bench", "static", "--shape", shape]
-        yield Part(shape, static, step_figures)
+        yield Part(shape, [*static, *PREFILLS], step_figures)
         yield Part(shape, [*static, *DRAWS], drawn_figures)
         workload = ["benchmarks.workload", "--http", "--rounds", "2", "--shape", shape]
         yield Part(shape, workload, workload_figures)

@@ -57,7 +57,7 @@ class StepsToMeasure:
 
     batches: Sequence[int] = (1, 16, 64, 256)
     context: int = 512
-    prefills: Sequence[int] = (512, 2048, 8192)
+    prefills: Sequence[int] = (512, 2048)
 
     @property
     def max_batch(self) -> int:

@@ -37,7 +37,7 @@ class StaticSettings(BaseModel):
     shape: str = Field("llama-8b", description="name of the shape: tiny, smollm2-135m, llama-1b, llama-8b")
     batch: Counts = Field((1, 16, 64, 256), description="rows of the decode steps")
     context: int = Field(512, ge=1, description="tokens of each sequence before the first decode step")
-    prefill: Counts = Field((512, 2048, 8192), description="tokens of the prefill steps")
+    prefill: Counts = Field((512, 2048), description="tokens of the prefill steps")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field("auto", description="as in serve")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="as in serve")
     page_size: Annotated[Literal[1, 16, 32, 64], BeforeValidator(to_int)] = Field(
