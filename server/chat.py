@@ -14,7 +14,7 @@ import orjson
 from pydantic import Field
 from rich.console import Console
 
-from server.client import ClientSettings
+from server.client import ClientSettings, default_url
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -33,8 +33,9 @@ class ChatSettings(ClientSettings):
     """Talk to a model in the terminal."""
 
     url: str = Field(
-        "http://127.0.0.1:8000",
-        description="base URL of the server; if none is at the default one, the model runs in this process",
+        default_factory=default_url,
+        description="base URL of the server; default: port MONOLOOP_PORT, else 8000, of this machine; if no "
+        "server is there, the model runs in this process",
     )
     model: str | None = Field(
         None, description="model to talk to; default: the server's first, or the default model"

@@ -95,6 +95,8 @@ def replay(arguments: list[str]) -> int:
     if found.ending is not None:
         say(f"the record is not whole: {found.ending}")
     what = f"{found.num_steps:,} steps, {found.num_tokens:,} tokens of {found.num_sequences:,} requests"
+    if not found.num_steps:
+        return fail("there is no step to compare in it", 1)
     if found.first is None:
         sys.stdout.write(f"equal: {what}\n")
         return 0

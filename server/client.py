@@ -12,12 +12,21 @@ def default_api_key() -> str | None:
     return os.environ.get(API_KEY_VARIABLE, "").split(",")[0].strip() or None
 
 
+def default_url() -> str:
+    """Where the server answers that runs with this environment."""
+    port = os.environ.get("MONOLOOP_PORT", "")
+    return f"http://127.0.0.1:{port if port.isdecimal() else 8000}"
+
+
 class ClientSettings(BaseModel):
     """Which server to talk to."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-    url: str = Field("http://127.0.0.1:8000", description="base URL of the server")
+    url: str = Field(
+        default_factory=default_url,
+        description="base URL of the server; default: http://127.0.0.1:8000, or the port of MONOLOOP_PORT",
+    )
     api_key: str | None = Field(
         default_factory=default_api_key,
         description=f"key sent as a bearer token; default: {API_KEY_VARIABLE}",

@@ -126,7 +126,7 @@ def output_length(
     max_tokens, limit_param = wire.limit
     room = room_behind(num_prompt_tokens, limits, prompt_param)
     if room < (1 if max_tokens is None else min(1, max_tokens)):
-        raise overflow(limits, f"your {prompt_param} has {num_prompt_tokens} tokens", prompt_param)
+        raise overflow(limits, f"there are {num_prompt_tokens} tokens in your {prompt_param}", prompt_param)
     if max_tokens is not None and max_tokens > room:
         asked = (
             f"you asked for {num_prompt_tokens} tokens of prompt and {max_tokens} of output ({limit_param})"
@@ -144,7 +144,7 @@ def room_behind(num_tokens: int, limits: Limits, param: str) -> int:
     if not num_tokens:
         raise InvalidRequest(f"{param} has no tokens.", param)
     if num_tokens > limits.max_model_len:
-        raise overflow(limits, f"your {param} has {num_tokens} tokens", param)
+        raise overflow(limits, f"there are {num_tokens} tokens in your {param}", param)
     return limits.max_model_len - num_tokens
 
 

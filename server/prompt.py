@@ -282,4 +282,4 @@ def check_length(num_chars: int, tokenizer: Tokenizer, limits: Limits, param: st
     Also where it is only counted or will be cut: 8 MB take one of the few tokenizer threads 10 seconds.
     """
     if num_chars > tokenizer.max_prompt_chars:
-        raise overflow(limits, f"your {param} has {num_chars} characters, which cannot fit", param)
+        raise overflow(limits, f"there are {num_chars} characters in your {param}, which cannot fit", param)

@@ -20,7 +20,8 @@ class Tools:
     """The tools of a request: `parameters` is the JSON schema of each one's arguments, by name.
 
     With `only` calls of other names are content. Without `parallel` an answer ends after its first call.
-    `is_named`: the request names the one that must be called. `is_demanded`: one must be, by a grammar.
+    `is_named`: the request names the one that must be called. `is_demanded`: one must be. `is_bound`: a
+    grammar sees to it that the answer is calls, or that it is these or JSON.
     """
 
     parameters: Mapping[str, Mapping[str, Any]]
@@ -28,6 +29,7 @@ class Tools:
     parallel: bool = True
     is_named: bool = False
     is_demanded: bool = False
+    is_bound: bool = False
 
     def properties(self, name: str) -> Mapping[str, Any]:
         """The schemas of the arguments of `name`, in the order they are declared."""
@@ -173,8 +175,11 @@ class ToolParser(Parser):
         return [] if self.is_full else super().feed(text)
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
-        """As Parser.finish(); what is held of a demanded call that broke off is dropped: it is no content."""
-        return [] if is_cut and self.tools.is_demanded else super().finish(is_cut=is_cut)
+        """As Parser.finish(); what is held of a call that broke off is dropped where it can be no content."""
+        is_behind_call = self.num_calls > 0 and not self.is_call_open and self._state != self._content
+        if is_cut and (self.tools.is_bound or is_behind_call):
+            return []
+        return super().finish(is_cut=is_cut)
 
     def _run(self) -> None:
         while not self.is_full and self._at < len(self._text) and self._state():

@@ -104,7 +104,8 @@ class Plan(NamedTuple):
         formats = self.formats._replace(tools=written)
         if formats.reasoning == RESPONSE_TEMPLATE:  # it would parse the calls, too
             formats = formats._replace(reasoning=None)
-        outputs = await self._replace(formats=formats)._own_outputs(prompt, tokenizer)
+        plan = self._replace(formats=formats, tools=replace(tools, is_bound=True))
+        outputs = await plan._own_outputs(prompt, tokenizer)
         make = demand_grammar if asked is None or tools.is_demanded else partial(or_calls, asked)
         grammar = await asyncio.to_thread(  # the schemas may be megabytes
             make, called_tools(self.wire, tools), written, formats.tokens, is_one=not tools.parallel

