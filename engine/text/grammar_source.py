@@ -7,9 +7,9 @@ https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from engine.request import Grammar
@@ -108,6 +108,8 @@ def _ready_rules(rules: str) -> str:
             options = schema.get("x-guidance")
             if isinstance(options, dict) and options.get("lenient"):
                 schema = json_schema.ready_leniently(schema, _is_pattern)
+                if not _is_taken(schema):  # such as two expressions that it cannot compare
+                    schema = json_schema.without_patterns(schema)
             else:
                 schema = json_schema.ready(schema)
             parts += [rules[end : found.end()], json.dumps(schema, ensure_ascii=False)]
@@ -117,8 +119,13 @@ def _ready_rules(rules: str) -> str:
 
 def _is_pattern(text: str) -> bool:
     """Whether llguidance takes an expression as the pattern of a text."""
-    grammar = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": text})
-    return not LLMatcher.validate_grammar(grammar, None)
+    return _is_taken({"type": "string", "pattern": text})
+
+
+def _is_taken(schema: dict[str, Any]) -> bool:
+    """Whether llguidance takes a schema."""
+    grammar = LLMatcher.grammar_from_json_schema(schema)
+    return not LLMatcher(LLTokenizer("byte"), grammar, log_level=0).is_error()
 
 
 def _choice(source: str) -> str:

@@ -9,14 +9,14 @@ https://json-schema.org/draft/2020-12/json-schema-validation
 import json
 import math
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
 
-from engine.text.schema_merges import check_merges
+from llguidance import LLMatcher, LLTokenizer
+
+from engine.text.schema_merges import MAX_REMAINDERS, check_merges, remainders, target
 
 MAX_DEPTH = 64
-# What the remainders of all multipleOf in a schema may come to together: compiling takes a second for these.
-MAX_REMAINDERS = 16_384
 MAX_EXACT_INT = 2**53  # beyond, doubles have gaps
 MAX_BOUND = 2**63 - 1024  # the largest double below the largest integer that llguidance knows
 MAX_DIGITS = 15  # what a double keeps of any decimal number
@@ -26,6 +26,7 @@ EXCLUDED = 1e-9
 # Keywords with schemas by name, and with values that are no schemas.
 NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 VALUES = frozenset(("const", "enum", "default", "examples"))
+OF_TEXTS = frozenset(("pattern", "format", "multipleOf", "patternProperties"))
 LOWER = ("minimum", "exclusiveMinimum")
 UPPER = ("maximum", "exclusiveMaximum")
 
@@ -56,18 +57,41 @@ def _no_number(name: str) -> float:
 
 def ready(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema as llguidance can obey it. Raises ValueError for one that it cannot."""
-    return _rewritten(schema, None)
+    found = _rewritten(schema, None)
+    check_merges(found)
+    return found
 
 
 def ready_leniently(schema: dict[str, Any], is_pattern: Callable[[str], bool]) -> dict[str, Any]:
     """The same without what cannot be enforced, be it only patterns that are none for `is_pattern`."""
-    return _rewritten(schema, is_pattern)
+    found = _rewritten(schema, is_pattern)
+    try:
+        check_merges(found)
+    except ValueError:
+        found = without_patterns(found)
+    return found
+
+
+def without_patterns(schema: Any) -> Any:
+    """The schema, which has been made ready, without what it says of texts and multiples."""
+    if isinstance(schema, list):
+        return [without_patterns(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: {name: without_patterns(item) for name, item in value.items()}
+        if key in NAMED and isinstance(value, dict)
+        else value
+        if key in VALUES
+        else without_patterns(value)
+        for key, value in schema.items()
+        if key not in OF_TEXTS
+    }
 
 
 def _rewritten(schema: dict[str, Any], is_pattern: Callable[[str], bool] | None) -> dict[str, Any]:
     _check_depth(schema)
-    found: dict[str, Any] = _Rewriter(is_pattern).schema(schema)
-    check_merges(found)
+    found: dict[str, Any] = _Rewriter(schema, is_pattern).schema(schema)
     return found
 
 
@@ -86,11 +110,11 @@ def _check_depth(value: Any) -> None:
 
 
 class _Rewriter:
-    """One pass over a schema; the remainders of all its numbers may meet in one."""
+    """One pass over a schema."""
 
-    def __init__(self, is_pattern: Callable[[str], bool] | None) -> None:
+    def __init__(self, root: dict[str, Any], is_pattern: Callable[[str], bool] | None) -> None:
+        self._root = root
         self._is_pattern = is_pattern
-        self._remainders = 1
 
     def schema(self, node: Any) -> Any:
         if isinstance(node, list):
@@ -99,6 +123,8 @@ class _Rewriter:
             return node
         found: dict[str, Any] = {}
         for key, value in node.items():
+            if key == "$id" or (key == "$schema" and "json-schema.org" not in str(value)):
+                continue  # names, by which nothing is fetched
             if not self._passes(self._check, key, value):
                 continue
             if key in NAMED and isinstance(value, dict):
@@ -108,7 +134,7 @@ class _Rewriter:
             else:
                 found[key] = self.schema(value)
         if self._is_pattern is not None:
-            _leave_out(found, self._is_pattern)
+            self._leave_out(found, self._is_pattern)
         if isinstance(pattern := found.get("pattern"), str):
             found["pattern"] = KNOWN_PATTERNS.get(pattern, pattern)
         if not self._passes(_exclude, found):
@@ -134,12 +160,18 @@ class _Rewriter:
             return
         elif isinstance(value, float) and math.isinf(value):
             raise ValueError(f"{key} has a number that is too large")
-        elif key == "multipleOf" and value > 0:
-            digits = Decimal(repr(value)).normalize().as_tuple().digits
-            remainders = math.lcm(self._remainders, int("".join(map(str, digits))))
-            if remainders > MAX_REMAINDERS:
-                raise ValueError("multipleOf has too many remainders, together with the others of the schema")
-            self._remainders = remainders
+        elif key == "multipleOf" and value > 0 and remainders(value) > MAX_REMAINDERS:
+            raise ValueError("multipleOf leaves too many remainders")
+
+    def _leave_out(self, node: dict[str, Any], is_pattern: Callable[[str], bool]) -> None:
+        """Take out of a schema what only a lenient one may have."""
+        pattern, reference, named = (node.get(key) for key in ("pattern", "$ref", "patternProperties"))
+        if isinstance(pattern, str) and not is_pattern(KNOWN_PATTERNS.get(pattern, pattern)):
+            del node["pattern"]
+        if isinstance(reference, str) and not self._passes(target, self._root, reference):
+            del node["$ref"]
+        if isinstance(named, dict):
+            node["patternProperties"] = {name: schema for name, schema in named.items() if is_pattern(name)}
 
 
 def is_number(value: Any) -> bool:
@@ -158,48 +190,58 @@ def _check_exact(key: str, value: Any) -> None:
     elif isinstance(value, int):
         if abs(value) > MAX_EXACT_INT:
             raise ValueError(f"{key} has an integer beyond 2**53, which cannot be enforced")
-    elif isinstance(value, float) and (
-        math.isinf(value) or len(Decimal(repr(value)).normalize().as_tuple().digits) > MAX_DIGITS
-    ):
-        raise ValueError(f"{key} has a number of more than {MAX_DIGITS} digits, which cannot be enforced")
+    elif isinstance(value, float) and math.isinf(value):
+        raise ValueError(f"{key} has a number that is too large")
+    elif isinstance(value, float) and num_digits(value) > MAX_DIGITS and not _is_written_back(value):
+        raise ValueError(f"{key} has the number {value!r}, which cannot be enforced")
 
 
-def _leave_out(node: dict[str, Any], is_pattern: Callable[[str], bool]) -> None:
-    """Take out of a schema what only a lenient one may have."""
-    pattern, reference, named = (node.get(key) for key in ("pattern", "$ref", "patternProperties"))
-    if isinstance(pattern, str) and not is_pattern(KNOWN_PATTERNS.get(pattern, pattern)):
-        del node["pattern"]
-    if isinstance(reference, str) and not reference.startswith("#"):
-        del node["$ref"]
-    if isinstance(named, dict):
-        node["patternProperties"] = {name: schema for name, schema in named.items() if is_pattern(name)}
+def num_digits(value: float) -> int:
+    """Significant digits of a number."""
+    return len(Decimal(repr(value)).normalize().as_tuple().digits)
+
+
+def _is_written_back(value: float) -> bool:
+    """Whether the text that llguidance lets a number be is that number; it may err in the last digit."""
+    matcher = LLMatcher(
+        LLTokenizer("byte"), LLMatcher.grammar_from_json_schema({"const": value}), log_level=0
+    )
+    return float(bytes(matcher.compute_ff_tokens())) == value
 
 
 def _exclude(node: dict[str, Any]) -> None:
     """Rewrite bounds that llguidance would let numbers through at. Raises ValueError if none is left."""
     for keys, sign in ((LOWER, 1), (UPPER, -1)):
         for key in keys:
-            value = node.get(key)
-            if isinstance(value, int) and abs(value) > MAX_EXACT_INT:
-                node[key] = _inner(value, sign)
+            if is_number(node.get(key)):
+                node[key] = _inner(node[key], sign)
     lower = max((node[key] for key in LOWER if is_number(node.get(key))), default=-math.inf)
     upper = min((node[key] for key in UPPER if is_number(node.get(key))), default=math.inf)
     if node.get("type") == "integer" or math.isinf(upper - lower) or math.trunc(lower) != math.trunc(upper):
         return
+    # It is the bound nearer to 0 that gets through.
     step = (upper - lower) * EXCLUDED
-    for (inclusive, exclusive), bound, inner in ((LOWER, lower, lower + step), (UPPER, upper, upper - step)):
-        if is_number(node.get(exclusive)) and node[exclusive] == bound and step > 0:
-            if inner == bound:
-                raise ValueError(f"{exclusive} {bound:g} is too near to the other bound")
-            del node[exclusive]
-            node[inclusive] = inner
+    inclusive, exclusive = LOWER if upper > 0 else UPPER
+    bound, inner = (lower, lower + step) if upper > 0 else (upper, upper - step)
+    if is_number(node.get(exclusive)) and node[exclusive] == bound and step > 0:
+        if inner == bound:
+            raise ValueError(f"{exclusive} {bound:g} is too near to the other bound")
+        del node[exclusive]
+        node[inclusive] = inner
 
 
-def _inner(bound: int, sign: int) -> int:
-    """The nearest double inside a lower bound (`sign` 1) or an upper one (-1) that llguidance knows."""
+def _inner(bound: float, sign: int) -> float:
+    """The number nearest to a lower bound (`sign` 1) or an upper one (-1), inside, that llguidance knows."""
     if sign * bound > MAX_BOUND:
         raise ValueError("a bound beyond 2**63 cannot be enforced")
-    nearest = float(max(sign * bound, -MAX_BOUND))
-    if nearest < sign * bound:
-        nearest = math.nextafter(nearest, math.inf)
-    return sign * int(nearest)
+    if sign * bound < -MAX_BOUND:
+        return -sign * MAX_BOUND
+    if isinstance(bound, int):
+        nearest = float(sign * bound)
+        if nearest < sign * bound:
+            nearest = math.nextafter(nearest, math.inf)
+        return bound if abs(bound) <= MAX_EXACT_INT else sign * int(nearest)
+    if num_digits(bound) <= MAX_DIGITS:
+        return bound
+    context = Context(MAX_DIGITS, ROUND_CEILING if sign > 0 else ROUND_FLOOR)
+    return float(context.create_decimal(repr(bound)))

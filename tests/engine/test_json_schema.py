@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+from decimal import Decimal
 from typing import Any
 
 import jsonschema
@@ -47,6 +48,10 @@ NUMBERS = [
     {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 9},
     {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
     {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
+    {"type": "number", "exclusiveMinimum": -0.001, "exclusiveMaximum": -0.0009999990000000001},
+    {"type": "number", "minimum": 0, "exclusiveMaximum": 1.0099999999999999e-07},
+    {"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38},
+    {"enum": [3.141592653589793, 2.718281828459045, 0.30000000000000004]},
     {"const": 2**53},
     {"enum": [1e22, 0.1, 2.5e-10, -(2**53)]},
     {"anyOf": [{"type": "number", "exclusiveMinimum": 7, "exclusiveMaximum": 7.125}, {"const": "a"}]},
@@ -64,7 +69,7 @@ def test_numbers_keep_to_their_bounds(schema: dict[str, Any]) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"const": 2**53 + 1}, "const"),
     ({"enum": ["a", {"b": [123456789012345678]}]}, "enum"),
-    ({"const": 123456789.12345679}, "const"),
+    ({"const": 123456789.12345679}, "123456789.12345679"),
     ({"minimum": 10**20}, "bound"),
     ({"maximum": -(10**400)}, "bound"),
     ({"minimum": 1e999}, "minimum"),
@@ -73,7 +78,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"multipleOf": 1.0000019}, "multipleOf"),
     ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, "multipleOf"),
     ({"properties": {"a": {"items": {"const": 2**60}}}}, "const"),
-    ({"type": "number", "exclusiveMinimum": 1e15 + 0.25, "maximum": 1e15 + 0.5}, "near"),
+    ({"type": "number", "exclusiveMinimum": 99999999999999.1, "maximum": 99999999999999.2}, "near"),
 ]
 
 
@@ -126,6 +131,40 @@ def test_names_of_properties_and_values_are_no_keywords() -> None:
     }
 
 
+BOUNDS = st.decimals(-3, 3, places=3).map(float) | st.floats(-1e6, 1e6)
+
+
+@settings(deadline=None, max_examples=200)
+@given(lower=BOUNDS, upper=BOUNDS)
+def test_a_number_on_an_exclusive_bound_is_never_allowed(lower: float, upper: float) -> None:
+    schema = {"type": "number", "exclusiveMinimum": lower, "exclusiveMaximum": upper}
+    try:
+        grammar = compile_grammar(Grammar("json_schema", json.dumps(schema)), tiny_vocabulary())
+    except ValueError:
+        return  # there is none between, or they are too near to each other
+    for bound in (lower, upper):
+        shortest = format(Decimal(repr(bound)).normalize(), "f")
+        for text in {shortest, shortest + ("0" if "." in shortest else ".0")}:
+            matcher = grammar.new_matcher()
+            is_taken = matcher.consume_tokens(tiny_tokenizer().encode(text, add_special_tokens=False).ids)
+            assert not (is_taken and matcher.is_accepting()), text
+
+
+def test_names_of_documents_are_left_out() -> None:
+    schema = {"$schema": "https://example.com/s.json", "$id": "https://example.com/a", "type": "object"}
+    assert ready(schema) == {"type": "object"}
+    draft = {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"$id": {"type": "string"}}}
+    assert ready(draft) == draft
+
+
+@pytest.mark.parametrize("reference", ["#name", "#/$defs/no", "#/allOf/7", "other.json#/a", "https://x/y"])
+def test_references_lead_somewhere_in_the_schema(reference: str) -> None:
+    schema = {"allOf": [{"$ref": reference}, {"type": "string"}], "$defs": {"a": {"$anchor": "name"}}}
+    with pytest.raises(ValueError, match="leads"):
+        ready(schema)
+    assert "$ref" not in json.dumps(ready_leniently(schema, lambda text: True))
+
+
 @pytest.mark.parametrize(
     ("source", "hint"),
     [('{"const": NaN}', "NaN"), ('{"const": -Infinity}', "Infinity"), ("[1]", "object"), ("3", "object")],
@@ -170,8 +209,15 @@ TOO_MANY: list[dict[str, Any]] = [
     {"type": "string", "allOf": contains("abcdefghijklmnopqrst")},
     {"allOf": [{"properties": {"x": part}} for part in contains("abcdefghi")]},
     {"items": {"allOf": [{"$ref": f"#/$defs/{letter}"} for letter in "abcdefghi"]}, **DEFINED},
-    {"$ref": "#/$defs/c8"}
-    | {"$defs": {f"c{i}": {"pattern": "a", "$ref": f"#/$defs/c{i - 1}"} for i in range(10)}, "pattern": "b"},
+    {
+        "$ref": "#/$defs/c8",
+        "pattern": "b",
+        "$defs": {
+            "c0": {"pattern": "a"},
+            **{f"c{i}": {"pattern": "a", "$ref": f"#/$defs/c{i - 1}"} for i in range(1, 9)},
+        },
+    },
+    {"x y": contains("abcdefghi"), "allOf": [{"$ref": f"#/x%20y/{i}"} for i in range(9)]},
     {"allOf": [{"anyOf": contains("abcdefghi")}] * 9},
 ]
 
@@ -189,7 +235,10 @@ def test_patterns_that_meet_are_few(schema: dict[str, Any]) -> None:
         {"anyOf": contains("abcdefghijklmnopqrst")},
         {"allOf": [{"properties": {str(i): part}} for i, part in enumerate(contains("abcdefghijkl"))]},
         {"$defs": {"tree": {"properties": {"left": {"$ref": "#/$defs/tree"}, "name": {"pattern": "a"}}}}}
-        | {"allOf": [{"$ref": "#/$defs/tree"}, {"$ref": "#/$defs/nowhere"}]},
+        | {"allOf": [{"$ref": "#/$defs/tree"}, {"type": "object"}]},
+        {"oneOf": [{"prefixItems": contains("abcdefghij")}, {"type": "null"}], "discriminator": {}},
+        {"properties": {"a": {"multipleOf": 1024}, "b": {"multipleOf": 25}, "c": {"multipleOf": 65_536}}},
+        {"type": "number", "minimum": 0, "exclusiveMaximum": 0.5},
     ],
     ids=lambda schema: str(schema)[:60],
 )  # fmt: skip
