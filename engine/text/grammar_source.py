@@ -23,12 +23,13 @@ MAX_SOURCE_CHARS = 262_144
 MAX_EBNF_CHARS = 32_768  # its translation to Lark is Python, and holds the GIL
 MAX_CHOICES = 4096
 
-JSON_RULE = re.compile(r"%json\s*")
 GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+GBNF_TEXT = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]', re.DOTALL)
 GBNF_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 # In Lark: a string, a regular expression, a comment, and the name of a token.
 LITERAL = r"""\"(?:\\.|[^"\\\n])*\"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*"""
 LITERALS = re.compile(LITERAL)
+LITERAL_OR_JSON = re.compile(rf"{LITERAL}|(%json\s*)")
 LITERAL_OR_TOKEN = re.compile(rf"{LITERAL}|(<[^<>\s\"/]+>)")
 # What Lark does not take in a string as it is.
 CONTROL = re.compile("[\x7f-\x9f]")
@@ -68,7 +69,7 @@ def _lark(source: str, control_tokens: Mapping[str, int]) -> str:
     """A client's grammar, in GBNF or in Lark, as Lark."""
     if GBNF_RULE.search(source):
         try:
-            return str(gbnf_to_lark(GBNF_ESCAPE.sub(_unescaped, source)))
+            return str(gbnf_to_lark(GBNF_TEXT.sub(_unescaped, source)))
         except RecursionError:
             raise
         except Exception as error:  # a parser written in Python: it may raise anything about its input
@@ -83,38 +84,49 @@ def _lark(source: str, control_tokens: Mapping[str, int]) -> str:
     return LITERAL_OR_TOKEN.sub(by_id, source)
 
 
-def _unescaped(found: re.Match[str]) -> str:
-    """A character that GBNF gives by its number: the translation to Lark loses leading zeros."""
-    number = found[1] or found[2] or found[3]
-    if number is None or int(number, 16) > 0x10FFFF:
-        return found[0]
-    character = chr(int(number, 16))
-    if character in '"\\[]':
-        return "\\" + character
-    return character if character.isprintable() and character not in "^-/" else found[0]
+def _unescaped(text: re.Match[str]) -> str:
+    """A string or class of GBNF whose characters are not given by number: on the way zeros would be lost."""
+    is_class = text[0].startswith("[")
+
+    def character(found: re.Match[str]) -> str:
+        number = int(found[1] or found[2] or found[3] or "110000", 16)
+        if number > 0x10FFFF:
+            return found[0]
+        if chr(number) in ("\\[]" if is_class else '"\\'):
+            return "\\" + chr(number)
+        if number < 0xA0 and (not chr(number).isprintable() or (is_class and chr(number) in "^-")):
+            return f"\\x{number:02x}"
+        return chr(number)
+
+    return GBNF_ESCAPE.sub(character, text[0])
 
 
 def _ready_rules(rules: str) -> str:
     """Rules in Lark with the JSON schemas in them made ready. Raises ValueError."""
     parts, end = [], 0
-    for found in JSON_RULE.finditer(rules):
-        if found.end() < end:
+    while found := LITERAL_OR_JSON.search(rules, end):
+        parts.append(rules[end : found.end()])
+        end = found.end()
+        if found[1] is None:
             continue
         try:
-            schema, new_end = json.JSONDecoder().raw_decode(rules, found.end())
+            schema, new_end = json.JSONDecoder().raw_decode(rules, end)
         except ValueError:
             continue  # not a schema, or none that llguidance could read
         if isinstance(schema, dict):
-            options = schema.get("x-guidance")
-            if isinstance(options, dict) and options.get("lenient"):
-                schema = json_schema.ready_leniently(schema, _is_pattern)
-                if not _is_taken(schema):  # such as two expressions that it cannot compare
-                    schema = json_schema.without_patterns(schema)
-            else:
-                schema = json_schema.ready(schema)
-            parts += [rules[end : found.end()], json.dumps(schema, ensure_ascii=False)]
+            parts.append(json.dumps(_ready(schema), ensure_ascii=False))
             end = new_end
     return "".join((*parts, rules[end:]))
+
+
+def _ready(schema: dict[str, Any]) -> dict[str, Any]:
+    options = schema.get("x-guidance")
+    if not isinstance(options, dict) or not options.get("lenient"):
+        return json_schema.ready(schema)
+    found = json_schema.ready_leniently(schema, _is_pattern)
+    if not _is_taken(found):  # such as two expressions that it cannot compare
+        found = json_schema.without_patterns(found)
+    return found
 
 
 def _is_pattern(text: str) -> bool:

@@ -120,7 +120,10 @@ FOREIGN: dict[str, Refused] = {
     ),
     "truncate": SHORTEN,
     "transforms": Refused(([],), SHORTEN.hint),
-    "context_management": Refused(([], {}, {"edits": []}), "shorten the conversation before sending it"),
+    "context_management": Refused(
+        ([], {}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+        "shorten the conversation before sending it",
+    ),
     # tools
     "functions": Refused(([],), "use tools"),
     "function_call": Refused(("none", "auto"), "use tool_choice"),

@@ -158,6 +158,8 @@ async def test_an_object_may_have_thousands_of_optional_properties(compiler, is_
 
 FOLLOWED = [
     ('root ::= "\\x41\\u00e9" [\\u0400-\\u04FF] "\\u0022\\x5c"', 'AéЖ"\\'),
+    ('root ::= [\\u00a0\\u002d\\x5d] [\\u0001-\\u001f] "\\x22\\x5c\\x5b]"', ']\n"\\[]'),
+    ('start: "%json {  }" /%json [{]"a":  1}/', '%json {  }%json {"a":  1}'),
     ('# a comment\nroot ::= [^"] "::="', "a::="),
     ('?start: expr\n?expr: NUM | expr "+" NUM\nNUM: /[0-9]/', "1+2"),
     ('start[capture]: "a"', "a"),

@@ -405,7 +405,7 @@ async def test_neutral_values_are_accepted(client: httpx.AsyncClient) -> None:
             tool_choice={"type": "auto"},
             metadata={"user_id": "x"},
             service_tier="auto",
-            context_management={"edits": []},
+            context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
             n=1,
             stream_options=None,
             top_k=0,
