@@ -10,11 +10,10 @@ from typing import TypeVar
 T = TypeVar("T")
 LOOK_SECONDS = 1.0
 
-# int PyThreadState_SetAsyncExc(unsigned long thread, PyObject *exception); NULL takes back what waits there.
+# int PyThreadState_SetAsyncExc(unsigned long thread, PyObject *exception)
 _set_async_exception = pythonapi.PyThreadState_SetAsyncExc
 _set_async_exception.argtypes = (c_ulong, py_object)
 _set_async_exception.restype = c_int
-NOTHING = py_object()
 
 
 class Interrupted(BaseException):
@@ -57,15 +56,18 @@ class Interruptible:
         finally:
             # Python raises it at calls, at jumps back and where a function begins: not before this is done.
             self._thread = 0
-            if self._was_interrupted:  # one may wait to be raised, and another be on its way
+            is_settled = not self._was_interrupted
+            while not is_settled:  # one may wait to be raised, and another be on its way
                 try:
-                    self._take_back()
+                    with self._lock:
+                        is_settled = True  # whoever sends one has sent it
+                        # In place of what waits, if anything does. To take that back would leave the
+                        # interpreter on the watch for it, and CPython 3.11 then stands still once it traces.
+                        _set_async_exception(threading.get_ident(), py_object(Interrupted))
+                    while True:
+                        pass
                 except Interrupted:
-                    self._take_back()
-
-    def _take_back(self) -> None:
-        with self._lock:
-            _set_async_exception(threading.get_ident(), NOTHING)
+                    pass
 
     def interrupt(self) -> None:
         """End it, if it runs; if it has not begun, it never will."""
