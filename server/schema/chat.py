@@ -129,6 +129,13 @@ class ReasoningOptions(WireRequest):
     effort: ReasoningEffort | None = None
 
 
+def check_continuation(value: bool | None, info: ValidationInfo) -> bool | None:
+    """A prompt cannot both open a new turn and continue the last one."""
+    if value and info.data.get("add_generation_prompt"):
+        raise ValueError("it cannot be true together with add_generation_prompt")
+    return value
+
+
 class ChatRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
@@ -185,6 +192,7 @@ class ChatRequest(GenerationRequest):
         None, description="false ends the answer after its first call; default true"
     )
     _check_prompt_logprobs = field_validator("prompt_logprobs")(check_prompt_logprobs)
+    _check_continuation = field_validator("continue_final_message")(check_continuation)
 
     @field_validator("top_logprobs")
     @classmethod
@@ -201,14 +209,6 @@ class ChatRequest(GenerationRequest):
         names = [tool.function.name for tool in value or ()]
         if len(set(names)) < len(names):
             raise ValueError("the names of tools must differ")
-        return value
-
-    @field_validator("continue_final_message")
-    @classmethod
-    def check_continuation(cls, value: bool | None, info: ValidationInfo) -> bool | None:
-        """A prompt cannot both open a new turn and continue the last one."""
-        if value and info.data.get("add_generation_prompt"):
-            raise ValueError("it cannot be true together with add_generation_prompt")
         return value
 
     @property

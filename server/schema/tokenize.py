@@ -11,6 +11,7 @@ from server.schema.chat import (
     ReasoningEffort,
     ReasoningOptions,
     WireResponse,
+    check_continuation,
 )
 from server.schema.fields import Refused
 from server.schema.sampling import WireRequest
@@ -81,13 +82,7 @@ class TokenizeRequest(WireRequest):
             raise ValueError("it is for a prompt; a chat template writes its own")
         return value
 
-    @field_validator("continue_final_message")
-    @classmethod
-    def check_continuation(cls, value: bool | None, info: ValidationInfo) -> bool | None:
-        """As in chat."""
-        if value and info.data.get("add_generation_prompt"):
-            raise ValueError("it cannot be true together with add_generation_prompt")
-        return value
+    _check_continuation = field_validator("continue_final_message")(check_continuation)
 
     @property
     def chat(self) -> ChatRequest:
