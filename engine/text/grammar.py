@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
@@ -24,9 +24,6 @@ from engine.errors import Draining, InvalidRequest, QueueFull
 from engine.request import Grammar
 from engine.text.grammar_source import translate
 from engine.text.masks import WORD_BITS
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger("monoloop.engine")
 

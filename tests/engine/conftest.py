@@ -5,8 +5,10 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device.devices import set_up_thread
+from engine.text.grammar import GrammarCompiler
 from models.loader import random_decoder
 from models.shapes import SHAPES
+from tests.engine.tiny_engine import tiny_vocabulary
 
 
 @pytest.fixture(params=[0, 1], ids=["run_ahead_0", "run_ahead_1"])
@@ -51,3 +53,11 @@ def model(request):
         yield random_decoder(SHAPES["tiny"], torch.float32, device)
     if device.type == "cuda":
         torch.cuda.set_stream(torch.cuda.default_stream())
+
+
+@pytest.fixture
+async def compiler():
+    """Compiles grammars for the tiny tokenizer."""
+    compiler = GrammarCompiler(tiny_vocabulary())
+    yield compiler
+    compiler.close()
