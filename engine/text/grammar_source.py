@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from engine.request import Grammar
@@ -137,7 +137,7 @@ def _is_pattern(text: str) -> bool:
 def _is_taken(schema: dict[str, Any]) -> bool:
     """Whether llguidance takes a schema."""
     grammar = LLMatcher.grammar_from_json_schema(schema)
-    return not LLMatcher(LLTokenizer("byte"), grammar, log_level=0).is_error()
+    return not LLMatcher(json_schema.byte_tokenizer(), grammar, log_level=0).is_error()
 
 
 def _choice(source: str) -> str:

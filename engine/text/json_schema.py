@@ -8,8 +8,9 @@ https://json-schema.org/draft/2020-12/json-schema-validation
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from functools import cache
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -73,20 +74,21 @@ def ready_leniently(schema: dict[str, Any], is_pattern: Callable[[str], bool]) -
 
 
 def without_patterns(schema: Any) -> Any:
-    """The schema, which has been made ready, without what it says of texts and multiples."""
+    """The schema, which has been made ready, without what it says of texts, names and multiples."""
     if isinstance(schema, list):
         return [without_patterns(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        key: {name: without_patterns(item) for name, item in value.items()}
-        if key in NAMED and isinstance(value, dict)
-        else value
-        if key in VALUES
-        else without_patterns(value)
-        for key, value in schema.items()
-        if key not in OF_TEXTS
-    }
+    left_out = OF_TEXTS | {"additionalProperties"} if "patternProperties" in schema else OF_TEXTS
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in left_out:
+            continue
+        if key in NAMED and isinstance(value, dict):
+            found[key] = {name: without_patterns(item) for name, item in value.items()}
+        else:
+            found[key] = value if key in VALUES else without_patterns(value)
+    return found
 
 
 def _rewritten(schema: dict[str, Any], is_pattern: Callable[[str], bool] | None) -> dict[str, Any]:
@@ -172,6 +174,8 @@ class _Rewriter:
             del node["$ref"]
         if isinstance(named, dict):
             node["patternProperties"] = {name: schema for name, schema in named.items() if is_pattern(name)}
+            if len(node["patternProperties"]) < len(named):
+                node.pop("additionalProperties", None)  # it would forbid what was left out
 
 
 def is_number(value: Any) -> bool:
@@ -180,20 +184,29 @@ def is_number(value: Any) -> bool:
 
 
 def _check_exact(key: str, value: Any) -> None:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            _check_exact(key, item)
-    elif isinstance(value, bool):
-        return
-    elif isinstance(value, int):
-        if abs(value) > MAX_EXACT_INT:
+    """Raises ValueError for a constant with numbers that llguidance would not let be what they are."""
+    long_numbers = []
+    for number in _numbers(value):
+        if isinstance(number, float) and math.isinf(number):
+            raise ValueError(f"{key} has a number that is too large")
+        if isinstance(number, int) and abs(number) > MAX_EXACT_INT:
             raise ValueError(f"{key} has an integer beyond 2**53, which cannot be enforced")
-    elif isinstance(value, float) and math.isinf(value):
-        raise ValueError(f"{key} has a number that is too large")
-    elif isinstance(value, float) and num_digits(value) > MAX_DIGITS and not _is_written_back(value):
-        raise ValueError(f"{key} has the number {value!r}, which cannot be enforced")
+        if isinstance(number, float) and num_digits(number) > MAX_DIGITS:
+            long_numbers.append(number)
+    for number, written in zip(long_numbers, _as_written(long_numbers), strict=True):
+        if number != written:
+            raise ValueError(f"{key} has the number {number!r}, which cannot be enforced")
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """All numbers in a value."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if is_number(item):
+            yield item
+        elif isinstance(item, dict | list):
+            stack += item.values() if isinstance(item, dict) else item
 
 
 def num_digits(value: float) -> int:
@@ -201,12 +214,20 @@ def num_digits(value: float) -> int:
     return len(Decimal(repr(value)).normalize().as_tuple().digits)
 
 
-def _is_written_back(value: float) -> bool:
-    """Whether the text that llguidance lets a number be is that number; it may err in the last digit."""
-    matcher = LLMatcher(
-        LLTokenizer("byte"), LLMatcher.grammar_from_json_schema({"const": value}), log_level=0
-    )
-    return float(bytes(matcher.compute_ff_tokens())) == value
+def _as_written(numbers: Sequence[float]) -> list[float]:
+    """What the texts come to that llguidance lets numbers be: it may err in the last digit."""
+    constants = [{"const": number} for number in numbers]
+    exactly = {"type": "array", "prefixItems": constants, "minItems": len(constants), "items": False}
+    grammar = LLMatcher.grammar_from_json_schema(exactly, overrides={"whitespace_flexible": False})
+    matcher = LLMatcher(byte_tokenizer(), grammar, log_level=0)
+    written: list[float] = json.loads(bytes(matcher.compute_ff_tokens())) if numbers else []
+    return written
+
+
+@cache
+def byte_tokenizer() -> LLTokenizer:
+    """Of no model: to see what llguidance makes of a schema."""
+    return LLTokenizer("byte")
 
 
 def _exclude(node: dict[str, Any]) -> None:

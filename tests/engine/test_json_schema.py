@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from engine.request import Grammar
 from engine.text.grammar import compile_grammar
-from engine.text.json_schema import KNOWN_PATTERNS, MAX_BOUND, MAX_DEPTH, load, ready, ready_leniently
+from engine.text.json_schema import (
+    KNOWN_PATTERNS,
+    MAX_BOUND,
+    MAX_DEPTH,
+    load,
+    ready,
+    ready_leniently,
+    without_patterns,
+)
 from tests.engine.tiny_engine import EOS, tiny_tokenizer, tiny_vocabulary
 
 
@@ -100,6 +108,7 @@ def test_a_lenient_schema_loses_what_is_not_taken_and_nothing_else() -> None:
             "big": {"type": "integer", "multipleOf": 99_991, "minimum": 0, "maximum": 2**70},
         },
         "patternProperties": {"(?!x)": {"type": "string"}, "^y": {"type": "string"}},
+        "additionalProperties": False,
         "$defs": {"known": {"pattern": "^a$", "const": "a"}},
         "x-guidance": {"lenient": True},
     }
@@ -115,6 +124,31 @@ def test_a_lenient_schema_loses_what_is_not_taken_and_nothing_else() -> None:
         "$defs": {"known": {"pattern": "^a$", "const": "a"}},
         "x-guidance": {"lenient": True},
     }
+
+
+def test_what_is_left_without_patterns_forbids_nothing_that_was_left_out() -> None:
+    closed = {
+        "patternProperties": {"^a": {"pattern": "b"}},
+        "additionalProperties": False,
+        "const": {"pattern": 1},
+    }
+    schema = {
+        "items": [closed],
+        "properties": {"pattern": {"format": "date", "maxLength": 3}},
+        "multipleOf": 3,
+    }
+    assert without_patterns(schema) == {
+        "items": [{"const": {"pattern": 1}}],
+        "properties": {"pattern": {"maxLength": 3}},
+    }
+
+
+def test_thousands_of_long_numbers_are_looked_at_together() -> None:
+    draw = random.Random(0)
+    ready({"enum": [round(draw.random(), 12) for _ in range(10_000)]})
+    with pytest.raises(ValueError, match="enum has the number"):
+        ready({"enum": [draw.random() for _ in range(10_000)]})
+    ready({"enum": [{"a": [3.141592653589793]}] * 10_000})
 
 
 def test_names_of_properties_and_values_are_no_keywords() -> None:
