@@ -13,10 +13,10 @@ from starlette.responses import Response
 from engine.outputs import FinishReason, TextDelta
 from engine.request import Request
 from server.errors import DeadlinePassed
+from server.parsing.output import ParsedDelta, ParsedStream
+from server.parsing.plan import Outputs
 from server.schema.chat import ChatFinish
 from server.schema.sampling import CompletionTokensDetails, Finish, PromptTokensDetails, Usage
-from server.tools.output import ParsedDelta, ParsedStream
-from server.tools.plan import Outputs
 from server.version import VERSION
 
 if TYPE_CHECKING:

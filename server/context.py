@@ -11,8 +11,8 @@ from engine.errors import Draining, EngineDead
 from server.convert import Limits
 from server.errors import ModelNotFound, NotReady
 from server.metrics import Metrics
+from server.parsing.detect import NO_FORMATS, Formats
 from server.settings import ServerConfig
-from server.tools.formats import NO_FORMATS, Formats
 from server.turnstile import Turnstile
 
 if TYPE_CHECKING:

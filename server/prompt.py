@@ -13,11 +13,11 @@ from engine.errors import InvalidRequest
 from server.body import check_structure
 from server.convert import Limits, check_ids, check_text, overflow
 from server.errors import UnsupportedField
+from server.parsing.choice import offered_tools
+from server.parsing.detect import has_place_for_tools
+from server.parsing.in_text import tell
 from server.schema.chat import ChatMessage, ChatRequest
 from server.schema.completions import CompletionRequest, Prompt
-from server.tools.choice import offered_tools
-from server.tools.formats import has_place_for_tools
-from server.tools.in_text import tell
 
 # Templates walk their input by recursion; what people send is a few levels deep.
 MAX_DEPTH = 64

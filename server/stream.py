@@ -23,11 +23,11 @@ from server.answer import Answer, Counts, Delta, abort_all, chat_finish_of, fini
 from server.echo import NO_ECHO, Echo
 from server.errors import DeadlinePassed, envelope
 from server.logprobs import NO_DETAILS, TokenDetails
+from server.parsing.output import ParsedStream
 from server.schema.chat import ChatChunk, ChatChunkChoice, ChatDelta, ChatFinish
 from server.schema.completions import CompletionChunk, CompletionChunkChoice
 from server.schema.sampling import StreamOptions
 from server.settings import ServerConfig
-from server.tools.output import ParsedStream
 
 if TYPE_CHECKING:
     from engine import RequestStream

@@ -13,15 +13,15 @@ from server.convert import make_requests, token_details
 from server.errors import UnsupportedField
 from server.handler import answered
 from server.logprobs import TokenDetails
+from server.parsing.chunks import ParsedChatFrames
+from server.parsing.events import Message
+from server.parsing.output import ParsedDelta
+from server.parsing.plan import Plan
 from server.prompt import encode_chat
 from server.schema.chat import AssistantMessage, ChatChoice, ChatRequest, ChatResponse
 from server.schema.dialects import CHAT
 from server.schema.tools import AnswerFunction, AnswerToolCall
 from server.stream import ChatFrames, stream_answer
-from server.tools.chunks import ParsedChatFrames
-from server.tools.events import Message
-from server.tools.output import ParsedDelta
-from server.tools.plan import Plan
 
 
 async def chat_completions(http: HttpRequest) -> Response:

@@ -16,10 +16,10 @@ from server.answer import Answer, collect_all
 from server.context import ServerContext
 from server.convert import check_num_answers, room_behind
 from server.handler import answered
+from server.parsing.output import ParsedStream
 from server.prompt import encode_each
 from server.schema.dialects import EMBEDDINGS
 from server.schema.embeddings import EmbeddingsRequest, EmbeddingsUsage
-from server.tools.output import ParsedStream
 
 if TYPE_CHECKING:
     from engine import RequestStream

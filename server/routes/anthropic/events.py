@@ -10,6 +10,8 @@ from sse_starlette import ServerSentEvent
 from engine.outputs import FinishReason
 from server.answer import Answer, Delta
 from server.errors import anthropic_envelope
+from server.parsing.blocks import Begun, Block, Blocks, Ended, Kind, More, Step, blocks_of
+from server.parsing.output import ParsedDelta
 from server.schema.anthropic import (
     BlockDelta,
     BlockStart,
@@ -32,8 +34,6 @@ from server.schema.anthropic import (
     ToolUseBlock,
 )
 from server.stream import Frames, named_event
-from server.tools.blocks import Begun, Block, Blocks, Ended, Kind, More, Step, blocks_of
-from server.tools.output import ParsedDelta
 
 PIECES: dict[Kind, Callable[[str], Piece]] = {
     "text": lambda text: TextPiece(text=text),

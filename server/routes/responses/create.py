@@ -11,6 +11,7 @@ from server.context import ServerContext
 from server.convert import token_details
 from server.errors import UnsupportedField
 from server.handler import answered
+from server.parsing.plan import Plan
 from server.routes.chat import submit
 from server.routes.responses.convert import chat_request
 from server.routes.responses.events import ResponseFrames
@@ -18,7 +19,6 @@ from server.routes.responses.items import begun, whole
 from server.schema.dialects import RESPONSES
 from server.schema.responses import LOGPROBS_INCLUDED, ResponsesRequest
 from server.stream import stream_answer
-from server.tools.plan import Plan
 
 
 async def create_response(http: HttpRequest) -> Response:

@@ -7,6 +7,7 @@ from engine.outputs import OutputToken
 from server.answer import MAX_TOKENS_ON_LOOP, Answer, Delta
 from server.errors import message_of
 from server.logprobs import TokenDetails
+from server.parsing.blocks import Begun, Block, Blocks, Ended, More, Step
 from server.routes.responses.items import (
     empty_block,
     ended,
@@ -31,7 +32,6 @@ from server.schema.response_events import (
 )
 from server.schema.responses import ReasoningText, ResponseError, ResponseObject
 from server.stream import Frames, Numbered, named_event
-from server.tools.blocks import Begun, Block, Blocks, Ended, More, Step
 
 
 class ItemPlace(TypedDict):

@@ -7,6 +7,7 @@ from engine.outputs import FinishReason, OutputToken
 from server.answer import Answer, Delta
 from server.convert import Limits
 from server.logprobs import TokenDetails
+from server.parsing.blocks import Block, Kind, blocks_of
 from server.schema.logprobs import TokenLogprob
 from server.schema.responses import (
     FunctionTool,
@@ -30,7 +31,6 @@ from server.schema.responses import (
     ResponseUsage,
     TextSettings,
 )
-from server.tools.blocks import Block, Kind, blocks_of
 
 ID_PREFIXES: dict[Kind, str] = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 

@@ -1,0 +1,120 @@
+"""An answer as the blocks that other dialects make of it: text, reasoning and calls, one after the other."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from engine.outputs import FinishReason, OutputToken, TextDelta
+from server.parsing.events import Arguments, CallBegun, CallEnded, Content, Event, Reasoning
+from server.parsing.output import ParsedDelta
+
+Kind = Literal["text", "reasoning", "call"]
+
+
+@dataclass(slots=True)
+class Block:
+    """One block, its number counting from 0. A call has an id and a name, and its text are its arguments.
+
+    `is_cut`: the limit of tokens ended the answer in it. A call that is whole `is_complete`. `tokens`, of an
+    answer that is not parsed and tells them, are those of the text.
+    """
+
+    number: int
+    kind: Kind
+    id: str = ""
+    name: str = ""
+    is_complete: bool = False
+    is_cut: bool = False
+    parts: list[str] = field(default_factory=list)
+    tokens: list[OutputToken] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All of its text so far."""
+        return "".join(self.parts)
+
+
+class Begun(NamedTuple):
+    """A block has begun."""
+
+    block: Block
+
+
+class More(NamedTuple):
+    """A block has more text."""
+
+    block: Block
+    text: str
+    tokens: tuple[OutputToken, ...] = ()
+
+
+class Ended(NamedTuple):
+    """Nothing more comes of a block."""
+
+    block: Block
+
+
+Step = Begun | More | Ended
+
+
+class Blocks:
+    """The blocks of one answer, while its deltas come in; only the last one is open."""
+
+    def __init__(self) -> None:
+        self.all: list[Block] = []
+        self._open: Block | None = None
+
+    def take(self, delta: TextDelta | ParsedDelta) -> Iterator[Step]:
+        """What a delta does to the blocks; the last one ends what is open."""
+        if isinstance(delta, ParsedDelta):
+            for event in delta.events:
+                yield from self._take(event)
+        elif delta.text:
+            yield from self._say("text", delta.text, delta.tokens)
+        elif self._open is not None:
+            self._open.tokens += delta.tokens
+        if delta.finish_reason is not None:
+            if self._open is not None:
+                self._open.is_cut = delta.finish_reason is FinishReason.LENGTH
+            yield from self._end()
+
+    def _take(self, event: Event) -> Iterator[Step]:
+        match event:
+            case Content(text):
+                yield from self._say("text", text)
+            case Reasoning(text):
+                yield from self._say("reasoning", text)
+            case CallBegun(_, call_id, name):
+                yield from self._begin(Block(len(self.all), "call", call_id, name))
+            case Arguments(_, text):
+                yield from self._say("call", text)
+            case CallEnded():
+                self.all[-1].is_complete = True
+                yield from self._end()
+
+    def _say(self, kind: Kind, text: str, tokens: tuple[OutputToken, ...] = ()) -> Iterator[Step]:
+        if self._open is None or self._open.kind != kind:
+            yield from self._begin(Block(len(self.all), kind))
+        block = self.all[-1]
+        block.parts.append(text)
+        block.tokens += tokens
+        yield More(block, text, tokens)
+
+    def _begin(self, block: Block) -> Iterator[Step]:
+        yield from self._end()
+        self.all.append(block)
+        self._open = block
+        yield Begun(block)
+
+    def _end(self) -> Iterator[Step]:
+        if self._open is not None:
+            block, self._open = self._open, None
+            yield Ended(block)
+
+
+def blocks_of(delta: TextDelta | ParsedDelta) -> list[Block]:
+    """The blocks of a whole answer."""
+    blocks = Blocks()
+    for _ in blocks.take(delta):
+        pass
+    return blocks.all

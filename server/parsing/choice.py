@@ -1,0 +1,69 @@
+"""`tools` and `tool_choice` of a chat -> the tools its prompt names, and what of them may be called."""
+
+from collections.abc import Sequence
+
+from engine.errors import InvalidRequest
+from server.parsing.parser import Tools
+from server.schema.chat import ChatRequest
+from server.schema.tools import FunctionDefinition, Tool, ToolChoice
+
+
+def offered_tools(wire: ChatRequest) -> Sequence[Tool]:
+    """The tools that the prompt names: with the choice none it names none, so that the model calls none."""
+    return () if wire.tool_choice and wire.tool_choice.type == "none" else wire.tools or ()
+
+
+def check_choice(wire: ChatRequest) -> None:
+    """A choice is among tools that are there. Raises InvalidRequest."""
+    choice = wire.tool_choice
+    if choice is None or choice.type == "none" or (choice.type == "auto" and not wire.tools):
+        return
+    if not wire.tools:
+        raise InvalidRequest("tool_choice needs tools to choose from.", "tool_choice")
+    names = {tool.function.name for tool in wire.tools}
+    for name in chosen_names(choice):
+        if name not in names:
+            raise InvalidRequest(f"tool_choice names {name[:128]!r}, which is not in tools.", "tool_choice")
+
+
+def is_demand(choice: ToolChoice | None) -> bool:
+    """Whether a tool must be called: only a grammar can see to that."""
+    if choice is None:
+        return False
+    if choice.type == "allowed_tools" and choice.allowed_tools is not None:
+        return choice.allowed_tools.mode == "required"
+    return choice.type in ("required", "function")
+
+
+def chosen_names(choice: ToolChoice) -> list[str]:
+    """The tools a choice names."""
+    if choice.type == "function":
+        return [name for name in (choice.name or (choice.function and choice.function.name),) if name]
+    allowed = choice.allowed_tools.tools if choice.allowed_tools and choice.type == "allowed_tools" else ()
+    return [tool.name for tool in allowed if tool.name]
+
+
+def callable_tools(wire: ChatRequest) -> Tools | None:
+    """What calls are parsed by; None if the answer has none."""
+    offered = offered_tools(wire)
+    if not offered:
+        return None
+    choice = wire.tool_choice
+    only = chosen_names(choice) if choice else []
+    is_named = choice is not None and choice.type == "function"
+    return Tools(
+        {tool.function.name: tool.function.parameters or {} for tool in offered},
+        only=frozenset(only) if only else None,
+        parallel=wire.parallel_tool_calls is not False and not is_named,
+        is_named=is_named,
+        is_demanded=is_demand(choice),
+    )
+
+
+def called_tools(wire: ChatRequest, tools: Tools) -> list[FunctionDefinition]:
+    """The tools that may be called."""
+    return [
+        tool.function
+        for tool in offered_tools(wire)
+        if tools.only is None or tool.function.name in tools.only
+    ]

@@ -1,0 +1,1 @@
+"""One file per format in which models write tool calls."""

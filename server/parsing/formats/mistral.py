@@ -1,0 +1,130 @@
+"""Mistral's formats: [TOOL_CALLS][{"name": …, "arguments": …}, …], and [TOOL_CALLS]name[ARGS]{…} per call.
+
+The id of a call has nine letters or digits, or its templates refuse it when it comes back; some models write
+it themselves, [TOOL_CALLS]name[CALL_ID]id[ARGS]{…}.
+https://docs.mistral.ai/capabilities/function_calling, mistral-common's tokenizers v3 to v13
+"""
+
+import re
+import secrets
+import string
+from collections.abc import Callable, Mapping
+
+from server.parsing.json_call import JsonToolParser
+from server.parsing.literal import LiteralWriter
+from server.parsing.parser import Marker, Tools
+
+TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+BLANKS = re.compile(r"\s*")
+START = re.compile(r"[\s\[]*")
+WORD = re.compile(r"[A-Za-z0-9_.:/-]*")
+STRAY = re.compile(r"[\s,}\]]*")
+ID = re.compile(r"[A-Za-z0-9]{9}")
+ID_LETTERS = string.ascii_letters + string.digits
+
+
+class MistralParser(JsonToolParser):
+    """Calls after a marker, as a JSON list or by name."""
+
+    markers = (TOOL_CALLS, CALL_ID, ARGS)
+
+    def __init__(self, tools: Tools, marker: Marker) -> None:
+        super().__init__(tools, marker)
+        self._id_marker, self._arguments_marker = marker(CALL_ID), marker(ARGS)
+        self._name = self._call_id = ""
+        self._writer: LiteralWriter | None = None
+
+    def _openers(self) -> Mapping[str, Callable[[], bool]]:
+        return {TOOL_CALLS: self._first}
+
+    def _new_id(self) -> str:
+        return "".join(secrets.choice(ID_LETTERS) for _ in range(9))
+
+    def _first(self) -> bool:
+        """After the marker: JSON, or a name."""
+        if not self._take_raw(BLANKS):
+            return False
+        if self._text[self._at] in "[{":
+            self._state = self._list
+            return True
+        self._call_id = ""
+        self._state = self._read_name
+        return True
+
+    def _list(self) -> bool:
+        return self._take_raw(START) and self._next_call()
+
+    def _read_name(self) -> bool:
+        """A name, up to the marker that ends it; the arguments may also begin without one."""
+        name = self._raw_word()
+        if name is None:
+            return False
+        self._name = name
+        self._state = self._after_name
+        return True
+
+    def _after_name(self) -> bool:
+        return self._follow({self._id_marker: self._read_id, self._arguments_marker: self._arguments})
+
+    def _read_id(self) -> bool:
+        call_id = self._raw_word()
+        if call_id is None:
+            return False
+        self._call_id = call_id
+        self._state = self._after_id
+        return True
+
+    def _after_id(self) -> bool:
+        return self._follow({self._arguments_marker: self._arguments})
+
+    def _raw_word(self) -> str | None:
+        start = self._at
+        word = self._word(WORD)
+        self._raw.append(self._text[start : self._at])
+        return word
+
+    def _follow(self, states: Mapping[str, Callable[[], bool]]) -> bool:
+        """Go on with the state of the marker that follows, else with the arguments."""
+        marker = self._accept_one(states)
+        if marker is None:
+            return False
+        self._raw.append(marker)
+        self._state = states.get(marker, self._arguments)
+        return True
+
+    def _arguments(self) -> bool:
+        if not self._take_raw(BLANKS):
+            return False
+        call_id = self._call_id if ID.fullmatch(self._call_id) else None
+        if self._text[self._at] != "{" or not self.begin(self._name, call_id):
+            return self._no_call()
+        self._writer = LiteralWriter()
+        self._state = self._in_arguments
+        return True
+
+    def _in_arguments(self) -> bool:
+        assert self._writer is not None
+        part, self._at = self._writer.feed(self._text, self._at)
+        self.arguments(part)
+        if self._writer.is_done:
+            self._writer = None
+            self.end()
+            self._state = self._content
+        return True
+
+    def _between(self) -> bool:
+        """After a call in JSON: the next one, or content."""
+        self._at = STRAY.match(self._text, self._at).end()  # type: ignore[union-attr]
+        if self._at == len(self._text):
+            return False
+        if self._text[self._at] == "{":
+            return self._next_call()
+        self._state = self._content
+        return True
+
+    def _close_call(self) -> None:
+        if self._writer is None:
+            super()._close_call()
+        else:
+            self.arguments(self._writer.close())
+            self.end()

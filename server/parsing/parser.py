@@ -1,0 +1,263 @@
+"""What the parsers of all formats share: content up to a marker, calls, a way back to content."""
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from engine.outputs import MARK
+from server.parsing.events import Arguments, CallBegun, CallEnded, Content, Event, join
+
+NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+BLANKS = re.compile(r"\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools of a request: `parameters` is the JSON schema of each one's arguments, by name.
+
+    With `only` calls of other names are content. Without `parallel` an answer ends after its first call.
+    `is_named`: the request names the one that must be called. `is_demanded`: one must be. `is_bound`: a
+    grammar sees to it that the answer is calls, or that it is these or JSON.
+    """
+
+    parameters: Mapping[str, Mapping[str, Any]]
+    only: Collection[str] | None = None
+    parallel: bool = True
+    is_named: bool = False
+    is_demanded: bool = False
+    is_bound: bool = False
+
+    def properties(self, name: str) -> Mapping[str, Any]:
+        """The schemas of the arguments of `name`, in the order they are declared."""
+        properties = self.parameters.get(name, {}).get("properties")
+        return properties if isinstance(properties, Mapping) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """How a parser finds a format's markers: one that is a control token has a mark before it.
+
+    So text that merely spells it is no marker. `tokens` are the ids of the vocabulary's added tokens.
+    """
+
+    tokens: Mapping[str, int] = field(default_factory=dict)
+
+    def __call__(self, text: str) -> str:
+        """The marker `text` as it stands in what the engine delivers."""
+        return MARK + text if text in self.tokens else text
+
+
+class Parser(ABC):
+    """A state machine over text that comes in pieces.
+
+    A state is a method that takes from the text what it can decide about, whatever may follow, and returns
+    whether it got anywhere; what it cannot decide about yet stays until more text has come.
+    """
+
+    markers: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._is_final = False
+        self._events: list[Event] = []
+        self._words: list[str] = []  # the pieces of a word
+        self._state: Callable[[], bool]
+
+    def feed(self, text: str) -> list[Event]:
+        """Take in more text; returns what it made certain."""
+        self._text = self._text[self._at :] + text if self._at < len(self._text) else text
+        self._at = 0
+        self._run()
+        return self._take()
+
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """There is no more text; with `is_cut` it broke off, so that what is open stays incomplete."""
+        self._is_final = True
+        self._run()
+        self._end(is_cut=is_cut)
+        return self._take()
+
+    def _run(self) -> None:
+        while self._at < len(self._text) and self._state():
+            pass
+
+    @abstractmethod
+    def _end(self, *, is_cut: bool) -> None:
+        """Give out what is held, and close what is open."""
+
+    def _take(self) -> list[Event]:
+        events, self._events = self._events, []
+        return join(events) if len(events) > 1 else events
+
+    def _rest(self) -> str:
+        """Take all text that is left."""
+        rest, self._at = self._text[self._at :], len(self._text)
+        return rest
+
+    def _skip_blanks(self) -> bool:
+        """Take blanks; returns whether any other text is left."""
+        self._at = BLANKS.match(self._text, self._at).end()  # type: ignore[union-attr]
+        return self._at < len(self._text)
+
+    def _word(self, pattern: re.Pattern[str]) -> str | None:
+        """The word that begins here, once something else follows."""
+        found = pattern.match(self._text, self._at)
+        if found is not None:
+            self._words.append(found[0])
+            self._at = found.end()
+        if self._at == len(self._text):
+            return None
+        word = "".join(self._words)
+        self._words.clear()
+        return word
+
+    def _accept(self, marker: str) -> bool | None:
+        """Take a marker if the text goes on with it; None if that cannot be said yet."""
+        if self._text.startswith(marker, self._at):
+            self._at += len(marker)
+            return True
+        is_open = not self._is_final and len(self._text) - self._at < len(marker)
+        return None if is_open and marker.startswith(self._text[self._at :]) else False
+
+    def _accept_one(self, markers: Iterable[str]) -> str | None:
+        """Take the one of `markers` that the text goes on with; "" if it is none, None if unknown yet."""
+        is_open = False
+        for marker in markers:
+            answer = self._accept(marker)
+            if answer:
+                return marker
+            is_open = is_open or answer is None
+        return None if is_open else ""
+
+    def _num_held(self, markers: Iterable[str]) -> int:
+        """Length of the longest end of the text that may begin one of `markers`."""
+        longest = 0
+        for marker in () if self._is_final else markers:
+            for length in range(min(len(marker) - 1, len(self._text) - self._at), longest, -1):
+                if self._text.endswith(marker[:length]):
+                    longest = length
+                    break
+        return longest
+
+
+class ToolParser(Parser):
+    """Content, and calls in it.
+
+    Blanks between content and a call belong to neither. What turns out to be no call is content, as it was
+    written; that can only be said before the call has begun, so a call begins as late as its name is known.
+    """
+
+    def __init__(self, tools: Tools, marker: Marker) -> None:
+        super().__init__()
+        self.num_calls = 0
+        self.is_call_open = False
+        self.is_full = False
+        self.tools = tools
+        self._blanks: list[str] = []
+        self._raw: list[str] = []  # of a call that has not begun
+        self._num_arguments = 0
+        self._content_markers = {marker(text): state for text, state in self._openers().items()}
+        pattern = "|".join(map(re.escape, self._content_markers)) or "(?!)"
+        self._opener = re.compile(pattern)
+        self._state = self._content
+
+    def _openers(self) -> Mapping[str, Callable[[], bool]]:
+        """The markers that end content, and the state that follows each."""
+        return {}
+
+    def feed(self, text: str) -> list[Event]:
+        """As Parser.feed(); text after the last call an answer may have is dropped."""
+        return [] if self.is_full else super().feed(text)
+
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """As Parser.finish(); what is held of a call that broke off is dropped where it can be no content."""
+        is_behind_call = self.num_calls > 0 and not self.is_call_open and self._state != self._content
+        if is_cut and (self.tools.is_bound or is_behind_call):
+            return []
+        return super().finish(is_cut=is_cut)
+
+    def _run(self) -> None:
+        while not self.is_full and self._at < len(self._text) and self._state():
+            pass
+
+    def _content(self) -> bool:
+        """Text up to the next marker; what may begin one is held back."""
+        found = self._opener.search(self._text, self._at)
+        if found is None:
+            end = len(self._text) - self._num_held(self._content_markers)
+            self._say(self._text[self._at : end])
+            self._at = end
+            return False
+        self._say(self._text[self._at : found.start()])
+        self._at = found.end()
+        self._raw = [found[0]]
+        self._state = self._content_markers[found[0]]
+        return True
+
+    def _say(self, text: str) -> None:
+        """Content, without the blanks at its end, which may stand before a call."""
+        text = text.replace(MARK, "")
+        said = text.rstrip()
+        if said:
+            self._events.append(Content("".join(self._blanks) + said))
+            self._blanks.clear()
+        self._blanks.append(text[len(said) :])
+
+    def _no_call(self) -> bool:
+        """What was held for a call is content, and so is what follows."""
+        self._say("".join(self._raw))
+        self._raw = []
+        self._state = self._content
+        return True
+
+    def begin(self, name: str, call_id: str | None = None) -> bool:
+        """A call begins, unless its name is none."""
+        if not NAME.fullmatch(name) or (self.tools.only is not None and name not in self.tools.only):
+            return False
+        self._raw = []
+        self._blanks.clear()
+        self._num_arguments = 0
+        self._events.append(CallBegun(self.num_calls, call_id or self._new_id(), name))
+        self.is_call_open = True
+        return True
+
+    def arguments(self, text: str) -> None:
+        """More of the arguments of the call that has begun."""
+        if text:
+            self._events.append(Arguments(self.num_calls, text))
+
+    def argument(self, name: str) -> None:
+        """The next argument of a call whose arguments come one by one; its value follows."""
+        self.arguments(f"{', ' if self._num_arguments else ''}{json.dumps(name, ensure_ascii=False)}: ")
+        self._num_arguments += 1
+
+    def end(self) -> None:
+        """The call that has begun is complete."""
+        self._events.append(CallEnded(self.num_calls))
+        self.num_calls += 1
+        self.is_call_open = False
+        self.is_full = not self.tools.parallel
+
+    def _new_id(self) -> str:
+        return f"call_{uuid4().hex[:24]}"
+
+    def _end(self, *, is_cut: bool) -> None:
+        if self.is_full:
+            return
+        if self.is_call_open:
+            if not is_cut:
+                self._close_call()
+            return
+        self._raw.append(self._rest())
+        self._no_call()
+        if (blanks := "".join(self._blanks)) and not self.num_calls:
+            self._events.append(Content(blanks))
+
+    @abstractmethod
+    def _close_call(self) -> None:
+        """Complete the arguments of the open call, and end it."""

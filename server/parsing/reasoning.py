@@ -1,0 +1,99 @@
+"""Reasoning that comes before the answer, between two markers: <think>…</think>, [THINK]…[/THINK].
+
+Many templates write the opening marker themselves, so that the text begins inside. The rules are those of
+engine.text.watch: reasoning comes first or not at all.
+"""
+
+from typing import ClassVar
+
+from engine.outputs import MARK
+from engine.request import ReasoningSpan
+from server.parsing.events import Content, Reasoning
+from server.parsing.parser import Marker, Parser
+
+
+class ReasoningParser(Parser):
+    """Reasoning, then content. Blanks next to the markers belong to neither.
+
+    Marks stay in the content: what parses that further needs them.
+    """
+
+    opener: ClassVar[str]
+    closer: ClassVar[str]
+
+    def __init__(self, marker: Marker, *, is_open: bool) -> None:
+        super().__init__()
+        self._open_marker, self._close_marker = marker(self.opener), marker(self.closer)
+        self._is_open = is_open
+        self._blanks: list[str] = []
+        self._state = self._first
+
+    @classmethod
+    def span(cls, marker: Marker, *, is_open: bool) -> ReasoningSpan:
+        """What the engine looks for: stop strings have no effect inside, and tokens are counted."""
+        return ReasoningSpan(marker(cls.opener), marker(cls.closer), is_open)
+
+    def _first(self) -> bool:
+        """Does the text begin with reasoning? A marker is repeated at times that is in the prompt already."""
+        start = self._at
+        is_there = self._skip_blanks()
+        self._blanks.append(self._text[start : self._at])
+        answer = self._accept(self._open_marker) if is_there else None
+        if answer is None:
+            return False
+        if answer or self._is_open:
+            self._blanks.clear()
+            self._state = self._opening
+        else:
+            self._state = self._content
+        return True
+
+    def _opening(self) -> bool:
+        if self._skip_blanks():
+            self._state = self._reasoning
+        return True
+
+    def _reasoning(self) -> bool:
+        end = self._text.find(self._close_marker, self._at)
+        is_over = end >= 0
+        if not is_over:
+            end = len(self._text) - self._num_held((self._close_marker,))
+        text = self._text[self._at : end].replace(MARK, "")
+        said = text.rstrip()
+        if said:
+            self._events.append(Reasoning("".join(self._blanks) + said))
+            self._blanks.clear()
+        self._blanks.append(text[len(said) :])
+        if is_over:
+            self._blanks.clear()
+        self._at = end
+        if is_over:
+            self._at += len(self._close_marker)
+            self._state = self._closing
+        return is_over
+
+    def _closing(self) -> bool:
+        if self._skip_blanks():
+            self._state = self._content
+        return True
+
+    def _content(self) -> bool:
+        self._events.append(Content("".join(self._blanks) + self._rest()))
+        self._blanks.clear()
+        return True
+
+    def _end(self, *, is_cut: bool) -> None:
+        if (blanks := "".join(self._blanks)) and self._state == self._first and not self._is_open:
+            self._events.append(Content(blanks))
+
+
+class ThinkParser(ReasoningParser):
+    """DeepSeek R1, Qwen 3, SmolLM3, GLM 4.5 and most others."""
+
+    opener, closer = "<think>", "</think>"
+
+
+class MistralThinkParser(ReasoningParser):
+    """Magistral and later models of Mistral."""
+
+    opener, closer = "[THINK]", "[/THINK]"

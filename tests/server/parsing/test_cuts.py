@@ -1,0 +1,126 @@
+"""Whatever the cut of a text, what its parser says joins to the same."""
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.outputs import MARK
+from server.parsing.parser import Marker
+from server.parsing.registry import TOOL_PARSERS, ToolFormat, tool_parser
+from tests.server.parsing.texts import TEXTS, Text, make, parse, summary
+
+
+def cuts(text: str) -> Iterator[list[str]]:
+    """The text by the character, and cut in two at every place."""
+    yield list(text)
+    for place in range(1, len(text)):
+        yield [text[:place], text[place:]]
+
+
+def marked(name: ToolFormat, text: str) -> tuple[str, Marker]:
+    """The same text where all markers are control tokens."""
+    markers = tool_parser(name).markers
+    for number, marker in enumerate(markers):
+        text = text.replace(marker, f"\0{number}\0")
+    for number, marker in enumerate(markers):
+        text = text.replace(f"\0{number}\0", MARK + marker)
+    return text, Marker(dict.fromkeys(markers, 1))
+
+
+@pytest.mark.parametrize("case", TEXTS, ids=[f"{text.format}-{i}" for i, text in enumerate(TEXTS)])
+def test_a_text_says_what_it_says(case: Text) -> None:
+    message = parse(make(case.format), case.text)
+    assert message.content == case.content
+    assert [(call.name, json.loads(call.arguments)) for call in message.calls] == case.calls
+    assert all(call.is_complete for call in message.calls)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("has_tokens", [False, True])
+@pytest.mark.parametrize("case", TEXTS, ids=[f"{text.format}-{i}" for i, text in enumerate(TEXTS)])
+def test_every_cut_of_every_beginning_joins_to_the_same(case: Text, has_tokens: bool, is_cut: bool) -> None:
+    text, marker = marked(case.format, case.text) if has_tokens else (case.text, Marker())
+    for length in (*range(1, len(text), 3), len(text)):
+        beginning = text[:length]
+        whole = summary(parse(make(case.format, marker=marker), beginning, is_cut=is_cut))
+        for pieces in (list(beginning), [beginning[: length // 2], beginning[length // 2 :]]):
+            got = summary(parse(make(case.format, marker=marker), *pieces, is_cut=is_cut))
+            assert got == whole, f"{beginning!r} in pieces {pieces!r}"
+        for name, arguments, is_complete in whole[2]:
+            if is_complete:
+                assert isinstance(json.loads(arguments), dict), f"{name}{arguments} of {beginning!r}"
+    for pieces in cuts(text):
+        got = summary(parse(make(case.format, marker=marker), *pieces, is_cut=is_cut))
+        assert got == whole, f"in pieces {pieces!r}"
+
+
+WORDS: dict[ToolFormat, list[str]] = {
+    "hermes": [
+        "<tool_call>", "</tool_call>", '{"name": "now", "arguments": ', '{"arguments": {"a": "<"}, "name": ',
+    ],
+    "llama3_json": [
+        "<|python_tag|>", '{"name": "now", "parameters": ', '{"name": "now", "parameters": {"a": ', ";",
+    ],
+    "mistral": ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "now", '[TOOL_CALLS]now[ARGS]{"a": '],
+    "pythonic": ["<|python_start|>", "<|python_end|>", "[now(", "now(", "a=", ")", "(", "'"],
+    "qwen3_coder": [
+        "<tool_call>", "</tool_call>", "<function=now>", "</function>", "<parameter=a>", "</parameter>",
+        "<function=get_weather>", "<parameter=days>", "<parameter=unit>", "<parameter=city>",
+    ],
+}  # fmt: skip
+COMMON = [
+    "{",
+    "}",
+    "[",
+    "]",
+    '"',
+    ",",
+    ":",
+    "\\",
+    "\\u12",
+    "\n",
+    " ",
+    "x",
+    "é",
+    "1",
+    "-",
+    "True",
+    "null",
+    MARK,
+]
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> tuple[ToolFormat, str, list[int], bool, bool]:
+    """A format, a text of its words in any order, places to cut it, whether it breaks off, control tokens."""
+    name = draw(st.sampled_from(sorted(WORDS)))
+    words = st.sampled_from(WORDS[name] + COMMON) | st.text(max_size=3)
+    text = "".join(draw(st.lists(words, min_size=1, max_size=20)))
+    places = draw(st.lists(st.integers(0, len(text)), max_size=8))
+    return name, text, sorted(places), draw(st.booleans()), draw(st.booleans())
+
+
+@settings(max_examples=600, deadline=None)
+@given(texts())
+def test_any_text_however_it_is_cut(drawn: tuple[ToolFormat, str, list[int], bool, bool]) -> None:
+    name, text, places, is_cut, has_tokens = drawn
+    text, marker = marked(name, text) if has_tokens and "\0" not in text else (text, Marker())
+    places = [0, *places, len(text)]
+    pieces = [text[start:end] for start, end in pairwise(places)]
+    whole = parse(make(name, marker=marker), text, is_cut=is_cut)
+    assert summary(parse(make(name, marker=marker), *pieces, is_cut=is_cut)) == summary(whole)
+    assert summary(parse(make(name, marker=marker), *text, is_cut=is_cut)) == summary(whole)
+    for call in whole.calls:
+        if call.is_complete:
+            assert isinstance(json.loads(call.arguments), dict), f"{call} of {text!r}"
+    assert all(call.is_complete for call in whole.calls[:-1]), "only the last call may be cut"
+    assert is_cut or all(call.is_complete for call in whole.calls)
+    assert MARK not in whole.content
+
+
+def test_every_format_is_tried() -> None:
+    assert set(WORDS) == set(TOOL_PARSERS) == {text.format for text in TEXTS}

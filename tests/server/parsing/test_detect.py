@@ -1,0 +1,80 @@
+"""Which formats a model's chat template shows."""
+
+from typing import Any, get_args
+
+import pytest
+
+from server.flags import SettingsError
+from server.parsing.detect import Formats
+from server.parsing.parser import ToolParser
+from server.parsing.reasoning import ReasoningParser
+from server.parsing.registry import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    ReasoningFormat,
+    ReasoningSetting,
+    ToolFormat,
+    ToolSetting,
+    reasoning_parser,
+    tool_parser,
+)
+
+
+class Facts:
+    added_tokens: dict[str, int] = {"<tool_call>": 7}  # noqa: RUF012
+
+    def __init__(self, chat_template: str | None, response_template: dict[str, Any] | None = None) -> None:
+        self.chat_template = chat_template
+        self.response_template = response_template
+
+
+OWN = {"fields": {"thinking": {}, "tool_calls": {}, "content": {}}}
+ANSWERS_ONLY = {"fields": {"content": {}}}
+
+
+@pytest.mark.parametrize(
+    ("template", "own", "tools", "reasoning"),
+    [
+        ("{% for message in messages %}", None, "hermes", None),
+        (None, None, "hermes", None),
+        ("{% if tools %}<tool_call>\n{\"name\"", None, "hermes", None),
+        ("{% if tools %}<tool_call>{% endif %}<think>", None, "hermes", "think"),
+        ("{% if tools %}<tool_call>\n<function=example>{% endif %}</think>", None, "qwen3_coder", "think"),
+        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", None, "mistral", None),
+        ("{% if tools %}[TOOL_CALLS]{% endif %}[THINK]", None, "mistral", "mistral"),
+        ("{{ tools }}<|python_tag|>", None, "llama3_json", None),
+        ('{{ tools }}{"name": function name, "parameters": dictionary of', None, "llama3_json", None),
+        ("{{ tools }}<|tool_call_start|>", None, "pythonic", None),
+        ("{{ tools }}<tool_call>name<arg_key>", None, None, None),
+        ("{{ tools }}<tool_call>name<arg_key>", OWN, "response_template", "response_template"),
+        ("{{ tools }}<|channel|>", OWN, "response_template", "response_template"),
+        ("{{ tools }}<|channel|>", ANSWERS_ONLY, None, None),
+        ("{{ tools }}<tool_call><think>", OWN, "hermes", "think"),
+    ],
+)  # fmt: skip
+def test_the_template_shows_the_format(
+    template: str | None, own: dict[str, Any] | None, tools: str | None, reasoning: str | None
+) -> None:
+    formats = Formats.of(Facts(template, own), "auto", "auto")
+    assert (formats.tools, formats.reasoning) == (tools, reasoning)
+    assert formats.tokens == {"<tool_call>": 7}
+
+
+def test_settings_win_and_none_is_none() -> None:
+    facts = Facts("{{ tools }}<tool_call><think>")
+    assert Formats.of(facts, "pythonic", "mistral")[:2] == ("pythonic", "mistral")
+    assert Formats.of(facts, "none", "none")[:2] == (None, None)
+    with pytest.raises(SettingsError, match=r"tool_parser: .*no response template"):
+        Formats.of(facts, "response_template", "auto")
+    with pytest.raises(SettingsError, match=r"reasoning_parser: .*no response template"):
+        Formats.of(facts, "auto", "response_template")
+
+
+def test_every_name_has_its_parser_and_is_a_setting() -> None:
+    assert set(get_args(ToolFormat)) == set(TOOL_PARSERS)
+    assert set(get_args(ReasoningFormat)) == set(REASONING_PARSERS)
+    others = {"auto", "none", "response_template"}
+    assert set(get_args(ToolSetting)) == {*TOOL_PARSERS, *others}
+    assert set(get_args(ReasoningSetting)) == {*REASONING_PARSERS, *others}
+    assert all(issubclass(tool_parser(name), ToolParser) for name in TOOL_PARSERS)
+    assert all(issubclass(reasoning_parser(name), ReasoningParser) for name in REASONING_PARSERS)

@@ -1,0 +1,83 @@
+"""Reasoning before the answer, whatever the cut."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.outputs import MARK
+from engine.text.watch import Watch
+from server.parsing.events import Event, Message
+from server.parsing.parser import Marker
+from server.parsing.reasoning import MistralThinkParser, ReasoningParser, ThinkParser
+
+TOKENS = Marker({"<think>": 1, "</think>": 2})
+
+
+def parse(*pieces: str, is_open: bool = False, marker: Marker | None = None, is_cut: bool = False) -> Message:
+    parser: ReasoningParser = ThinkParser(marker or Marker(), is_open=is_open)
+    events: list[Event] = []
+    for piece in pieces:
+        events += parser.feed(piece)
+    return Message.of([*events, *parser.finish(is_cut=is_cut)])
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "reasoning", "content"),
+    [
+        ("<think>\nHm. 2 + 2.\n</think>\n\nIt is 4.", False, "Hm. 2 + 2.", "It is 4."),
+        ("\n<think>Hm.</think>4", False, "Hm.", "4"),
+        ("Hm.\n</think>\n\n4", True, "Hm.", "4"),
+        ("<think>\nHm.</think>4", True, "Hm.", "4"),
+        ("</think>4", True, "", "4"),
+        ("<think>\n\n</think>\n\n4 ", False, "", "4 "),
+        ("Use <think> and </think>.", False, "", "Use <think> and </think>."),
+        ("  plain ", False, "", "  plain "),
+        ("<thin", False, "", "<thin"),
+        ("never ends\n", True, "never ends", ""),
+        ("<think>a</think>b<think>c</think>", False, "a", "b<think>c</think>"),
+        ("<think>a <think> b</think> c", False, "a <think> b", "c"),
+    ],
+)
+def test_reasoning_comes_first_or_not_at_all(text: str, is_open: bool, reasoning: str, content: str) -> None:
+    for place in range(len(text) + 1):
+        message = parse(text[:place], text[place:], is_open=is_open)
+        assert (message.reasoning, message.content) == (reasoning, content), f"cut at {place}"
+    message = parse(*text, is_open=is_open)
+    assert (message.reasoning, message.content) == (reasoning, content)
+
+
+def test_control_tokens_are_not_what_merely_spells_them() -> None:
+    text = f"{MARK}<think>It ends with </think>, I think.{MARK}</think>Yes."
+    message = parse(*text, marker=TOKENS)
+    assert message.reasoning == "It ends with </think>, I think."
+    assert message.content == "Yes."
+    assert parse("<think>Hm.</think>", marker=TOKENS).content == "<think>Hm.</think>"
+
+
+def test_mistral_has_its_own_markers() -> None:
+    parser = MistralThinkParser(Marker(), is_open=False)
+    message = Message.of([*parser.feed("[THINK]Hm.[/THINK]4"), *parser.finish()])
+    assert (message.reasoning, message.content) == ("Hm.", "4")
+
+
+WORDS = ["<think>", "</think>", "<th", "ink>", " ", "\n", "a", MARK, f"{MARK}<think>", f"{MARK}</think>"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(WORDS), max_size=10), st.booleans(), st.booleans())
+def test_any_text_joins_to_the_same_and_the_engine_agrees(
+    words: list[str], is_open: bool, has_tokens: bool
+) -> None:
+    text = "".join(words)
+    marker = TOKENS if has_tokens else Marker()
+    whole = parse(text, is_open=is_open, marker=marker)
+    by_character = parse(*text, is_open=is_open, marker=marker)
+    assert (by_character.reasoning, by_character.content) == (whole.reasoning, whole.content)
+    watch = Watch({}, ThinkParser.span(marker, is_open=is_open))
+    for char in text:
+        if not watch.is_answer:
+            watch.see(char)
+    if whole.content.strip():
+        assert watch.is_answer or watch.is_undecided
+    if whole.reasoning and watch.is_answer:
+        assert marker("</think>") in text

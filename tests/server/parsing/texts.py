@@ -1,0 +1,158 @@
+"""Texts as models of each family write them, and what they say: content and calls."""
+
+from typing import Any, NamedTuple
+
+from server.parsing.events import Event, Message
+from server.parsing.parser import Marker, ToolParser, Tools
+from server.parsing.registry import ToolFormat, tool_parser
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"type": ["string", "null"]},
+        "places": {"type": "array"},
+    },
+}
+TOOLS = Tools({"get_weather": WEATHER, "now": {}, "write_file": {"properties": {"text": {"type": "string"}}}})
+
+Calls = list[tuple[str, Any]]
+
+
+class Text(NamedTuple):
+    """A text in a format, its content, and the names and arguments of its calls."""
+
+    format: ToolFormat
+    text: str
+    content: str
+    calls: Calls
+
+
+PARIS: tuple[str, Any] = ("get_weather", {"city": "Paris", "days": 2})
+TEXTS = [
+    Text(
+        "hermes",
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>',
+        "",
+        [PARIS],
+    ),
+    Text(
+        "hermes",
+        "I'll look both up.\n\n"
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        "I'll look both up.",
+        [PARIS, ("now", {})],
+    ),
+    Text(
+        "hermes",
+        '<tool_call>[{"name": "now"}, {"name": "get_weather", "arguments": {"city": "A </tool_call> B"}}]'
+        "</tool_call> Done.",
+        " Done.",
+        [("now", {}), ("get_weather", {"city": "A </tool_call> B"})],
+    ),
+    Text(
+        "hermes",
+        '<tool_call>{"arguments": "{\\"city\\": \\"Zürich\\"}", "name": "get_weather"}</tool_call>',
+        "",
+        [("get_weather", {"city": "Zürich"})],
+    ),
+    Text(
+        "hermes",
+        'a < b, <tool, <tool_call>: "<tool_call>{"name": 5}</tool_call>"',
+        'a < b, <tool, <tool_call>: "<tool_call>{"name": 5}</tool_call>"',
+        [],
+    ),
+    Text(
+        "llama3_json",
+        '{"name": "get_weather", "parameters": {"city": "Paris", "days": 2}}',
+        "",
+        [PARIS],
+    ),
+    Text(
+        "llama3_json",
+        '<|python_tag|>{"type": "function", "name": "now", "parameters": {}}; '
+        '{"name": "get_weather", "parameters": {"city": "Paris", "days": 2}}',
+        "",
+        [("now", {}), PARIS],
+    ),
+    Text(
+        "llama3_json",
+        '{"name": "Ada", "age": 36, "children": [{"name": "Byron"}]}',
+        '{"name": "Ada", "age": 36, "children": [{"name": "Byron"}]}',
+        [],
+    ),
+    Text("llama3_json", 'It is {"name": "now"}.', 'It is {"name": "now"}.', []),
+    Text(
+        "mistral",
+        '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}, '
+        '{"name": "now", "arguments": {}, "id": "abcdefghi"}]',
+        "",
+        [PARIS, ("now", {})],
+    ),
+    Text(
+        "mistral",
+        'One moment.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 2}'
+        "[TOOL_CALLS]now[CALL_ID]a1B2c3D4e[ARGS]{}",
+        "One moment.",
+        [PARIS, ("now", {})],
+    ),
+    Text("mistral", '[TOOL_CALLS]get_weather{"city": "[ARGS]"}', "", [("get_weather", {"city": "[ARGS]"})]),
+    Text("mistral", "[TOOL_CALLS] of what?", "[TOOL_CALLS] of what?", []),
+    Text("pythonic", "[get_weather(city='Paris', days=2), now()]", "", [PARIS, ("now", {})]),
+    Text(
+        "pythonic",
+        '<|python_start|>[get_weather("O\'Hare", unit=None, places=[{"a": (1, True)}, "]"])]<|python_end|>',
+        "",
+        [("get_weather", {"city": "O'Hare", "unit": None, "places": [{"a": [1, True]}, "]"]})],
+    ),
+    Text(
+        "pythonic",
+        '<function_calls>\nget_weather(city="Paris", days=2)\nnow()\n</function_calls>\nThat\'s it.',
+        "\nThat's it.",
+        [PARIS, ("now", {})],
+    ),
+    Text("pythonic", "[now, then] and [later()]", "[now, then] and [later()]", []),
+    Text(
+        "qwen3_coder",
+        "Sure.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n2\n"
+        "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "Sure.",
+        [PARIS, ("now", {})],
+    ),
+    Text(
+        "qwen3_coder",
+        '<function=write_file>\n<parameter=text>\nif a < b:\n    print("</function>")\n\n</parameter>\n'
+        "</function>",
+        "",
+        [("write_file", {"text": 'if a < b:\n    print("</function>")\n'})],
+    ),
+    Text(
+        "qwen3_coder",
+        "<tool_call><function=get_weather><parameter=unit>null</parameter><parameter=places>['a']</parameter>"
+        "<parameter=other>2</parameter></function></tool_call>",
+        "",
+        [("get_weather", {"unit": None, "places": ["a"], "other": "2"})],
+    ),
+    Text("qwen3_coder", "<tool_call>maybe</tool_call>", "<tool_call>maybe</tool_call>", []),
+]
+
+
+def make(name: ToolFormat, tools: Tools = TOOLS, marker: Marker | None = None) -> ToolParser:
+    """A parser of a format, for text without control tokens unless `marker` knows some."""
+    return tool_parser(name)(tools, marker or Marker())
+
+
+def parse(parser: ToolParser, *pieces: str, is_cut: bool = False) -> Message:
+    """What a parser makes of text that comes in pieces."""
+    events: list[Event] = []
+    for piece in pieces:
+        events += parser.feed(piece)
+    return Message.of([*events, *parser.finish(is_cut=is_cut)])
+
+
+def summary(message: Message) -> tuple[str, str, list[tuple[str, str, bool]]]:
+    """All of a message but the ids of its calls, which are drawn."""
+    calls = [(call.name, call.arguments, call.is_complete) for call in message.calls]
+    return message.content, message.reasoning, calls
