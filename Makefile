@@ -37,7 +37,7 @@ check: $(VENV)/.installed-dev
 
 # The kernels' tests under Triton's interpreter run beside the others, which seldom need both cores. What they
 # say is shown if they fail, and else the last line counts the whole suite.
-INTERPRETED := tests/kernels tests/engine/test_mixed_graphs.py
+INTERPRETED := tests/kernels tests/engine/device/test_mixed_graphs.py
 KERNELS_LOG := .pytest-kernels.log
 
 pytest: $(VENV)/.installed-dev
@@ -60,7 +60,7 @@ gpu-check: $(GPU_NEEDS)
 	$(GPU_PYTHON) -m benchmarks.gpu_check --json gpu-check.json
 
 test-long: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -s --hypothesis-profile=long tests/engine/test_scheduler_machine.py
+	$(BIN)/python -m pytest -s --hypothesis-profile=long tests/engine/schedule/test_scheduler_machine.py
 
 CLIENTS := .venv-clients
 CLIENT_FILES := tests/clients/requirements.txt tests/clients/node/package.json

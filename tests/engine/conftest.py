@@ -23,7 +23,7 @@ def make_tokenizer(tmp_path):
     from transformers import PreTrainedTokenizerFast
 
     from engine.text.tokenizer import Tokenizer
-    from tests.engine.test_detokenizer import EOS, byte_level
+    from tests.engine.text.test_detokenizer import EOS, byte_level
 
     def make(
         template: str | dict[str, str] | None,

@@ -6,7 +6,7 @@ import pytest
 
 from engine.errors import InvalidRequest, ModelError
 from engine.text.tokenizer import MAX_BATCH_TEXTS, Tokenizer, TokenizerPool
-from tests.engine.test_detokenizer import EOS
+from tests.engine.text.test_detokenizer import EOS
 
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}"
 PROMPT = PLAIN + "{% if add_generation_prompt %}[assistant]{% endif %}"

@@ -9,7 +9,7 @@ from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.startup import load, load_tokenizer
 from engine.text.chat_template import read_template
 from engine.text.tokenizer import TokenizerPool
-from tests.engine.test_tokenizer import PROMPT, encode_chat, user
+from tests.engine.text.test_tokenizer import PROMPT, encode_chat, user
 
 OTHER = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 

@@ -12,7 +12,7 @@ from engine.request import Request, SamplingParams
 from engine.text.detokenizer import AddTokens, Detokenizer, OpenStream
 from engine.text.pieces import TokenPieces
 from engine.text.token_log import TokenLog
-from tests.engine.test_detokenizer import EOS, TEXTS, TOKENIZERS, byte_fallback, byte_level
+from tests.engine.text.test_detokenizer import EOS, TEXTS, TOKENIZERS, byte_fallback, byte_level
 from tests.engine.toy import EOS as TOY_EOS
 from tests.engine.toy import reference, toy_logprobs
 from tests.engine.toy_engine import CHARS, toy_engine
