@@ -68,11 +68,10 @@ async def openai_client(engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]
 class LiveServer:
     """`monoloop serve` with a FakeEngine, on a free port of loopback."""
 
-    def __init__(self, *flags: str, load_seconds: float = 0, **variables: str) -> None:
+    def __init__(self, *flags: str, **variables: str) -> None:
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
-            "FAKE_LOAD_SECONDS": str(load_seconds),
             **variables,
         }
         self.process = subprocess.Popen(
@@ -177,8 +176,8 @@ def start() -> Iterator[Callable[..., LiveServer]]:
     """Starts servers that end with the test."""
     servers: list[LiveServer] = []
 
-    def start_one(*flags: str, load_seconds: float = 0, **variables: str) -> LiveServer:
-        servers.append(LiveServer(*flags, load_seconds=load_seconds, **variables))
+    def start_one(*flags: str, **variables: str) -> LiveServer:
+        servers.append(LiveServer(*flags, **variables))
         return servers[-1]
 
     yield start_one

@@ -13,8 +13,13 @@ from tests.server.fake_engine import FakeEngine
 
 
 async def start_fake_engine(settings: Settings, metrics: Metrics) -> FakeEngine:
-    """Takes FAKE_LOAD_SECONDS, has FAKE_CHAT_TEMPLATE; `missing` cannot be found, `far` not be fetched."""
-    await asyncio.sleep(float(os.environ.get("FAKE_LOAD_SECONDS", "0")))
+    """Return an engine with FAKE_CHAT_TEMPLATE once the file FAKE_LOADED, if one is named, is there.
+
+    The model `missing` cannot be found, `far` cannot be fetched.
+    """
+    loaded = os.environ.get("FAKE_LOADED")
+    while loaded and not os.path.exists(loaded):  # noqa: ASYNC110, ASYNC240 - another process makes it
+        await asyncio.sleep(0.01)
     if settings.engine.model == "missing":
         raise ModelError("there is no model called missing")
     if settings.engine.model == "far":

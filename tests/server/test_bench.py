@@ -52,12 +52,21 @@ GOOD_STREAM = [
 
 
 class ScriptedServer:
-    """Answers every completion with the same events and keeps what it was sent; knows one model."""
+    """Answers every completion with the same events and keeps what it was sent; knows one model.
+
+    No stream begins before `together` of them have been asked for, so how many run at a time does not depend
+    on how fast the two sides of a connection are.
+    """
 
     def __init__(
-        self, events: list[bytes], status: str = "200 OK", content_type: str = "text/event-stream"
+        self,
+        events: list[bytes],
+        status: str = "200 OK",
+        content_type: str = "text/event-stream",
+        together: int = 1,
     ) -> None:
         self.events = events
+        self.barrier = asyncio.Barrier(together)
         self.head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nTransfer-Encoding: chunked\r\n\r\n"
         self.bodies: list[dict[str, Any]] = []
         self.heads: list[str] = []
@@ -75,13 +84,15 @@ class ScriptedServer:
         length = int(head.lower().split("content-length:")[1].split("\r\n")[0])
         self.heads.append(head)
         self.bodies.append(json.loads(await reader.readexactly(length)))
+        await self.barrier.wait()
         writer.write(self.head.encode())
-        for part in self.events:
+        *events, last = self.events
+        for part in events:
             writer.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
             await asyncio.sleep(0.001)
-        writer.write(b"0\r\n\r\n")
+        self._now -= 1  # before the client can read the end: it may send its next request at once
+        writer.write(f"{len(last):x}\r\n".encode() + last + b"\r\n0\r\n\r\n")
         await writer.drain()
-        self._now -= 1
 
 
 @asynccontextmanager
@@ -187,20 +198,22 @@ def test_a_response_with_a_length_ends_there() -> None:
 
 
 async def test_streams_run_at_most_so_many_at_a_time() -> None:
-    server = ScriptedServer(GOOD_STREAM)
+    server = ScriptedServer(GOOD_STREAM, together=3)
     async with serving(server) as url:
         seen: list[Result] = []
-        outcome = await drive(Client(url), jobs([(3, 4)] * 12, "m", seed=1), 3, seen.append)
+        outcome = await drive(
+            Client(url, timeout_seconds=30), jobs([(3, 4)] * 12, "m", seed=1), 3, seen.append
+        )
     assert len(outcome.results) == len(seen) == 12
     assert server.most_at_once == 3
     assert len({tuple(body["prompt"]) for body in server.bodies}) == 12, "prompts share nothing"
 
 
 async def test_arrivals_do_not_wait_for_streams_to_end() -> None:
-    server = ScriptedServer(GOOD_STREAM)
+    server = ScriptedServer(GOOD_STREAM, together=8)
     async with serving(server) as url:
         work = jobs([(3, 4)] * 8, "m", seed=1, rate=10_000, arrivals="fixed")
-        outcome = await drive(Client(url), work, None)
+        outcome = await drive(Client(url, timeout_seconds=30), work, None)
     assert [result.error for result in outcome.results] == [None] * 8
     assert server.most_at_once == 8
 

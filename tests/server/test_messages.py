@@ -452,7 +452,7 @@ async def test_a_fault_in_the_stream_is_its_last_event(client: httpx.AsyncClient
 
 
 async def test_a_deadline_in_the_stream_is_an_error_event(engine: FakeEngine) -> None:
-    async with client_for(engine, request_timeout_seconds=0.1) as client:
+    async with client_for(engine, request_timeout_seconds=0.5) as client:
         events = await stream(client, **body("hang"))
         assert events[-1]["error"]["type"] == "timeout_error"
     assert not engine.live
@@ -460,5 +460,5 @@ async def test_a_deadline_in_the_stream_is_an_error_event(engine: FakeEngine) ->
 
 async def test_a_quiet_stream_sends_pings(engine: FakeEngine) -> None:
     async with client_for(engine, ping_seconds=0.02) as client:
-        events = await stream(client, **body("tokens=2 delay=0.1"))
+        events = await stream(client, **body("tokens=2 delay=0.3"))
     assert [event["type"] for event in events].count("ping") >= 3

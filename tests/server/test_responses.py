@@ -443,7 +443,7 @@ async def test_a_fault_in_the_stream_is_its_last_event(client: httpx.AsyncClient
 
 
 async def test_a_deadline_in_the_stream_is_its_last_event(engine: FakeEngine) -> None:
-    async with client_for(engine, request_timeout_seconds=0.1) as client:
+    async with client_for(engine, request_timeout_seconds=0.5) as client:
         events = await stream(client, input="hang")
     assert events[-1]["type"] == "response.failed"
     assert not engine.live

@@ -149,7 +149,7 @@ async def test_error_before_the_stream_has_its_status(client: httpx.AsyncClient,
 
 
 async def test_stream_past_its_deadline_ends_with_an_event(engine: FakeEngine) -> None:
-    async with client_for(engine, request_timeout_seconds=0.05) as client:
+    async with client_for(engine, request_timeout_seconds=0.5) as client:
         chunks = await stream(client, **chat("hang"))
     assert chunks[-1]["error"]["code"] == "timeout"
     assert not engine.live
