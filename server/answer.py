@@ -13,8 +13,8 @@ from starlette.responses import Response
 from engine.outputs import FinishReason, TextDelta
 from engine.request import Request
 from server.errors import DeadlinePassed
+from server.parsing.answer_format import ParserSetup
 from server.parsing.output import ParsedDelta, ParsedStream
-from server.parsing.plan import Outputs
 from server.schema.chat import ChatFinish
 from server.schema.sampling import CompletionTokensDetails, Finish, PromptTokensDetails, Usage
 from server.version import VERSION
@@ -92,14 +92,14 @@ class Answer:
         return list(self.requests[index].prompt_token_ids)
 
     async def submit(
-        self, engine: "Engine", requests: Sequence[Request], n: int, outputs: Outputs | None = None
+        self, engine: "Engine", requests: Sequence[Request], n: int, setup: ParserSetup | None = None
     ) -> None:
         """Submit the requests: all of them, or none. Every `n` of them share a prompt.
 
-        With `outputs` the streams are parsed: their deltas are ParsedDeltas.
+        With `setup` the streams are parsed: their deltas are ParsedDeltas.
         """
-        if outputs is not None:
-            requests = outputs.watched(requests)
+        if setup is not None:
+            requests = setup.configure(requests)
         requests = await engine.prepare(requests)
         streams: list[RequestStream] = []
         try:
@@ -111,8 +111,8 @@ class Answer:
             abort_all(streams)
             raise
         self.requests, self.n = requests, n
-        self.streams = streams if outputs is None else [outputs.parsed(stream) for stream in streams]
-        self.is_parsed = outputs is not None
+        self.streams = streams if setup is None else [setup.wrap(stream) for stream in streams]
+        self.is_parsed = setup is not None
 
 
 def fingerprint(info: "ModelInfo") -> str:

@@ -13,9 +13,9 @@ from engine.errors import InvalidRequest
 from server.body import check_structure
 from server.convert import Limits, check_ids, check_text, overflow
 from server.errors import UnsupportedField
-from server.parsing.choice import offered_tools
 from server.parsing.detect import has_place_for_tools
-from server.parsing.in_text import tell
+from server.parsing.tool_choice import offered_tools
+from server.parsing.tools_in_prompt import render_tools
 from server.schema.chat import ChatMessage, ChatRequest
 from server.schema.completions import CompletionRequest, Prompt
 
@@ -97,7 +97,7 @@ def template_input(
     check_length(measure(tools, "tools"), tokenizer, limits, "tools")
     kwargs = template_kwargs(wire, tokenizer.reserved_variables)
     if not has_place_for_tools(tokenizer.chat_template or ""):
-        return tell(messages, tools), kwargs
+        return render_tools(messages, tools), kwargs
     return messages, kwargs | {"tools": tools} if tools else kwargs
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from server.answer import Answer, Delta
 from server.logprobs import NO_DETAILS, TokenDetails
-from server.parsing.events import Arguments, CallBegun, CallEnded, Content, Event, Reasoning
+from server.parsing.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
 from server.parsing.output import ParsedDelta
 from server.schema.chat import ChatDelta
 from server.schema.sampling import StreamOptions
@@ -84,13 +84,13 @@ def chat_delta(event: Event) -> ChatDelta | None:
             return ChatDelta(content=text)
         case Reasoning(text):
             return ChatDelta(reasoning_content=text)
-        case CallBegun(number, call_id, name):
+        case CallStart(number, call_id, name):
             function = FunctionDelta(name=name, arguments="")
             call = ToolCallDelta(index=number, id=call_id, type="function", function=function)
             return ChatDelta(tool_calls=[call])
         case Arguments(number, text):
             return more_arguments(number, text)
-        case CallEnded():
+        case CallEnd():
             return None
 
 

@@ -18,7 +18,7 @@ class Reasoning(NamedTuple):
     text: str
 
 
-class CallBegun(NamedTuple):
+class CallStart(NamedTuple):
     """A tool call: they count from 0 without gaps. Its arguments follow."""
 
     number: int
@@ -33,13 +33,13 @@ class Arguments(NamedTuple):
     text: str
 
 
-class CallEnded(NamedTuple):
+class CallEnd(NamedTuple):
     """A call is complete."""
 
     number: int
 
 
-Event = Content | Reasoning | CallBegun | Arguments | CallEnded
+Event = Content | Reasoning | CallStart | Arguments | CallEnd
 
 
 @dataclass(slots=True)
@@ -73,12 +73,12 @@ class Message:
                     contents.append(text)
                 case Reasoning(text):
                     reasonings.append(text)
-                case CallBegun(_, call_id, name):
+                case CallStart(_, call_id, name):
                     message.calls.append(Call(call_id, name))
                     fragments.append([])
                 case Arguments(number, text):
                     fragments[number].append(text)
-                case CallEnded(number):
+                case CallEnd(number):
                     message.calls[number].is_complete = True
         message.content = "".join(contents)
         message.reasoning = "".join(reasonings)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
-from server.parsing.literal import LiteralWriter
+from server.parsing.json_repair import JsonRepair
 from server.parsing.parser import Marker, ToolParser, Tools
 
 BLANKS = re.compile(r"[ \t\r\n]*")
@@ -31,7 +31,7 @@ class JsonCall:
 
     Until then it is read strictly: another key than KEYS, a name that is no string, arguments that are no
     object, and it has failed. Arguments may be such an object in a string. After that it is read as
-    LiteralWriter reads, up to its closing bracket or to one of `ends`.
+    JsonRepair reads, up to its closing bracket or to one of `ends`.
     """
 
     def __init__(self, sink: Sink, ends: str = "") -> None:
@@ -42,7 +42,7 @@ class JsonCall:
         self._ends = ends
         self._name: str | None = None
         self._key = ""
-        self._writer = LiteralWriter(ends)
+        self._writer = JsonRepair(ends)
         self._parts: list[str] = []  # of a key, or of a value that is needed whole
         self._arguments: list[str] | None = None  # that came before the name
         self._is_streaming = False
@@ -76,7 +76,7 @@ class JsonCall:
         if at == len(text):
             return at
         if text[at] == '"':
-            self._writer = LiteralWriter(self._ends)
+            self._writer = JsonRepair(self._ends)
             self._state = self._read_key
         elif text[at] == "}":
             at += 1
@@ -111,7 +111,7 @@ class JsonCall:
         at = BLANKS.match(text, at).end()  # type: ignore[union-attr]
         if at == len(text):
             return at
-        self._writer = LiteralWriter(self._ends)
+        self._writer = JsonRepair(self._ends)
         self._state = self._whole_value
         if self._key in ARGUMENTS and not self.has_begun and self._arguments is None and text[at] == "{":
             self._arguments = []

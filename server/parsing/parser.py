@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from engine.outputs import MARK
-from server.parsing.events import Arguments, CallBegun, CallEnded, Content, Event, join
+from server.parsing.events import Arguments, CallEnd, CallStart, Content, Event, join
 
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 BLANKS = re.compile(r"\s*")
@@ -20,7 +20,7 @@ class Tools:
     """The tools of a request: `parameters` is the JSON schema of each one's arguments, by name.
 
     With `only` calls of other names are content. Without `parallel` an answer ends after its first call.
-    `is_named`: the request names the one that must be called. `is_demanded`: one must be. `is_bound`: a
+    `is_named`: the request names the one that must be called. `is_forced`: one must be. `is_constrained`: a
     grammar sees to it that the answer is calls, or that it is these or JSON.
     """
 
@@ -28,8 +28,8 @@ class Tools:
     only: Collection[str] | None = None
     parallel: bool = True
     is_named: bool = False
-    is_demanded: bool = False
-    is_bound: bool = False
+    is_forced: bool = False
+    is_constrained: bool = False
 
     def properties(self, name: str) -> Mapping[str, Any]:
         """The schemas of the arguments of `name`, in the order they are declared."""
@@ -177,7 +177,7 @@ class ToolParser(Parser):
     def finish(self, *, is_cut: bool = False) -> list[Event]:
         """As Parser.finish(); what is held of a call that broke off is dropped where it can be no content."""
         is_behind_call = self.num_calls > 0 and not self.is_call_open and self._state != self._content
-        if is_cut and (self.tools.is_bound or is_behind_call):
+        if is_cut and (self.tools.is_constrained or is_behind_call):
             return []
         return super().finish(is_cut=is_cut)
 
@@ -222,7 +222,7 @@ class ToolParser(Parser):
         self._raw = []
         self._blanks.clear()
         self._num_arguments = 0
-        self._events.append(CallBegun(self.num_calls, call_id or self._new_id(), name))
+        self._events.append(CallStart(self.num_calls, call_id or self._new_id(), name))
         self.is_call_open = True
         return True
 
@@ -238,7 +238,7 @@ class ToolParser(Parser):
 
     def end(self) -> None:
         """The call that has begun is complete."""
-        self._events.append(CallEnded(self.num_calls))
+        self._events.append(CallEnd(self.num_calls))
         self.num_calls += 1
         self.is_call_open = False
         self.is_full = not self.tools.parallel

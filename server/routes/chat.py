@@ -13,10 +13,10 @@ from server.convert import make_requests, token_details
 from server.errors import UnsupportedField
 from server.handler import answered
 from server.logprobs import TokenDetails
+from server.parsing.answer_format import AnswerFormat
 from server.parsing.chunks import ParsedChatFrames
 from server.parsing.events import Message
 from server.parsing.output import ParsedDelta
-from server.parsing.plan import Plan
 from server.prompt import encode_chat
 from server.schema.chat import AssistantMessage, ChatChoice, ChatRequest, ChatResponse
 from server.schema.dialects import CHAT
@@ -37,7 +37,7 @@ async def submit(
     Where tools may be called or the model reasons, the answer's deltas are ParsedDeltas.
     """
     limits, tokenizer = context.limits, context.engine.tokenizer
-    plan = Plan.of(wire, context.formats, tokenizer.chat_template)
+    answer_format = AnswerFormat.of(wire, context.formats, tokenizer.chat_template)
     prompt = await encode_chat(wire, tokenizer, limits)
     requests = await make_requests(
         wire,
@@ -48,7 +48,7 @@ async def submit(
         prompt_param="messages",
     )
     if wire.beams is not None:
-        if plan:
+        if answer_format:
             raise UnsupportedField(
                 "use_beam_search is not available where tools may be called or the model reasons.",
                 "use_beam_search",
@@ -56,8 +56,10 @@ async def submit(
         submit_beams(answer, context.engine, requests, len(requests), wire.beams, limits)
         context.metrics.request_params(answer.n)
         return
-    outputs = await plan.outputs(prompt, tokenizer, requests[0].sampling.grammar) if plan else None
-    await answer.submit(context.engine, requests, len(requests), outputs)
+    setup = (
+        await answer_format.setup(prompt, tokenizer, requests[0].sampling.grammar) if answer_format else None
+    )
+    await answer.submit(context.engine, requests, len(requests), setup)
     context.metrics.request_params(answer.n)
 
 

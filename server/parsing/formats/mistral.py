@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable, Mapping
 
 from server.parsing.json_call import JsonToolParser
-from server.parsing.literal import LiteralWriter
+from server.parsing.json_repair import JsonRepair
 from server.parsing.parser import Marker, Tools
 
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -32,7 +32,7 @@ class MistralParser(JsonToolParser):
         super().__init__(tools, marker)
         self._id_marker, self._arguments_marker = marker(CALL_ID), marker(ARGS)
         self._name = self._call_id = ""
-        self._writer: LiteralWriter | None = None
+        self._writer: JsonRepair | None = None
 
     def _openers(self) -> Mapping[str, Callable[[], bool]]:
         return {TOOL_CALLS: self._first}
@@ -98,7 +98,7 @@ class MistralParser(JsonToolParser):
         call_id = self._call_id if ID.fullmatch(self._call_id) else None
         if self._text[self._at] != "{" or not self.begin(self._name, call_id):
             return self._no_call()
-        self._writer = LiteralWriter()
+        self._writer = JsonRepair()
         self._state = self._in_arguments
         return True
 

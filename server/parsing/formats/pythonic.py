@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from engine.outputs import MARK
-from server.parsing.literal import LiteralWriter
+from server.parsing.json_repair import JsonRepair
 from server.parsing.parser import Marker, ToolParser, Tools
 
 PAIRS = {
@@ -38,7 +38,7 @@ class PythonicParser(ToolParser):
         self._is_marked = False
         self._is_list = False
         self._name = ""
-        self._writer: LiteralWriter | None = None
+        self._writer: JsonRepair | None = None
         self._state = self._first
 
     def _openers(self) -> Mapping[str, Callable[[], bool]]:
@@ -126,9 +126,9 @@ class PythonicParser(ToolParser):
         number = self._num_arguments
         return names[number] if number < len(names) else f"arg{number}"
 
-    def _begin_value(self, name: str) -> LiteralWriter:
+    def _begin_value(self, name: str) -> JsonRepair:
         self.argument(name)
-        self._writer = LiteralWriter()
+        self._writer = JsonRepair()
         self._state = self._value
         return self._writer
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.outputs import MARK
-from server.parsing.literal import LiteralWriter
+from server.parsing.json_repair import JsonRepair
 from server.parsing.parser import Marker, ToolParser, Tools
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -168,7 +168,7 @@ class _Value:
         word = text.strip()
         if "string" in self._types and not (word == "null" and "null" in self._types):
             return json.dumps(text, ensure_ascii=False)
-        writer = LiteralWriter()
+        writer = JsonRepair()
         return writer.feed(word)[0] + writer.close()
 
 

@@ -10,7 +10,8 @@ from sse_starlette import ServerSentEvent
 from engine.outputs import FinishReason
 from server.answer import Answer, Delta
 from server.errors import anthropic_envelope
-from server.parsing.blocks import Begun, Block, Blocks, Ended, Kind, More, Step, blocks_of
+from server.parsing import content_blocks
+from server.parsing.content_blocks import Block, BlockEvent, ContentBlocks, Kind, blocks_of
 from server.parsing.output import ParsedDelta
 from server.schema.anthropic import (
     BlockDelta,
@@ -50,7 +51,7 @@ class MessageFrames(Frames):
     def __init__(self, answer: Answer, max_tokens: int) -> None:
         super().__init__(answer)
         self._max_tokens = max_tokens
-        self._blocks = Blocks()
+        self._blocks = ContentBlocks()
         self._parts = b"", b""  # around the text of the open block's events
         self._last: Delta | None = None
 
@@ -62,18 +63,18 @@ class MessageFrames(Frames):
         """What begins, grows and ends; the first block is followed by a ping."""
         if delta.finish_reason is not None:
             self._last = delta
-        return b"".join(map(self._step, self._blocks.take(delta)))
+        return b"".join(map(self._step, self._blocks.add(delta)))
 
-    def _step(self, step: Step) -> bytes:
-        match step:
-            case Begun(block):
+    def _step(self, event: BlockEvent) -> bytes:
+        match event:
+            case content_blocks.BlockStart(block):
                 self._parts = _cut(block)
                 start = named_event(BlockStart(index=block.number, content_block=content_block(block)))
                 return start if block.number else start + named_event(Ping())
-            case More(_, text):
+            case content_blocks.BlockDelta(_, text):
                 before, after = self._parts
                 return before + orjson.dumps(text) + after
-            case Ended(block):
+            case content_blocks.BlockEnd(block):
                 return named_event(BlockStop(index=block.number))
 
     def ending(self) -> bytes:

@@ -11,7 +11,7 @@ from server.context import ServerContext
 from server.convert import token_details
 from server.errors import UnsupportedField
 from server.handler import answered
-from server.parsing.plan import Plan
+from server.parsing.answer_format import AnswerFormat
 from server.routes.chat import submit
 from server.routes.responses.convert import chat_request
 from server.routes.responses.events import ResponseFrames
@@ -30,7 +30,7 @@ async def reply(context: ServerContext, wire: ResponsesRequest, answer: Answer) 
     """Submit as a chat, and stream or collect."""
     started = asyncio.get_running_loop().time()
     chat = await asyncio.to_thread(chat_request, wire)
-    if wire.tells_logprobs and Plan.of(chat, context.formats, context.engine.tokenizer.chat_template):
+    if wire.tells_logprobs and AnswerFormat.of(chat, context.formats, context.engine.tokenizer.chat_template):
         raise UnsupportedField(
             f"{LOGPROBS_INCLUDED} is not available where tools may be called or the model reasons.", "include"
         )

@@ -7,7 +7,7 @@ from engine.outputs import OutputToken
 from server.answer import MAX_TOKENS_ON_LOOP, Answer, Delta
 from server.errors import message_of
 from server.logprobs import TokenDetails
-from server.parsing.blocks import Begun, Block, Blocks, Ended, More, Step
+from server.parsing.content_blocks import Block, BlockDelta, BlockEnd, BlockEvent, BlockStart, ContentBlocks
 from server.routes.responses.items import (
     empty_block,
     ended,
@@ -55,7 +55,7 @@ class ResponseFrames(Frames):
         self._response = response
         self._details = details
         self._numbers = count()
-        self._blocks = Blocks()
+        self._blocks = ContentBlocks()
         self._more: Numbered | None = None  # the events of the open block's text
         self._last: Delta | None = None
 
@@ -76,7 +76,7 @@ class ResponseFrames(Frames):
         """What begins, grows and ends."""
         if delta.finish_reason is not None:
             self._last = delta
-        return b"".join(map(self._step, self._blocks.take(delta)))
+        return b"".join(map(self._step, self._blocks.add(delta)))
 
     def ending(self) -> bytes:
         """The whole response. An answer without text still has its message."""
@@ -97,16 +97,16 @@ class ResponseFrames(Frames):
             "response.failed", self._response.model_copy(update={"status": "failed", "error": reason})
         )
 
-    def _step(self, step: Step) -> bytes:
+    def _step(self, step: BlockEvent) -> bytes:
         match step:
-            case Begun(block):
+            case BlockStart(block):
                 return self._begin(block)
-            case More(block, text, tokens):
+            case BlockDelta(block, text, tokens):
                 assert self._more is not None
                 if tokens and self._details:
                     return self._told(block, text, tokens)
                 return self._more.fill(next(self._numbers), text)
-            case Ended(block):
+            case BlockEnd(block):
                 return self._end(block)
 
     def _told(self, block: Block, text: str, tokens: tuple[OutputToken, ...]) -> bytes:

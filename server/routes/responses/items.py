@@ -7,7 +7,7 @@ from engine.outputs import FinishReason, OutputToken
 from server.answer import Answer, Delta
 from server.convert import Limits
 from server.logprobs import TokenDetails
-from server.parsing.blocks import Block, Kind, blocks_of
+from server.parsing.content_blocks import Block, Kind, blocks_of
 from server.schema.logprobs import TokenLogprob
 from server.schema.responses import (
     FunctionTool,

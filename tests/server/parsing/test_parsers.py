@@ -6,7 +6,7 @@ import re
 import pytest
 
 from engine.outputs import MARK
-from server.parsing.events import Arguments, CallBegun, CallEnded, Content
+from server.parsing.events import Arguments, CallEnd, CallStart, Content
 from server.parsing.parser import Marker, Tools
 from server.parsing.registry import TOOL_PARSERS, ToolFormat
 from tests.server.parsing.texts import TOOLS, make, parse
@@ -39,12 +39,12 @@ def test_arguments_come_as_they_are_written() -> None:
     parser = make("hermes")
     assert parser.feed('Hi <tool_call>{"name": "now", "argum') == [Content("Hi")]
     [begun, first] = parser.feed('ents": {"a"')
-    assert isinstance(begun, CallBegun)
+    assert isinstance(begun, CallStart)
     assert (begun.number, begun.name, first) == (0, "now", Arguments(0, '{"a"'))
     assert re.fullmatch(r"call_[0-9a-f]{24}", begun.id)
     assert parser.feed(': "x') == [Arguments(0, ': "x')]
     assert parser.feed('"}') == [Arguments(0, '"}')]
-    assert parser.feed("}") == [CallEnded(0)]
+    assert parser.feed("}") == [CallEnd(0)]
     assert parser.feed("\n</tool_ca") == []
     assert parser.feed("ll>\n") == []
     assert parser.finish() == []
@@ -131,7 +131,7 @@ def test_without_parallel_calls_nothing_follows_the_first(name: ToolFormat, text
 )
 def test_a_demanded_call_that_broke_off_leaves_no_content(name: ToolFormat, text: str) -> None:
     for length in range(len(text) + 1):
-        parser = make(name, Tools(TOOLS.parameters, is_bound=True))
+        parser = make(name, Tools(TOOLS.parameters, is_constrained=True))
         message = parse(parser, *text[:length], is_cut=True)
         assert message.content == "", text[:length]
         assert message.calls or length < text.index("1")
@@ -173,4 +173,4 @@ def test_a_piece_of_the_marker_behind_a_call_is_no_content(piece: str) -> None:
 
 
 def test_a_piece_of_a_marker_beside_json_is_no_content() -> None:
-    assert parse(make("hermes", Tools({}, is_bound=True)), "<tool", is_cut=True).content == ""
+    assert parse(make("hermes", Tools({}, is_constrained=True)), "<tool", is_cut=True).content == ""

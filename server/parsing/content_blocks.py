@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from engine.outputs import FinishReason, OutputToken, TextDelta
-from server.parsing.events import Arguments, CallBegun, CallEnded, Content, Event, Reasoning
+from server.parsing.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
 from server.parsing.output import ParsedDelta
 
 Kind = Literal["text", "reasoning", "call"]
@@ -34,13 +34,13 @@ class Block:
         return "".join(self.parts)
 
 
-class Begun(NamedTuple):
+class BlockStart(NamedTuple):
     """A block has begun."""
 
     block: Block
 
 
-class More(NamedTuple):
+class BlockDelta(NamedTuple):
     """A block has more text."""
 
     block: Block
@@ -48,23 +48,23 @@ class More(NamedTuple):
     tokens: tuple[OutputToken, ...] = ()
 
 
-class Ended(NamedTuple):
+class BlockEnd(NamedTuple):
     """Nothing more comes of a block."""
 
     block: Block
 
 
-Step = Begun | More | Ended
+BlockEvent = BlockStart | BlockDelta | BlockEnd
 
 
-class Blocks:
+class ContentBlocks:
     """The blocks of one answer, while its deltas come in; only the last one is open."""
 
     def __init__(self) -> None:
         self.all: list[Block] = []
         self._open: Block | None = None
 
-    def take(self, delta: TextDelta | ParsedDelta) -> Iterator[Step]:
+    def add(self, delta: TextDelta | ParsedDelta) -> Iterator[BlockEvent]:
         """What a delta does to the blocks; the last one ends what is open."""
         if isinstance(delta, ParsedDelta):
             for event in delta.events:
@@ -78,43 +78,43 @@ class Blocks:
                 self._open.is_cut = delta.finish_reason is FinishReason.LENGTH
             yield from self._end()
 
-    def _take(self, event: Event) -> Iterator[Step]:
+    def _take(self, event: Event) -> Iterator[BlockEvent]:
         match event:
             case Content(text):
                 yield from self._say("text", text)
             case Reasoning(text):
                 yield from self._say("reasoning", text)
-            case CallBegun(_, call_id, name):
+            case CallStart(_, call_id, name):
                 yield from self._begin(Block(len(self.all), "call", call_id, name))
             case Arguments(_, text):
                 yield from self._say("call", text)
-            case CallEnded():
+            case CallEnd():
                 self.all[-1].is_complete = True
                 yield from self._end()
 
-    def _say(self, kind: Kind, text: str, tokens: tuple[OutputToken, ...] = ()) -> Iterator[Step]:
+    def _say(self, kind: Kind, text: str, tokens: tuple[OutputToken, ...] = ()) -> Iterator[BlockEvent]:
         if self._open is None or self._open.kind != kind:
             yield from self._begin(Block(len(self.all), kind))
         block = self.all[-1]
         block.parts.append(text)
         block.tokens += tokens
-        yield More(block, text, tokens)
+        yield BlockDelta(block, text, tokens)
 
-    def _begin(self, block: Block) -> Iterator[Step]:
+    def _begin(self, block: Block) -> Iterator[BlockEvent]:
         yield from self._end()
         self.all.append(block)
         self._open = block
-        yield Begun(block)
+        yield BlockStart(block)
 
-    def _end(self) -> Iterator[Step]:
+    def _end(self) -> Iterator[BlockEvent]:
         if self._open is not None:
             block, self._open = self._open, None
-            yield Ended(block)
+            yield BlockEnd(block)
 
 
 def blocks_of(delta: TextDelta | ParsedDelta) -> list[Block]:
     """The blocks of a whole answer."""
-    blocks = Blocks()
-    for _ in blocks.take(delta):
+    blocks = ContentBlocks()
+    for _ in blocks.add(delta):
         pass
     return blocks.all

@@ -25,7 +25,7 @@ def demanded_format(own: ToolFormat | Whole) -> ToolFormat:
     return own if own in ("llama3_json", "mistral") else "hermes"
 
 
-def demand_grammar(
+def forced_call_grammar(
     tools: Sequence[FunctionDefinition], written: ToolFormat, tokens: Mapping[str, int], *, is_one: bool
 ) -> Grammar:
     """What an answer must be that calls one of `tools`, or, unless `is_one`, several, as `written`.
@@ -37,7 +37,7 @@ def demand_grammar(
     return Grammar("lark", f"start: calls\n{rules}", param="tools", label="parameters of a tool")
 
 
-def or_calls(
+def json_or_calls(
     grammar: Grammar,
     tools: Sequence[FunctionDefinition],
     written: ToolFormat,
@@ -45,7 +45,7 @@ def or_calls(
     *,
     is_one: bool,
 ) -> Grammar:
-    """What an answer must be that is JSON, as `grammar` says, or calls, as demand_grammar() says."""
+    """What an answer must be that is JSON, as `grammar` says, or calls, as forced_call_grammar() says."""
     rules = call_rules(tools, written, tokens, is_one=is_one, layout=grammar.json_options)
     return replace(grammar, or_calls=rules)
 

@@ -24,7 +24,7 @@ CLOSER = {"{": "}", "[": "]"}
 MAX_DEPTH = 64
 
 
-class LiteralWriter:
+class JsonRepair:
     """Reads one value, JSON or a Python literal, and writes it as JSON.
 
     Beside JSON it knows single quotes, tuples, True, False, None, `\\xhh`, and what goes wrong most often:

@@ -1,8 +1,8 @@
-"""Blocks: one after the other, numbered, and the same however the answer comes."""
+"""ContentBlocks: one after the other, numbered, and the same however the answer comes."""
 
 from engine.outputs import FinishReason, TextDelta
-from server.parsing.blocks import Begun, Block, Blocks, Ended, More, blocks_of
-from server.parsing.events import Arguments, CallBegun, CallEnded, Content, Event, Reasoning
+from server.parsing.content_blocks import Block, BlockDelta, BlockEnd, BlockStart, ContentBlocks, blocks_of
+from server.parsing.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
 from server.parsing.output import ParsedDelta
 
 EVENTS: list[Event] = [
@@ -10,11 +10,11 @@ EVENTS: list[Event] = [
     Reasoning("."),
     Content("I "),
     Content("look."),
-    CallBegun(0, "c0", "f"),
+    CallStart(0, "c0", "f"),
     Arguments(0, "{"),
     Arguments(0, "}"),
-    CallEnded(0),
-    CallBegun(1, "c1", "g"),
+    CallEnd(0),
+    CallStart(1, "c1", "g"),
     Arguments(1, '{"a"'),
 ]
 
@@ -37,15 +37,15 @@ WHOLE = [
 
 def test_blocks_are_the_same_at_once_and_event_by_event() -> None:
     assert [shown(block) for block in blocks_of(parsed(EVENTS, FinishReason.LENGTH))] == WHOLE
-    blocks = Blocks()
-    steps = [step for event in EVENTS for step in blocks.take(parsed([event]))]
-    steps += blocks.take(parsed([], FinishReason.LENGTH))
+    blocks = ContentBlocks()
+    steps = [step for event in EVENTS for step in blocks.add(parsed([event]))]
+    steps += blocks.add(parsed([], FinishReason.LENGTH))
     assert [shown(block) for block in blocks.all] == WHOLE
     places = [(type(step), step.block.number) for step in steps]
     assert places == sorted(places, key=lambda place: place[1]), "one after the other"
     for number in range(4):
         own = [kind for kind, found in places if found == number]
-        assert (own[0], own[-1], set(own[1:-1])) == (Begun, Ended, {More})
+        assert (own[0], own[-1], set(own[1:-1])) == (BlockStart, BlockEnd, {BlockDelta})
 
 
 def test_plain_text_is_one_block_and_none_is_none() -> None:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from engine.request import Grammar, ReasoningSpan, Request
 from server.errors import UnsupportedField
-from server.parsing.choice import callable_tools, called_tools, check_choice, offered_tools
-from server.parsing.demand import demand_grammar, demanded_format, or_calls
 from server.parsing.detect import Formats, has_place_for_tools
 from server.parsing.formats.response_template import RegionParser, ResponseTemplateParser
 from server.parsing.output import OutputParser, ParsedStream
 from server.parsing.parser import Marker, Tools
 from server.parsing.registry import RESPONSE_TEMPLATE, reasoning_parser, tool_parser
+from server.parsing.tool_call_grammar import demanded_format, forced_call_grammar, json_or_calls
+from server.parsing.tool_choice import callable_tools, called_tools, check_choice, offered_tools
 from server.schema.chat import ChatRequest
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
     ) -> Callable[[], RegionParser]: ...
 
 
-class Plan(NamedTuple):
+class AnswerFormat(NamedTuple):
     """What to look for in the answers to a chat: calls of `tools`, reasoning, or both."""
 
     wire: ChatRequest
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
     tools: Tools | None
 
     @classmethod
-    def of(cls, wire: ChatRequest, formats: Formats, chat_template: str | None) -> "Plan | None":
+    def of(cls, wire: ChatRequest, formats: Formats, chat_template: str | None) -> "AnswerFormat | None":
         """None if the answers are all content. Raises InvalidRequest, UnsupportedField."""
         check_choice(wire)
         tools = callable_tools(wire)
@@ -65,54 +65,54 @@ class Plan(NamedTuple):
             )
         return cls(wire, formats, tools) if tools or formats.reasoning else None
 
-    async def outputs(self, prompt: list[int], tokenizer: Tokenizer, asked: Grammar | None) -> "Outputs":
+    async def setup(self, prompt: list[int], tokenizer: Tokenizer, asked: Grammar | None) -> "ParserSetup":
         """What the engine needs to know, and the parsers, for answers to `prompt`.
 
         What is `asked` of an answer is asked of its content: calls may stand in its place. Raises
         UnsupportedField if it isn't JSON, which is told from calls.
         """
-        if self.tools is not None and (asked is not None or self.tools.is_demanded):
+        if self.tools is not None and (asked is not None or self.tools.is_forced):
             if asked is not None and asked.kind not in ("json_object", "json_schema"):
                 raise UnsupportedField(
                     f"{asked.param} cannot be used while tools may be called; send tool_choice none with it.",
                     asked.param,
                 )
-            return await self._bound_outputs(prompt, tokenizer, self.tools, asked)
+            return await self._constrained_setup(prompt, tokenizer, self.tools, asked)
         tool_format = self.formats.tools if self.tools else None
         if RESPONSE_TEMPLATE in (tool_format, self.formats.reasoning):
             offered = [tool.function.for_template for tool in offered_tools(self.wire)]
             make = await tokenizer.response_parser(prompt, offered or None)
             tools = self.tools or Tools({}, only=())
-            return Outputs(
+            return ParserSetup(
                 lambda: OutputParser(
                     None, ResponseTemplateParser(tools, make), shows_reasoning=self.shows_reasoning
                 ),
                 shows_special_tokens=True,
             )
-        return await self._own_outputs(prompt, tokenizer)
+        return await self._native_setup(prompt, tokenizer)
 
     @property
     def shows_reasoning(self) -> bool:
         """Whether the client wants to see what the model thinks."""
         return self.wire.include_reasoning is not False
 
-    async def _bound_outputs(
+    async def _constrained_setup(
         self, prompt: list[int], tokenizer: Tokenizer, tools: Tools, asked: Grammar | None
-    ) -> "Outputs":
+    ) -> "ParserSetup":
         """The same where a grammar has the calls written, in a format that there is one of."""
         written = demanded_format(self.formats.tools or "hermes")
         formats = self.formats._replace(tools=written)
         if formats.reasoning == RESPONSE_TEMPLATE:  # it would parse the calls, too
             formats = formats._replace(reasoning=None)
-        plan = self._replace(formats=formats, tools=replace(tools, is_bound=True))
-        outputs = await plan._own_outputs(prompt, tokenizer)
-        make = demand_grammar if asked is None or tools.is_demanded else partial(or_calls, asked)
+        bound = self._replace(formats=formats, tools=replace(tools, is_constrained=True))
+        setup = await bound._native_setup(prompt, tokenizer)
+        make = forced_call_grammar if asked is None or tools.is_forced else partial(json_or_calls, asked)
         grammar = await asyncio.to_thread(  # the schemas may be megabytes
             make, called_tools(self.wire, tools), written, formats.tokens, is_one=not tools.parallel
         )
-        return outputs._replace(grammar=grammar)
+        return setup._replace(grammar=grammar)
 
-    async def _own_outputs(self, prompt: list[int], tokenizer: Tokenizer) -> "Outputs":
+    async def _native_setup(self, prompt: list[int], tokenizer: Tokenizer) -> "ParserSetup":
         marker = Marker(self.formats.tokens)
         markers: list[str] = []
         reasoning_class = tools_class = span = None
@@ -136,7 +136,7 @@ class Plan(NamedTuple):
 
         tokens = self.formats.tokens
         marks = tuple((tokens[text], text) for text in markers if text in tokens)
-        return Outputs(make, marks=marks, reasoning=span)
+        return ParserSetup(make, marks=marks, reasoning=span)
 
     async def _is_open(self, prompt: list[int], tokenizer: Tokenizer, opener: str, closer: str) -> bool:
         """Whether the prompt ends inside reasoning, begun by the template or by the turn that goes on."""
@@ -147,7 +147,7 @@ class Plan(NamedTuple):
         return tail.rstrip().endswith(opener)
 
 
-class Outputs(NamedTuple):
+class ParserSetup(NamedTuple):
     """A parser for each answer to one prompt, and what the engine does for it."""
 
     make_parser: Callable[[], OutputParser]
@@ -156,7 +156,7 @@ class Outputs(NamedTuple):
     shows_special_tokens: bool = False
     grammar: Grammar | None = None
 
-    def watched(self, requests: Sequence[Request]) -> list[Request]:
+    def configure(self, requests: Sequence[Request]) -> list[Request]:
         """The requests, with markers, reasoning and what is demanded told to the engine."""
         changes: dict[str, Any] = {"marks": self.marks, "reasoning": self.reasoning}
         if self.shows_special_tokens:
@@ -165,6 +165,6 @@ class Outputs(NamedTuple):
             changes["grammar"] = self.grammar
         return [replace(request, sampling=replace(request.sampling, **changes)) for request in requests]
 
-    def parsed(self, stream: "RequestStream") -> ParsedStream:
+    def wrap(self, stream: "RequestStream") -> ParsedStream:
         """A stream behind a parser of its own."""
         return ParsedStream(stream, self.make_parser())

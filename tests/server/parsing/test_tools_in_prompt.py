@@ -2,7 +2,7 @@
 
 import json
 
-from server.parsing.in_text import call_text, tell
+from server.parsing.tools_in_prompt import call_text, render_tools
 from tests.server.parsing.texts import make, parse
 
 TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
@@ -10,15 +10,17 @@ TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "
 
 def test_a_plain_conversation_stays_as_it_is() -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "name": "x"}]
-    assert tell(turns, ()) == turns
+    assert render_tools(turns, ()) == turns
 
 
 def test_the_system_turn_gets_the_tools_or_is_made_for_them() -> None:
-    told = tell([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}], [TOOL])
-    assert [turn["role"] for turn in told] == ["system", "user"]
-    assert told[0]["content"].startswith("Be brief.\n\n")
-    assert json.dumps(TOOL["function"]) in told[0]["content"].split("\n")
-    assert tell([{"role": "user", "content": "a"}], [TOOL])[0]["role"] == "system"
+    rendered = render_tools(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}], [TOOL]
+    )
+    assert [turn["role"] for turn in rendered] == ["system", "user"]
+    assert rendered[0]["content"].startswith("Be brief.\n\n")
+    assert json.dumps(TOOL["function"]) in rendered[0]["content"].split("\n")
+    assert render_tools([{"role": "user", "content": "a"}], [TOOL])[0]["role"] == "system"
 
 
 def test_results_in_a_row_are_one_turn_of_the_user() -> None:
@@ -28,8 +30,8 @@ def test_results_in_a_row_are_one_turn_of_the_user() -> None:
         {"role": "tool", "tool_call_id": "f", "content": "1"},
         {"role": "tool", "tool_call_id": "g", "content": "2"},
     ]
-    told = tell(turns, ())
-    assert told == [
+    rendered = render_tools(turns, ())
+    assert rendered == [
         {
             "role": "assistant",
             "content": "I look."

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.outputs import MARK
-from server.parsing.literal import MAX_DEPTH, LiteralWriter
+from server.parsing.json_repair import MAX_DEPTH, JsonRepair
 
 
 def write(*pieces: str, ends: str = "") -> str:
     """The JSON of text that comes in pieces."""
-    writer = LiteralWriter(ends)
+    writer = JsonRepair(ends)
     return "".join(writer.feed(piece)[0] for piece in pieces) + writer.close()
 
 
@@ -89,7 +89,7 @@ def test_what_goes_wrong_most_often_is_read_all_the_same(text: str, value: Any) 
     ],
 )
 def test_a_value_ends_where_it_is_complete(text: str, ends: str, value: Any, rest: str) -> None:
-    writer = LiteralWriter(ends)
+    writer = JsonRepair(ends)
     out, at = writer.feed(text)
     assert writer.is_done
     assert (json.loads(out), text[at:]) == (value, rest)
@@ -101,7 +101,7 @@ def test_depth_is_bounded() -> None:
 
 
 def test_values_come_as_they_are_written() -> None:
-    writer = LiteralWriter()
+    writer = JsonRepair()
     assert writer.feed('{"a": "on')[0] == '{"a": "on'
     assert writer.feed("e\\")[0] == "e"
     assert writer.feed('n", "b": 1')[0] == '\\n", "b": '

@@ -26,7 +26,7 @@ def check_choice(wire: ChatRequest) -> None:
             raise InvalidRequest(f"tool_choice names {name[:128]!r}, which is not in tools.", "tool_choice")
 
 
-def is_demand(choice: ToolChoice | None) -> bool:
+def is_forced(choice: ToolChoice | None) -> bool:
     """Whether a tool must be called: only a grammar can see to that."""
     if choice is None:
         return False
@@ -56,7 +56,7 @@ def callable_tools(wire: ChatRequest) -> Tools | None:
         only=frozenset(only) if only else None,
         parallel=wire.parallel_tool_calls is not False and not is_named,
         is_named=is_named,
-        is_demanded=is_demand(choice),
+        is_forced=is_forced(choice),
     )
 
 

@@ -11,10 +11,10 @@ from tokenizers import AddedToken, Tokenizer
 from engine.outputs import MARK, FinishReason
 from engine.request import Grammar
 from engine.text.grammar import Vocabulary, compile_grammar
-from server.parsing.demand import demand_grammar, demanded_format, or_calls
 from server.parsing.events import Message
 from server.parsing.parser import Marker, Tools
 from server.parsing.registry import ToolFormat, tool_parser
+from server.parsing.tool_call_grammar import demanded_format, forced_call_grammar, json_or_calls
 from server.schema.tools import FunctionDefinition
 from tests.engine.tiny_engine import EOS, answers, tiny_engine, tiny_request, tiny_tokenizer
 
@@ -81,7 +81,7 @@ def test_what_a_grammar_allows_is_parsed_as_calls(
     written: ToolFormat, markers: tuple[str, ...], is_one: bool
 ) -> None:
     writer = Writer(markers)
-    grammar = demand_grammar([WEATHER, NOW], written, writer.tokens, is_one=is_one)
+    grammar = forced_call_grammar([WEATHER, NOW], written, writer.tokens, is_one=is_one)
     tools = Tools({"get_weather": WEATHER.parameters or {}, "ns.now-1": {}}, parallel=not is_one)
     found: set[tuple[str, ...]] = set()
     for seed in range(12):
@@ -127,7 +127,7 @@ def test_calls_may_stand_in_place_of_json(
             "$defs": {"City": {"enum": ["Rome", "Oslo"]}},
         },
     )
-    grammar = or_calls(asked, [tool], written, writer.tokens, is_one=True)
+    grammar = json_or_calls(asked, [tool], written, writer.tokens, is_one=True)
     called = '{"name": "f", "parameters": {"to": "Oslo"}}'
     if written != "llama3_json":  # whose calls no marker begins: what is drawn at random is none
         kinds = set()
@@ -156,7 +156,7 @@ def test_calls_may_stand_in_place_of_json(
 
 
 async def test_a_model_of_random_weights_makes_the_calls() -> None:
-    grammar = demand_grammar([WEATHER, NOW], "hermes", {}, is_one=True)
+    grammar = forced_call_grammar([WEATHER, NOW], "hermes", {}, is_one=True)
     async with tiny_engine() as engine:
         found = await answers(engine, [tiny_request("hi", seed=seed, grammar=grammar) for seed in range(4)])
     for delta in found:
@@ -172,10 +172,10 @@ def test_only_a_strict_schema_must_be_one_that_can_be_obeyed() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     for strict in (None, False):
         tool = FunctionDefinition(name="f", parameters=schema, strict=strict)
-        compile_grammar(demand_grammar([tool], "hermes", {}, is_one=True), vocabulary)
+        compile_grammar(forced_call_grammar([tool], "hermes", {}, is_one=True), vocabulary)
     tool = FunctionDefinition(name="f", parameters=schema, strict=True)
     with pytest.raises(ValueError, match="uniqueItems"):
-        compile_grammar(demand_grammar([tool], "hermes", {}, is_one=True), vocabulary)
+        compile_grammar(forced_call_grammar([tool], "hermes", {}, is_one=True), vocabulary)
 
 
 ZOD_EMAIL = (
@@ -193,9 +193,9 @@ def test_what_no_grammar_can_see_to_is_left_out_unless_the_tool_is_strict(value:
     schema = {"type": "object", "properties": {"a": value}, "required": ["a"], "additionalProperties": False}
     for strict, asked in ((False, None), (None, Grammar("json_object")), (True, None)):
         tool = FunctionDefinition(name="f", parameters=schema, strict=strict)
-        grammar = demand_grammar([tool], "hermes", {}, is_one=True)
+        grammar = forced_call_grammar([tool], "hermes", {}, is_one=True)
         if asked is not None:
-            grammar = or_calls(asked, [tool], "llama3_json", {}, is_one=True)
+            grammar = json_or_calls(asked, [tool], "llama3_json", {}, is_one=True)
         if strict:
             with pytest.raises(ValueError, match=r"\w") as caught:
                 compile_grammar(grammar, vocabulary)
@@ -207,7 +207,7 @@ def test_what_no_grammar_can_see_to_is_left_out_unless_the_tool_is_strict(value:
 def test_patterns_that_libraries_write_are_obeyed_by_strict_tools_too() -> None:
     schema = {"type": "object", "properties": {"to": {"type": "string", "pattern": ZOD_EMAIL}}}
     tool = FunctionDefinition(name="mail", parameters=schema, strict=True)
-    compile_grammar(demand_grammar([tool], "hermes", {}, is_one=True), Writer(()).vocabulary)
+    compile_grammar(forced_call_grammar([tool], "hermes", {}, is_one=True), Writer(()).vocabulary)
 
 
 def test_formats_without_a_grammar_are_written_as_hermes() -> None:
@@ -225,5 +225,5 @@ def test_a_schema_that_spells_a_control_token_is_followed_in_plain_text(schema: 
         "additionalProperties": False,
     }
     tool = FunctionDefinition(name="f", parameters=parameters)
-    text = writer.write(demand_grammar([tool], "hermes", writer.tokens, is_one=True), seed=0)
+    text = writer.write(forced_call_grammar([tool], "hermes", writer.tokens, is_one=True), seed=0)
     assert text is not None and "<|end｜>" in text and f"{MARK}<|end｜>" not in text

@@ -22,7 +22,7 @@ INSTRUCTIONS = (
 )
 
 
-def tell(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def render_tools(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same conversation, with tools, calls and results as text."""
     turns: list[dict[str, Any]] = []
     for message in messages:
