@@ -22,6 +22,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 from benchmarks.common import StepRecorder, generate, parser, prompts, show
 from engine import Engine
 from engine.config import EngineConfig
+from kernels.kv_layer import KVLayer
 from kernels.linear import linear, pack_weight
 from kernels.paged_attention import AttentionBatch, paged_attention
 from models.catalog import ModelFiles, locate
@@ -197,7 +198,8 @@ def attention_chain(spec: DecoderSpec, batch: int, context: int, dtype: torch.dt
     page_table = torch.arange(batch * pages, dtype=torch.int32).view(batch, pages)
     cache_shape = (batch * pages, PAGE_SIZE, spec.num_kv_heads, spec.head_dim)
     caches = [
-        (torch.randn(cache_shape, dtype=dtype), torch.randn(cache_shape, dtype=dtype)) for _ in spec.layers
+        KVLayer(torch.randn(cache_shape, dtype=dtype), torch.randn(cache_shape, dtype=dtype))
+        for _ in spec.layers
     ]
     q = torch.randn(batch, spec.layers[0].attention.num_heads, spec.head_dim, dtype=dtype)
 
@@ -211,8 +213,8 @@ def attention_chain(spec: DecoderSpec, batch: int, context: int, dtype: torch.dt
             query_lens=[1] * batch,
             context_lens_host=[context] * batch,
         )
-        for k_cache, v_cache in caches:
-            paged_attention(q, k_cache, v_cache, attention, scale=spec.head_dim**-0.5)
+        for kv in caches:
+            paged_attention(q, kv, attention, scale=spec.head_dim**-0.5)
 
     return attend
 

@@ -24,7 +24,8 @@ from benchmarks.in_process import MAX_CHUNKS_PER_SECOND, Recorder, drive, engine
 from engine.config import EngineConfig
 from engine.device.devices import choose_device, set_up_thread
 from engine.device.runner import ModelRunner
-from models.decoder import ForwardBatch
+from kernels.kv_layer import KVLayer
+from models.forward_batch import ForwardBatch
 from models.shapes import SHAPES
 
 VOCAB_SIZE = 32_768
@@ -43,10 +44,10 @@ class NullModel:
         self._cycles = int(step_seconds * cycles_per_second()) if device.type == "cuda" else 0
         self._logits = torch.randn(max_rows, VOCAB_SIZE, device=device)
 
-    def __call__(self, batch: ForwardBatch, kv: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Take the time; returns hidden states [num_wanted, hidden_size]."""
+    def __call__(self, batch: ForwardBatch, kv: Sequence[KVLayer]) -> torch.Tensor:
+        """Take the time; returns hidden states [num_hidden, hidden_size]."""
         self._wait()
-        tokens = batch.token_ids if batch.wanted is None else batch.wanted
+        tokens = batch.token_ids if batch.hidden_indices is None else batch.hidden_indices
         return torch.zeros(tokens.shape[0], self.spec.hidden_size, device=self.device)
 
     def _wait(self) -> None:
@@ -57,15 +58,15 @@ class NullModel:
 
     # The same in a Decoder's two parts, of which the first takes the time.
 
-    def begin(self, batch: ForwardBatch, *others: object) -> tuple[torch.Tensor, torch.Tensor]:
+    def body(self, batch: ForwardBatch, *others: object) -> tuple[torch.Tensor, torch.Tensor]:
         """Take the time; returns what was attended to, and the residual."""
         self._wait()
         nothing = torch.zeros(batch.token_ids.shape[0], 1, device=self.device)
         return nothing, nothing.expand(-1, self.spec.hidden_size)
 
-    def end(self, mixed: torch.Tensor, residual: torch.Tensor, wanted: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states [num_wanted, hidden_size]."""
-        return residual if wanted is None else residual[wanted]
+    def tail(self, _attention_out: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Hidden states [num_hidden, hidden_size]."""
+        return residual if batch.hidden_indices is None else residual[batch.hidden_indices]
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Logits [num_rows, VOCAB_SIZE] fp32."""

@@ -9,6 +9,7 @@ from kernels.attention_batch import AttentionBatch
 from kernels.attention_tile import LOG2_E, attend_tile
 from kernels.decode_splits import NO_PEAK, RECORD, add_split, combine_items, list_items_kernel
 from kernels.dispatch import dispatch, tl, triton
+from kernels.kv_layer import KVLayer
 
 _LOG2_E = tl.constexpr(LOG2_E)
 _RECORD = tl.constexpr(RECORD)
@@ -53,7 +54,9 @@ class _Part(NamedTuple):
     num_rows: int
     length: int
     pages: torch.Tensor  # [num_rows * pages per row] int32; past a row's end its last page again
-    value_index: torch.Tensor  # [num_rows * num_heads * length] int32 into v_cache as [slots * kv heads, :]
+    value_index: (
+        torch.Tensor
+    )  # [num_rows * num_heads * length] int32 into the values as [slots * kv heads, :]
     bags: torch.Tensor  # [num_rows * num_heads] int32: where each head starts in value_index
     first_hidden: int  # positions before it are visible in all rows
     hidden: torch.Tensor  # [num_rows, 1, length - first_hidden] bool
@@ -180,8 +183,7 @@ def _decode_kernel(
 
 def decode_attention_triton(
     q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    kv: KVLayer,
     batch: AttentionBatch,
     out: torch.Tensor,
     *,
@@ -191,11 +193,11 @@ def decode_attention_triton(
     alibi_slopes: torch.Tensor | None = None,
     launch: Launch | None = None,
 ) -> None:
-    page_size, num_kv_heads, head_dim = k_cache.shape[1:]
+    page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
     num_rows, num_heads = q.shape[:2]
     group = num_heads // num_kv_heads
     assert q.stride(2) == 1 and q.stride(1) == head_dim and out.stride(1) == head_dim
-    assert k_cache.is_contiguous() and v_cache.is_contiguous() and scale > 0
+    assert kv.keys.is_contiguous() and kv.values.is_contiguous() and scale > 0
     dim_block = triton.next_power_of_2(head_dim)
     launch = launch or launch_shape(dim_block, q.element_size())
     if batch.context_lens_host is None:
@@ -238,8 +240,7 @@ def decode_attention_triton(
     members = triton.next_power_of_2(group)
     _decode_kernel[(num_workers * num_kv_heads,)](
         q,
-        k_cache,
-        v_cache,
+        *kv,
         out,
         *scratch,
         batch.page_table,
@@ -274,8 +275,7 @@ def _num_multiprocessors(device: torch.device) -> int:
 
 def decode_attention_torch(
     q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    kv: KVLayer,
     batch: AttentionBatch,
     out: torch.Tensor,
     *,
@@ -294,12 +294,12 @@ def decode_attention_torch(
     to 1.4 times as long (16 rows, 9/3 heads of 64, context 128 and 512, AVX2): its products with the few
     queries of a group run at a tenth of the peak.
     """
-    page_size, num_kv_heads, head_dim = k_cache.shape[1:]
+    page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
     num_heads = q.shape[1]
     group = num_heads // num_kv_heads
     parts, buffers = batch.once(
         ("decode", page_size, num_kv_heads, num_heads, window),
-        lambda: _plan(batch, k_cache, num_heads, window),
+        lambda: _plan(batch, kv.keys, num_heads, window),
     )
     padded = buffers.queries.shape[2]
     for part in parts:
@@ -307,7 +307,7 @@ def decode_attention_torch(
         queries = buffers.queries[:n]
         queries[:, :, :group].copy_(q[part.rows].view(n, num_kv_heads, group, head_dim))
         pages = buffers.pages[: part.pages.shape[0]]
-        torch.index_select(k_cache, 0, part.pages, out=pages)
+        torch.index_select(kv.keys, 0, part.pages, out=pages)
         keys = buffers.keys[: n * num_kv_heads * length].view(n, num_kv_heads, length, head_dim)
         keys.copy_(pages.view(n, length, num_kv_heads, head_dim).transpose(1, 2))
         scores = buffers.scores[: n * num_kv_heads * padded * length].view(-1, padded, length)
@@ -327,17 +327,17 @@ def decode_attention_torch(
             by_group.addcmul_(slopes, part.distance.unsqueeze(1))
         if part.first_hidden < length:
             by_group[..., part.first_hidden :].masked_fill_(part.hidden.unsqueeze(1), float("-inf"))
-        weights = by_group.softmax(-1).to(v_cache.dtype)
+        weights = by_group.softmax(-1).to(kv.values.dtype)
         values = torch.embedding_bag(
-            v_cache.view(-1, head_dim), part.value_index, part.bags, False, 0, False, weights.view(-1)
+            kv.values.view(-1, head_dim), part.value_index, part.bags, False, 0, False, weights.view(-1)
         )
         out[part.rows] = values[0].view(n, num_heads, head_dim)
 
 
 def _plan(
-    batch: AttentionBatch, k_cache: torch.Tensor, num_heads: int, window: int
+    batch: AttentionBatch, keys: torch.Tensor, num_heads: int, window: int
 ) -> tuple[list[_Part], _Buffers]:
-    page_size, num_kv_heads, head_dim = k_cache.shape[1:]
+    page_size, num_kv_heads, head_dim = keys.shape[1:]
     lengths = batch.host_lens()[1][: batch.num_decode_rows]
     spans = [
         (max(0, length - window) // page_size if window else 0, -(-length // page_size)) for length in lengths
@@ -352,7 +352,7 @@ def _plan(
     units = max(part.num_rows * part.length for part in parts) * num_kv_heads
     buffers = _Buffers(
         queries=torch.zeros(max(part.num_rows for part in parts), num_kv_heads, padded, head_dim),
-        pages=k_cache.new_empty(units // num_kv_heads // page_size, *k_cache.shape[1:]),
+        pages=keys.new_empty(units // num_kv_heads // page_size, *keys.shape[1:]),
         keys=torch.empty(units, head_dim),
         scores=torch.empty(units * padded),
     )

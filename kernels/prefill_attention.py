@@ -7,6 +7,7 @@ import torch
 from kernels.attention_batch import AttentionBatch
 from kernels.attention_tile import LOG2_E, attend_tile
 from kernels.dispatch import dispatch, tl, triton
+from kernels.kv_layer import KVLayer
 
 _LOG2_E = tl.constexpr(LOG2_E)
 
@@ -162,8 +163,7 @@ def _prefill_kernel(
 
 def prefill_attention_triton(
     q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    kv: KVLayer,
     batch: AttentionBatch,
     out: torch.Tensor,
     *,
@@ -173,11 +173,11 @@ def prefill_attention_triton(
     alibi_slopes: torch.Tensor | None = None,
     shape: TileShape | None = None,
 ) -> None:
-    page_size, num_kv_heads, head_dim = k_cache.shape[1:]
+    page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
     num_tokens, num_heads = q.shape[:2]
     group = num_heads // num_kv_heads
     assert q.stride(2) == 1 and q.stride(1) == head_dim and out.stride(1) == head_dim
-    assert k_cache.is_contiguous() and v_cache.is_contiguous() and scale > 0
+    assert kv.keys.is_contiguous() and kv.values.is_contiguous() and scale > 0
     dim_block = triton.next_power_of_2(head_dim)
     shape = shape or tile_shape(dim_block, q.element_size())
     is_counted = batch.num_rows is not None
@@ -186,8 +186,7 @@ def prefill_attention_triton(
     num_tiles = (num_tokens - first_row) * group // shape.block_m + end_row - first_row
     _prefill_kernel[(num_tiles * num_kv_heads,)](
         q,
-        k_cache,
-        v_cache,
+        *kv,
         out,
         batch.page_table,
         batch.query_start,
@@ -220,8 +219,7 @@ def prefill_attention_triton(
 
 def prefill_attention_torch(
     q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    kv: KVLayer,
     batch: AttentionBatch,
     out: torch.Tensor,
     *,
@@ -235,13 +233,13 @@ def prefill_attention_torch(
     q, out [num_tokens, num_heads, head_dim] hold all tokens of the step. Computed in fp32: without hardware
     for 16-bit products those are slower by far.
     """
-    page_size, num_kv_heads, head_dim = k_cache.shape[1:]
+    page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
     num_heads = q.shape[1]
     group = num_heads // num_kv_heads
     rows = batch.once(
         ("prefill", page_size, num_kv_heads, window), lambda: _plan(batch, page_size, num_kv_heads, window)
     )
-    keys_table, values_table = k_cache.view(-1, head_dim), v_cache.view(-1, head_dim)
+    keys_table, values_table = kv.keys.view(-1, head_dim), kv.values.view(-1, head_dim)
     for row in rows:
         n = row.num_queries
         # KV heads are the batch, the query heads of a group share their keys through a stride of 0.

@@ -3,6 +3,7 @@
 import torch
 
 from kernels.dispatch import dispatch, tl, triton
+from kernels.kv_layer import KVLayer
 
 _HEADS = 4  # heads per program
 
@@ -74,15 +75,14 @@ def rope_kv_write_triton(
     k: torch.Tensor,
     v: torch.Tensor,
     angles: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    kv: KVLayer,
     slot_mapping: torch.Tensor,
 ) -> None:
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     half = angles.shape[2]
     assert all(t.stride(2) == 1 and t.stride(1) == head_dim for t in (q, k, v))
-    assert angles.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
+    assert angles.is_contiguous() and kv.keys.is_contiguous() and kv.values.is_contiguous()
     if num_tokens == 0:
         return
     rest = head_dim - 2 * half
@@ -91,8 +91,7 @@ def rope_kv_write_triton(
         k,
         v,
         angles,
-        k_cache,
-        v_cache,
+        *kv,
         slot_mapping,
         q.stride(0),
         k.stride(0),
@@ -114,8 +113,7 @@ def rope_kv_write_torch(
     k: torch.Tensor,
     v: torch.Tensor,
     angles: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    kv: KVLayer,
     slot_mapping: torch.Tensor,
 ) -> None:
     """Rotate q in place, rotate k, and write k and v to their slots; k itself is left undefined.
@@ -123,8 +121,8 @@ def rope_kv_write_torch(
     q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]; all may be views of one
     fused projection (the heads of one token must be contiguous). angles [num_tokens, 2, rotary_dim / 2] fp32
     holds cos and sin of each token's position: the first rotary_dim <= head_dim elements of a head are
-    rotated, element i together with i + rotary_dim / 2. k_cache, v_cache [num_pages, page_size, num_kv_heads,
-    head_dim]; slot_mapping [num_tokens] int64 = page * page_size + offset.
+    rotated, element i together with i + rotary_dim / 2. slot_mapping
+    [num_tokens] int64 = page * page_size + offset.
     """
     if _stand_side_by_side(q, k):
         heads = q.shape[1] + k.shape[1]
@@ -132,8 +130,8 @@ def rope_kv_write_torch(
     else:
         _rotate(q, angles)
         _rotate(k, angles)
-    k_cache.view(-1, *k.shape[1:]).index_copy_(0, slot_mapping, k)
-    v_cache.view(-1, *v.shape[1:]).index_copy_(0, slot_mapping, v)
+    kv.keys.view(-1, *k.shape[1:]).index_copy_(0, slot_mapping, k)
+    kv.values.view(-1, *v.shape[1:]).index_copy_(0, slot_mapping, v)
 
 
 def _stand_side_by_side(q: torch.Tensor, k: torch.Tensor) -> bool:

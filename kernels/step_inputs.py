@@ -36,7 +36,7 @@ class StepInputs(NamedTuple):
 
     Of tokens, int64: `token_ids`, `positions`, and `slot_mapping`, page * page_size + offset of their keys.
     Of rows, int32: `context_lens`; `query_start`, with room for one more; `page_table` [rows, pages];
-    `num_rows` [1]. Of rows that are sampled, int64: `last_tokens`, the places in the step of their last
+    `num_rows` [1]. Of rows that are sampled, int64: `logits_indices`, the places in the step of their last
     tokens, and slot and position of these.
     """
 
@@ -47,7 +47,7 @@ class StepInputs(NamedTuple):
     query_start: torch.Tensor
     page_table: torch.Tensor
     num_rows: torch.Tensor
-    last_tokens: torch.Tensor
+    logits_indices: torch.Tensor
     sampled_slots: torch.Tensor
     sampled_positions: torch.Tensor
 
@@ -83,7 +83,7 @@ class StepInputs(NamedTuple):
     ],
     do_not_specialize_on_alignment=[
         "rows_ptr", "known_ptr", "new_pages_ptr", "token_ids_ptr", "positions_ptr", "slot_mapping_ptr",
-        "context_lens_ptr", "query_start_ptr", "page_table_ptr", "num_rows_ptr", "last_tokens_ptr",
+        "context_lens_ptr", "query_start_ptr", "page_table_ptr", "num_rows_ptr", "logits_indices_ptr",
         "sampled_slots_ptr", "sampled_positions_ptr",
     ],
 )  # fmt: skip
@@ -100,7 +100,7 @@ def _step_inputs_kernel(
     query_start_ptr,
     page_table_ptr,
     num_rows_ptr,
-    last_tokens_ptr,
+    logits_indices_ptr,
     sampled_slots_ptr,
     sampled_positions_ptr,
     slot_tables_stride,
@@ -127,7 +127,7 @@ def _step_inputs_kernel(
             tl.store(slot_mapping_ptr + first + lane, dummy_slot, mask=first + lane < token_room)
         for first in range(num_sampled, sampled_room, BLOCK):
             there = first + lane < sampled_room
-            tl.store(last_tokens_ptr + first + lane, 0, mask=there)
+            tl.store(logits_indices_ptr + first + lane, 0, mask=there)
             tl.store(sampled_slots_ptr + first + lane, nobody, mask=there)
             tl.store(sampled_positions_ptr + first + lane, 0, mask=there)
         return
@@ -145,7 +145,7 @@ def _step_inputs_kernel(
     tl.store(query_start_ptr + row, first_token.to(tl.int32))
     tl.store(context_lens_ptr + row, context_len.to(tl.int32))
     if sampled >= 0:
-        tl.store(last_tokens_ptr + sampled, first_token + length - 1)
+        tl.store(logits_indices_ptr + sampled, first_token + length - 1)
         tl.store(sampled_slots_ptr + sampled, slot)
         tl.store(sampled_positions_ptr + sampled, context_len - 1)
 
@@ -206,7 +206,7 @@ def step_inputs_triton(
         num_sampled,
         inputs.token_ids.shape[0],
         inputs.context_lens.shape[0],
-        inputs.last_tokens.shape[0],
+        inputs.logits_indices.shape[0],
         dummy_slot,
         nobody,
         PAGE_SIZE=page_size,

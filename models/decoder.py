@@ -1,46 +1,34 @@
-"""THE decoder-only transformer, drawn from a DecoderSpec."""
+"""The decoder-only transformer that a DecoderSpec describes."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kernels.paged_attention import AttentionBatch
+from kernels.kv_layer import KVLayer
 from models.formats.base import LinearShape
-from models.layers import Attention, Embedding, Leaf, Linear, Mlp, Norm, Part
-from models.rope import cos_sin_table
+from models.forward_batch import ForwardBatch
+from models.layers import Attention, Embedding, Leaf, Linear, Mlp, Norm, Part, Rotary
 from models.spec import DecoderSpec, LayerSpec
 
 
-@dataclass(frozen=True)
-class ForwardBatch:
-    """The tokens of one step, row after row: token_ids and positions [num_tokens] int64.
-
-    `wanted` int64 [num_wanted]: the tokens whose hidden states are asked for; None: all.
-    """
-
-    token_ids: Tensor
-    positions: Tensor
-    attention: AttentionBatch
-    wanted: Tensor | None = None
-
-
 class DecoderLayer(Part):
-    """Attention and MLP, each with the norm that stands before it."""
+    """Attention and MLP, each after its norm."""
 
-    def __init__(self, layer: LayerSpec, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, layer: LayerSpec, spec: DecoderSpec, rotary: Rotary, dtype: torch.dtype, device: torch.device
+    ) -> None:
         size = spec.hidden_size
         self.attention_norm = Norm(size, spec.norm_eps, dtype, device)
-        self.attention = Attention(layer.attention, size, dtype, device)
+        self.attention = Attention(layer.attention, size, rotary, dtype, device)
         self.mlp_norm = Norm(size, spec.norm_eps, dtype, device)
         self.mlp = Mlp(layer.mlp, size, dtype, device)
 
 
 class Decoder(Part):
-    """Token ids in, hidden states and logits out. Holds no state of its own between steps.
+    """Computes hidden states and logits from token ids. Keeps no state between steps.
 
-    Newly made it has no weights: the loader fills `slots()`, then calls `finish()`.
+    It is built without weights: the loader fills `parameters()`, then calls `finish()`.
     """
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
@@ -48,11 +36,11 @@ class Decoder(Part):
         self.dtype = dtype
         self.device = device
         self.embedding = Embedding((spec.vocab_size, spec.hidden_size), dtype, device)
-        self.layers = [DecoderLayer(layer, spec, dtype, device) for layer in spec.layers]
+        rotary = Rotary(spec.rope, spec.max_position, device)
+        self.layers = [DecoderLayer(layer, spec, rotary, dtype, device) for layer in spec.layers]
         self.norm = Norm(spec.hidden_size, spec.norm_eps, dtype, device)
         self.output = Linear(LinearShape(spec.hidden_size, {"": spec.vocab_size}), dtype, device)
-        self.cos_sin = cos_sin_table(spec.rope, spec.max_position, device)
-        # The norm before the next block is computed together with the residual sum after this one.
+        # The norm before the next block is fused with the residual addition after this one.
         self._next_norms = [*(layer.attention_norm for layer in self.layers[1:]), self.norm]
 
     def leaves(self) -> Iterator[tuple[str, Leaf]]:
@@ -61,60 +49,58 @@ class Decoder(Part):
             for path, leaf in layer.leaves():
                 yield f"layers.{index}.{path}", leaf
 
-    def slots(self) -> dict[str, tuple[Leaf, str, tuple[int, ...]]]:
-        """Every tensor wanted from a checkpoint: address -> (leaf, slot of that leaf, shape)."""
+    def parameters(self) -> dict[str, tuple[Leaf, str, tuple[int, ...]]]:
+        """Return every tensor to load: address -> (leaf, name within the leaf, shape)."""
         return {
-            f"{path}.{slot}": (leaf, slot, shape)
+            f"{path}.{name}": (leaf, name, shape)
             for path, leaf in self.leaves()
             if not (leaf is self.output and self.spec.tie_embeddings)
-            for slot, shape in leaf.slots().items()
+            for name, shape in leaf.parameters().items()
         }
 
     def finish(self) -> None:
-        """All slots are filled: let a tied output read the embedding's table."""
+        """Complete the model after all parameters are filled: a tied output reads the embedding's table."""
         if self.spec.tie_embeddings:
             self.output.weights.share(self.embedding.weight)
 
-    def __call__(self, batch: ForwardBatch, kv: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Return the hidden states of the wanted tokens after the final norm, [num_wanted, hidden_size].
+    def __call__(self, batch: ForwardBatch, kv: Sequence[KVLayer]) -> Tensor:
+        """Return hidden states after the final norm at `batch.hidden_indices`, [num_hidden, hidden_size].
 
-        kv holds (k_cache, v_cache) [num_pages, page_size, num_kv_heads, head_dim] per layer; this step's keys
-        and values are written at `batch.attention.slot_mapping`. Positions must be below `spec.max_position`.
+        kv: one KVLayer per layer; keys and values of this step are written at `batch.attention.slot_mapping`.
+        Positions must be below `spec.max_position`.
         """
-        mixed, residual = self.begin(batch, kv)
-        return self.end(mixed, residual, batch.wanted)
+        return self.tail(*self.body(batch, kv), batch)
 
-    def begin(
-        self, batch: ForwardBatch, kv: Sequence[tuple[Tensor, Tensor]], mixed: Tensor | None = None
+    def body(
+        self, batch: ForwardBatch, kv: Sequence[KVLayer], attention_out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """All up to the last layer's attention: (mixed, residual).
+        """Compute everything up to the last layer's attention; return (attention_out, residual).
 
-        mixed [num_tokens, num_heads * head_dim]: what the queries attended to, in the argument if given;
-        residual [num_tokens, hidden_size], which `end` adds to in place.
+        attention_out [num_tokens, num_heads * head_dim]: the last attention's result, in the argument if it
+        is given; residual [num_tokens, hidden_size], which `tail` adds to in place.
         """
-        angles = self.cos_sin[batch.positions]  # [num_tokens, 2, rotary_dim / 2] fp32
-        residual = self.embedding(batch.token_ids)
+        residual = self.embedding(batch)
         hidden = self.layers[0].attention_norm(residual)
-        for index, (layer, caches) in enumerate(zip(self.layers, kv, strict=True)):
-            queries = layer.attention.project(hidden, angles, batch.attention.slot_mapping, *caches)
-            attended = layer.attention.mix(queries, batch.attention, *caches, out=mixed)
+        for index, (layer, kv_layer) in enumerate(zip(self.layers, kv, strict=True)):
+            attended = layer.attention.attend(hidden, batch, kv_layer, out=attention_out)
             if index < len(self.layers) - 1:
-                hidden = self._behind(index, attended, residual)
+                hidden = self._finish_layer(index, attended, residual, batch)
         return attended, residual
 
-    def end(self, mixed: Tensor, residual: Tensor, wanted: Tensor | None) -> Tensor:
-        """All behind the last layer's attention, where nobody looks at tokens that are not wanted."""
-        if wanted is not None:
-            mixed, residual = mixed[wanted], residual[wanted]
-        return self._behind(len(self.layers) - 1, mixed, residual)
+    def tail(self, attention_out: Tensor, residual: Tensor, batch: ForwardBatch) -> Tensor:
+        """Compute the last output projection, MLP and final norm, for the tokens at hidden_indices only."""
+        if batch.hidden_indices is not None:
+            attention_out, residual = attention_out[batch.hidden_indices], residual[batch.hidden_indices]
+        return self._finish_layer(len(self.layers) - 1, attention_out, residual, batch.only_hidden())
 
-    def _behind(self, index: int, mixed: Tensor, residual: Tensor) -> Tensor:
-        """The rest of a layer, with the norm that stands behind it."""
+    def _finish_layer(self, index: int, attended: Tensor, residual: Tensor, batch: ForwardBatch) -> Tensor:
+        """Compute a layer from its output projection on, and the norm that follows the layer."""
         layer = self.layers[index]
-        hidden = layer.mlp_norm.add(layer.attention.output(mixed), residual)
-        return self._next_norms[index].add(layer.mlp(hidden), residual)
+        hidden = layer.mlp_norm.add(layer.attention.output(attended, batch), residual)
+        return self._next_norms[index].add(layer.mlp(hidden, batch), residual)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """hidden [num_rows, hidden_size] -> logits [num_rows, vocab_size] fp32; in `out`, if it is given."""
-        logits = self.output(hidden)
+        """Return logits [num_rows, vocab_size] fp32 of hidden [num_rows, hidden_size]; in `out` if given."""
+        # Takes no batch: the rows may be any slice of a step's hidden states.
+        logits = self.output.weights.matmul(hidden)
         return logits.float() if out is None else out.copy_(logits)

@@ -1,11 +1,11 @@
-"""The parts a decoder is drawn from. Each declares the checkpoint tensors it wants as slots.
+"""The parts of a decoder. Each declares the tensors it loads from a checkpoint as parameters.
 
-A slot's name is its address below the decoder: `layers.0.attention.qkv.q.weight`. The loader fills every slot
-exactly once; nothing is allocated before that.
+A parameter's address is its path below the decoder: `layers.0.attention.qkv.q.weight`. The loader fills every
+parameter exactly once; nothing is allocated before that.
 
 Parts are plain objects, not nn.Modules: their calls and attribute look-ups take more than half of the Python
-time of a forward pass, 2 % of a SmolLM2-135M decode step on two cores, and inference has no use for what they
-offer.
+time of a forward pass, 2 % of a SmolLM2-135M decode step on two cores, and inference uses none of their
+features.
 """
 
 from abc import ABC, abstractmethod
@@ -16,11 +16,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from kernels.act_mul import gelu_mul, silu_mul
-from kernels.paged_attention import AttentionBatch, paged_attention
+from kernels.kv_layer import KVLayer
+from kernels.paged_attention import paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_kv_write import rope_kv_write
 from models.formats.base import LinearShape
 from models.formats.dense import DenseWeights
+from models.forward_batch import ForwardBatch
+from models.rope import RopeSpec, cos_sin_table
 from models.spec import AttentionSpec, MlpSpec
 
 _ACTIVATIONS = {"silu": silu_mul, "gelu_tanh": gelu_mul}
@@ -30,7 +33,7 @@ class Part:
     """A piece of a decoder, made of other parts and of leaves."""
 
     def leaves(self) -> Iterator[tuple[str, "Leaf"]]:
-        """Every leaf below this part, with its address."""
+        """Yield the address and the leaf of every leaf below this part."""
         for name, value in vars(self).items():
             if isinstance(value, Leaf):
                 yield name, value
@@ -40,36 +43,36 @@ class Part:
 
 
 class Leaf(ABC):
-    """A part with tensors of the checkpoint directly in it."""
+    """A part that holds tensors of the checkpoint."""
 
     @abstractmethod
-    def slots(self) -> dict[str, tuple[int, ...]]:
-        """The tensors it wants: name below it -> shape."""
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        """Return the tensors it loads: name below the leaf -> shape."""
 
     @abstractmethod
-    def fill(self, slot: str, tensor: Tensor) -> None:
-        """Take in the tensor of one slot, converted to its own dtype and device."""
+    def fill(self, name: str, tensor: Tensor) -> None:
+        """Load one parameter, converted to the leaf's dtype and device."""
 
 
 class Linear(Leaf):
-    """x Wᵀ + b with one or several fused outputs; the weight format does the work."""
+    """x Wᵀ + b with one or several fused outputs, computed by the weight format."""
 
     def __init__(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> None:
         self.weights = DenseWeights(shape, dtype, device)
 
-    def slots(self) -> dict[str, tuple[int, ...]]:
-        return self.weights.slots()
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        return self.weights.parameters()
 
-    def fill(self, slot: str, tensor: Tensor) -> None:
-        self.weights.fill(slot, tensor)
+    def fill(self, name: str, tensor: Tensor) -> None:
+        self.weights.fill(name, tensor)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [num_tokens, in_features] -> [num_tokens, out_features]."""
+    def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """Return [num_tokens, out_features] for x [num_tokens, in_features], the tokens of `batch`."""
         return self.weights.matmul(x)
 
 
 class _SingleTensor(Leaf):
-    """A leaf with one tensor, `weight`, which is there once it is filled."""
+    """A leaf with one tensor, `weight`, allocated when it is filled."""
 
     weight: Tensor
 
@@ -78,19 +81,19 @@ class _SingleTensor(Leaf):
         self._dtype = dtype
         self._device = device
 
-    def slots(self) -> dict[str, tuple[int, ...]]:
+    def parameters(self) -> dict[str, tuple[int, ...]]:
         return {"weight": self._shape}
 
-    def fill(self, slot: str, tensor: Tensor) -> None:
+    def fill(self, name: str, tensor: Tensor) -> None:
         self.weight = torch.empty(self._shape, dtype=self._dtype, device=self._device).copy_(tensor)
 
 
 class Embedding(_SingleTensor):
-    """Rows of a table [vocab_size, hidden_size] by token id."""
+    """A table [vocab_size, hidden_size] of rows by token id."""
 
-    def __call__(self, token_ids: Tensor) -> Tensor:
-        """token_ids [num_tokens] int64 -> [num_tokens, hidden_size]."""
-        return F.embedding(token_ids, self.weight)
+    def __call__(self, batch: ForwardBatch) -> Tensor:
+        """Return the rows of the batch's tokens, [num_tokens, hidden_size]."""
+        return F.embedding(batch.token_ids, self.weight)
 
 
 class Norm(_SingleTensor):
@@ -101,7 +104,7 @@ class Norm(_SingleTensor):
         self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [num_tokens, size] -> its norm, a new tensor."""
+        """Return the norm of x [num_tokens, size] as a new tensor."""
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -109,49 +112,53 @@ class Norm(_SingleTensor):
         return add_rms_norm(x, residual, self.weight, self.eps)
 
 
+class Rotary:
+    """Rotary position embedding: a table of cos and sin, shared by the layers that use the same one."""
+
+    def __init__(self, spec: RopeSpec, num_positions: int, device: torch.device) -> None:
+        self._cos_sin = cos_sin_table(spec, num_positions, device)
+
+    def angles(self, batch: ForwardBatch) -> Tensor:
+        """Return cos and sin of each token's position, [num_tokens, 2, rotary_dim / 2] fp32.
+
+        They are gathered once per step.
+        """
+        return batch.attention.once(self, lambda: self._cos_sin[batch.positions])
+
+
 class Attention(Part):
-    """Grouped-query self-attention over pages, with rotary positions: project(), mix(), then `output`."""
+    """Grouped-query self-attention over pages, with rotary positions: attend(), then `output`."""
 
     def __init__(
-        self, spec: AttentionSpec, hidden_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        spec: AttentionSpec,
+        hidden_size: int,
+        rotary: Rotary,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         outputs = {"q": queries, "k": keys, "v": keys}
         self.qkv = Linear(LinearShape(hidden_size, outputs, bias=spec.qkv_bias), dtype, device)
         self.output = Linear(LinearShape(queries, {"": hidden_size}, bias=spec.output_bias), dtype, device)
+        self._rotary = rotary
         self._head_dim = spec.head_dim
         self._heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
         self._scale = spec.scale
         self._window = spec.window
 
-    def project(
-        self, hidden: Tensor, angles: Tensor, slot_mapping: Tensor, k_cache: Tensor, v_cache: Tensor
-    ) -> Tensor:
-        """hidden [num_tokens, hidden_size] -> queries [num_tokens, num_heads, head_dim].
+    def attend(self, hidden: Tensor, batch: ForwardBatch, kv: KVLayer, out: Tensor | None = None) -> Tensor:
+        """Write keys and values of hidden [num_tokens, hidden_size] to `kv` and attend to its pages.
 
-        Writes keys and values at slot_mapping [num_tokens]. angles [num_tokens, 2, rotary_dim / 2] fp32: cos
-        and sin of each token's position.
+        Returns [num_tokens, num_heads * head_dim], before the output projection; in `out` if it is given.
         """
-        heads = self.qkv(hidden).view(hidden.shape[0], -1, self._head_dim)
+        heads = self.qkv(hidden, batch).view(hidden.shape[0], -1, self._head_dim)
         q, k, v = torch.split_with_sizes(heads, self._heads, dim=1)
-        rope_kv_write(q, k, v, angles, k_cache, v_cache, slot_mapping)
-        return q
-
-    def mix(
-        self,
-        queries: Tensor,
-        attention: AttentionBatch,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """What the queries attend to, [num_tokens, num_heads * head_dim]; in `out`, if it is given."""
+        rope_kv_write(q, k, v, self._rotary.angles(batch), kv, batch.attention.slot_mapping)
         if out is not None:
-            out = out.view(queries.shape)
-        mixed = paged_attention(
-            queries, k_cache, v_cache, attention, scale=self._scale, window=self._window, out=out
-        )
-        return mixed.view(queries.shape[0], -1)
+            out = out.view(q.shape)
+        attended = paged_attention(q, kv, batch.attention, scale=self._scale, window=self._window, out=out)
+        return attended.view(q.shape[0], -1)
 
 
 class Mlp(Part):
@@ -165,6 +172,6 @@ class Mlp(Part):
         )
         self._activation = _ACTIVATIONS[spec.activation]
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """hidden [num_tokens, hidden_size] -> the same shape."""
-        return self.down(self._activation(self.gate_up(hidden)))
+    def __call__(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """Return the block's output, [num_tokens, hidden_size], for hidden of that shape."""
+        return self.down(self._activation(self.gate_up(hidden, batch)), batch)

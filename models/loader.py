@@ -59,7 +59,7 @@ def random_tensors(decoder: Decoder, seed: int = 0) -> Iterator[tuple[str, Tenso
     """Tensors for the decoder's slots, made on its device: norms 1, the rest normal, keeping variance."""
     dtype, device = decoder.dtype, decoder.device
     generator = torch.Generator(device).manual_seed(seed)
-    for address, (_, _, shape) in decoder.slots().items():
+    for address, (_, _, shape) in decoder.parameters().items():
         if address.endswith("norm.weight"):
             yield address, torch.ones(shape, dtype=dtype, device=device)
         else:
@@ -109,19 +109,19 @@ def _slot(name: str, weight_map: dict[str, str | None]) -> str | None:
 
 
 def _fill(decoder: Decoder, tensors: Iterator[tuple[str, Tensor]]) -> None:
-    slots = decoder.slots()
-    empty = dict.fromkeys(slots)
+    parameters = decoder.parameters()
+    empty = dict.fromkeys(parameters)
     for address, tensor in tensors:
-        if address not in slots:
+        if address not in parameters:
             raise ModelError(f"the checkpoint has a tensor the configuration has no place for: {address}")
         if address not in empty:
             raise ModelError(f"the checkpoint has {address} more than once")
-        module, slot, shape = slots[address]
+        leaf, name, shape = parameters[address]
         if tuple(tensor.shape) != shape:
             raise ModelError(
                 f"{address} has the shape {list(tensor.shape)}; the configuration says {list(shape)}"
             )
-        module.fill(slot, tensor)
+        leaf.fill(name, tensor)
         del empty[address]
     if empty:
         names = list(empty)

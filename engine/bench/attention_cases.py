@@ -9,6 +9,7 @@ import torch
 
 from engine.bench.probe import Probe
 from kernels.attention_batch import AttentionBatch
+from kernels.kv_layer import KVLayer
 from kernels.paged_attention import paged_attention
 
 
@@ -89,8 +90,7 @@ class AttentionInputs(NamedTuple):
     """What `paged_attention` takes, in its order."""
 
     q: torch.Tensor
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
+    kv: KVLayer
     batch: AttentionBatch
 
 
@@ -115,7 +115,7 @@ def attention_inputs(probe: Probe, case: AttentionCase) -> AttentionInputs:
         context_lens_host=context_lens,
     )
     q = probe.randn(num_tokens, heads.num_heads, heads.head_dim)
-    return AttentionInputs(q, probe.randn(*shape), probe.randn(*shape), batch)
+    return AttentionInputs(q, KVLayer(probe.randn(*shape), probe.randn(*shape)), batch)
 
 
 def attention_calls(

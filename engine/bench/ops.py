@@ -23,6 +23,7 @@ from engine.bench.probe import Ceilings, Probe
 from engine.config import EngineConfig
 from engine.device.devices import choose_device
 from kernels.act_mul import gelu_mul, silu_mul
+from kernels.kv_layer import KVLayer
 from kernels.layer_norm import layer_norm
 from kernels.logprobs import top_logprobs
 from kernels.penalties import apply_penalties
@@ -123,13 +124,13 @@ def rope(probe: Probe) -> Iterator[OpCase]:
             q, k, v = probe.randn(tokens, sum(sizes), heads.head_dim).split(sizes, 1)
             angles = torch.rand(tokens, 2, heads.head_dim // 2, device=probe.device)
             cache_shape = (tokens // 16 + 1, 16, heads.num_kv_heads, heads.head_dim)
-            k_cache, v_cache = probe.randn(*cache_shape), probe.randn(*cache_shape)
+            kv = KVLayer(probe.randn(*cache_shape), probe.randn(*cache_shape))
             slots = torch.randperm(tokens, device=probe.device)
             per_token = (2 * heads.num_heads + 4 * heads.num_kv_heads) * heads.head_dim * probe.dtype.itemsize
             yield OpCase(
                 "rope_kv_write",
                 f"{heads.name}, {tokens} tokens",
-                partial(rope_kv_write, q, k, v, angles, k_cache, v_cache, slots),
+                partial(rope_kv_write, q, k, v, angles, kv, slots),
                 tokens * (per_token + heads.head_dim * 4),
             )
 

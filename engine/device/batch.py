@@ -26,21 +26,21 @@ from kernels.step_inputs import (
     StepInputs,
     step_inputs,
 )
-from models.decoder import ForwardBatch
+from models.forward_batch import ForwardBatch
 
 
 @dataclass(frozen=True)
 class StepBatch:
     """A step on the device: what its forward pass reads, which of its rows are sampled, what is scored.
 
-    The forward pass is asked for the `wanted` tokens: those to be sampled from, behind them those in front
-    of `scored` int64 [num_scored], the tokens whose log-probabilities are wanted, and at last those that are
-    pooled. `slots_host`: the slots of the tokens to be sampled; `newest_host`: the positions before.
+    The forward pass returns the hidden states at `hidden_indices`: tokens to sample from, then the tokens
+    before `scored` int64 [num_scored], whose log-probabilities are returned, then tokens that are pooled.
+    `slots_host`: the slots of the tokens to be sampled; `newest_host`: the positions before.
     `query_lens` and `context_lens` are int64 [num_rows].
     """
 
     inputs: StepInputs
-    wanted: torch.Tensor
+    hidden_indices: torch.Tensor
     scored: torch.Tensor
     slots_host: list[int]
     newest_host: list[int]
@@ -61,7 +61,7 @@ class StepBatch:
             query_lens=self.query_lens.tolist(),
             context_lens_host=self.context_lens.tolist(),
         )
-        return ForwardBatch(inputs.token_ids, inputs.positions, attention, self.wanted)
+        return ForwardBatch(inputs.token_ids, inputs.positions, attention, self.hidden_indices)
 
     @property
     def sampled(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,10 +116,10 @@ def build_batch(
         dummy_slot=slots.dummy_page * page_size,
         nobody=slots.nobody,
     )
-    wanted = inputs.last_tokens[: len(sampled_slots)]
+    logits_indices = inputs.logits_indices[: len(sampled_slots)]
     return StepBatch(
         inputs=inputs,
-        wanted=torch.cat((wanted, device_others)) if len(others) else wanted,
+        hidden_indices=torch.cat((logits_indices, device_others)) if len(others) else logits_indices,
         scored=device_scored,
         slots_host=sampled_slots,
         newest_host=(context_lens[is_sampled] - 1).tolist(),

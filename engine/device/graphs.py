@@ -20,8 +20,10 @@ from engine.device.sampler import Sampled, Sampler
 from engine.device.slots import StateSlots
 from engine.outputs import NO_PAGE, DecodeRows, StepPlan
 from kernels.decode_inputs import decode_inputs
+from kernels.kv_layer import KVLayer
 from kernels.paged_attention import AttentionBatch
-from models.decoder import Decoder, ForwardBatch
+from models.decoder import Decoder
+from models.forward_batch import ForwardBatch
 
 # Rows of the staging tensor.
 SLOTS, POSITIONS, NEW_PAGES = range(3)
@@ -65,7 +67,7 @@ class DecodeGraphs:
     def __init__(
         self,
         model: Decoder,
-        kv_layers: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        kv_layers: Sequence[KVLayer],
         slots: StateSlots,
         sampler: Sampler,
         max_num_seqs: int,
@@ -74,7 +76,7 @@ class DecodeGraphs:
         self._kv_layers = kv_layers
         self._slots = slots
         self._sampler = sampler
-        self._page_size = kv_layers[0][0].shape[1]
+        self._page_size = kv_layers[0].keys.shape[1]
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, DecodeGraph] = {}
         self.staging = torch.zeros(3, max_num_seqs, dtype=torch.int64, device=slots.last_token.device)

@@ -10,8 +10,10 @@ import torch
 from engine.config import EngineConfig
 from engine.device.devices import does_not_fit
 from engine.device.scores import score
+from kernels.kv_layer import KVLayer
 from kernels.paged_attention import AttentionBatch
-from models.decoder import Decoder, ForwardBatch
+from models.decoder import Decoder
+from models.forward_batch import ForwardBatch
 from models.spec import DecoderSpec
 
 # A CPU shares its memory with everything else on the machine, and more tokens than this are rarely of use to
@@ -21,18 +23,12 @@ CPU_MAX_TOKENS = 65_536
 # Of what a GPU has left beside weights and the largest step; the rest is for graphs and fragmentation.
 CUDA_MEMORY_SHARE = 0.92
 
-KVLayers = tuple[tuple[torch.Tensor, torch.Tensor], ...]
-
 
 @dataclass(frozen=True)
 class KVCache:
-    """`layers[i]` is the pair (keys, values) of layer i.
+    """Keys and values of every layer, of num_pages + 1 pages: padded rows write to the last page."""
 
-    Each is [num_pages + 1, page_size, num_kv_heads, head_dim]. The last page belongs to nobody: padded rows
-    write there.
-    """
-
-    layers: KVLayers
+    layers: tuple[KVLayer, ...]
     num_pages: int
     page_size: int
 
@@ -76,7 +72,7 @@ def bytes_per_token(spec: DecoderSpec, dtype: torch.dtype) -> int:
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
 
 
-def _layers(model: Decoder, num_pages: int, page_size: int) -> KVLayers:
+def _layers(model: Decoder, num_pages: int, page_size: int) -> tuple[KVLayer, ...]:
     """Zeros, not empty: a masked position still enters a product with weight 0, and 0 * NaN is NaN.
 
     numpy's zeros come from the kernel untouched, so memory is used as pages are; torch writes its own.
@@ -89,7 +85,7 @@ def _layers(model: Decoder, num_pages: int, page_size: int) -> KVLayers:
             return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(model.dtype).view(shape)
         return torch.zeros(shape, dtype=model.dtype, device=model.device)
 
-    return tuple((zeros(), zeros()) for _ in range(model.spec.num_layers))
+    return tuple(KVLayer(zeros(), zeros()) for _ in range(model.spec.num_layers))
 
 
 def _free_cpu_bytes() -> int:

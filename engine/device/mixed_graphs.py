@@ -18,9 +18,11 @@ from rich.console import Console
 from rich.progress import track
 
 from engine.device.graphs import POSITIONS, SLOTS, capture, ladder
+from kernels.kv_layer import KVLayer
 from kernels.paged_attention import AttentionBatch
 from kernels.step_inputs import StepInputs
-from models.decoder import Decoder, ForwardBatch
+from models.decoder import Decoder
+from models.forward_batch import ForwardBatch
 
 # (up to, in steps of): up to the first a layer's weights take longer than its products.
 SIZES = ((512, 64), (2048, 128), (8192, 256))
@@ -47,18 +49,18 @@ def padded_size(sizes: Sequence[int], num_tokens: int) -> int | None:
 
 @dataclass(frozen=True)
 class MixedGraph:
-    """The graph of one size, what it reads, and what it leaves for Decoder.end() to go on from."""
+    """The graph of one size, what it reads, and what it computes for Decoder.tail()."""
 
     layers: torch.cuda.CUDAGraph
     inputs: StepInputs
-    mixed: torch.Tensor
+    attention_out: torch.Tensor
     residual: torch.Tensor
 
 
 class MixedGraphs:
     """Captures and replays. All sizes work in the first rows of the same tensors.
 
-    `_inputs` have room for `token_budget` tokens and `max_num_seqs` rows; `_mixed` and `_residual`
+    `_inputs` have room for `token_budget` tokens and `max_num_seqs` rows; `_attention_out` and `_residual`
     [token_budget, ...]. Sampling finds slots and positions in `staging` int64 [3, max_num_seqs], and `logits`
     fp32 [max_num_seqs, vocab_size], those of DecodeGraphs.
     """
@@ -66,7 +68,7 @@ class MixedGraphs:
     def __init__(
         self,
         model: Decoder,
-        kv_layers: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        kv_layers: Sequence[KVLayer],
         *,
         token_budget: int,
         max_num_seqs: int,
@@ -91,7 +93,7 @@ class MixedGraphs:
         inputs.slot_mapping.fill_(dummy_slot)
         self._inputs = inputs._replace(sampled_slots=staging[SLOTS], sampled_positions=staging[POSITIONS])
         width = attention.num_heads * attention.head_dim
-        self._mixed = torch.zeros(token_budget, width, dtype=model.dtype, device=device)
+        self._attention_out = torch.zeros(token_budget, width, dtype=model.dtype, device=device)
         self._residual = torch.zeros(token_budget, model.spec.hidden_size, dtype=model.dtype, device=device)
 
     def capture(self) -> None:
@@ -100,7 +102,7 @@ class MixedGraphs:
         for size in track(
             self.sizes[::-1], "capturing CUDA graphs of prompts", console=console, transient=True
         ):
-            places = self._inputs.with_room_for(size), self._mixed[:size], self._residual[:size]
+            places = self._inputs.with_room_for(size), self._attention_out[:size], self._residual[:size]
             self._graphs[size] = MixedGraph(self._capture(partial(self._compute, *places)), *places)
         for size in self._end_sizes[::-1]:
             self._ends[size] = self._capture(partial(self._end, size))
@@ -111,8 +113,13 @@ class MixedGraphs:
         graph, _ = capture(self._pool, compute)
         return graph
 
-    def _compute(self, inputs: StepInputs, mixed: torch.Tensor, residual: torch.Tensor) -> None:
-        """What a step of as many tokens as there is room for launches, but for its end."""
+    def _compute(self, inputs: StepInputs, attention_out: torch.Tensor, residual: torch.Tensor) -> None:
+        """What a step of as many tokens as there is room for launches, but for its tail."""
+        _, stream = self._model.body(self._batch(inputs), self._kv_layers, attention_out)
+        residual.copy_(stream)
+
+    def _batch(self, inputs: StepInputs, hidden_indices: torch.Tensor | None = None) -> ForwardBatch:
+        """Return the batch of the tokens and rows there is room for in `inputs`."""
         num_rows = min(inputs.token_ids.shape[0], inputs.context_lens.shape[0])
         attention = AttentionBatch(
             page_table=inputs.page_table[:num_rows],
@@ -122,13 +129,12 @@ class MixedGraphs:
             num_decode_rows=num_rows,
             num_rows=inputs.num_rows,
         )
-        batch = ForwardBatch(inputs.token_ids, inputs.positions, attention)
-        _, stream = self._model.begin(batch, self._kv_layers, mixed)
-        residual.copy_(stream)
+        return ForwardBatch(inputs.token_ids, inputs.positions, attention, hidden_indices)
 
     def _end(self, size: int) -> None:
         """From what the layers left to the logits of the first `size` rows that are sampled."""
-        hidden = self._model.end(self._mixed, self._residual, self._inputs.last_tokens[:size])
+        batch = self._batch(self._inputs, self._inputs.logits_indices[:size])
+        hidden = self._model.tail(self._attention_out, self._residual, batch)
         self._model.logits(hidden, self._logits[:size])
 
     def graph_for(self, num_tokens: int) -> MixedGraph | None:

@@ -78,7 +78,7 @@ class ModelRunner:
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
-        self._device = kv_cache.layers[0][0].device
+        self._device = model.device
         self._slots = StateSlots(
             num_slots,
             max_pages=-(-max_model_len // kv_cache.page_size),
@@ -112,7 +112,7 @@ class ModelRunner:
         self.hidden_size = model.spec.hidden_size
         self.num_pages = kv_cache.num_pages
         self.max_model_len = max_model_len
-        self.dtype = str(kv_cache.layers[0][0].dtype).removeprefix("torch.")
+        self.dtype = str(model.dtype).removeprefix("torch.")
         self.device = str(self._device)
 
     @classmethod
@@ -205,8 +205,8 @@ class ModelRunner:
         pairs = np.array(copies, np.int64).T.copy()
         ((sources, targets),) = upload(self._device, (pairs,))
         for layer in self._kv_cache.layers:
-            for cache in layer:
-                cache[targets] = cache[sources]
+            for pages in layer:
+                pages[targets] = pages[sources]
 
     def _run(self, plan: StepPlan, on_wait: Callable[[], None]) -> HostSamples:
         if plan.page_copies:
@@ -216,7 +216,7 @@ class ModelRunner:
         batch = build_batch(plan, self._slots, self._kv_cache.page_size, self._device, inputs)
         self._constraints.start(plan.chunks)
         masks = self._constraints.begin(batch.slots_host)
-        if graph is not None and len(batch.wanted) == len(batch.slots_host):
+        if graph is not None and len(batch.hidden_indices) == len(batch.slots_host):
             return self._replay_mixed(graph, batch, masks, on_wait)
         try:
             hidden, scores = self._forward_and_score(batch, graph)
@@ -251,7 +251,7 @@ class ModelRunner:
         """Choose the tokens that follow those whose hidden states [num_sampled, hidden_size] these are."""
         num_sampled = len(batch.slots_host)
         if not num_sampled:
-            return HostSamples.of(Sampled(batch.wanted), 0, (), scores)
+            return HostSamples.of(Sampled(batch.hidden_indices), 0, (), scores)
         logits = self._model.logits(hidden)
         state = self._slots
         state.allow_ends(batch.slots_host, batch.newest_host)
@@ -268,7 +268,7 @@ class ModelRunner:
         if graph is None:
             return self._model(batch.forward, self._kv_cache.layers)
         graph.layers.replay()
-        return self._model.end(graph.mixed, graph.residual, batch.wanted)
+        return self._model.tail(graph.attention_out, graph.residual, batch.forward)
 
     def _replay(self, rows: DecodeRows, graphs: DecodeGraphs, on_wait: Callable[[], None]) -> HostSamples:
         masks = self._constraints.begin(rows.slots)
@@ -279,12 +279,12 @@ class ModelRunner:
     def _replay_mixed(
         self, graph: MixedGraph, batch: StepBatch, masks: Masks | None, on_wait: Callable[[], None]
     ) -> HostSamples:
-        """A step of which nothing is wanted but samples."""
+        """Compute a step that returns only samples."""
         assert self._graphs is not None and self._mixed_graphs is not None
         graph.layers.replay()
         num_sampled = len(batch.slots_host)
         if not num_sampled:
-            return HostSamples.of(Sampled(batch.wanted), 0, ())
+            return HostSamples.of(Sampled(batch.hidden_indices), 0, ())
         self._mixed_graphs.end(num_sampled)
         sampling = self._graphs.graph_for(num_sampled)
         return self._replay_sampling(sampling, batch.slots_host, batch.newest_host, masks, on_wait)

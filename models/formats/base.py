@@ -28,11 +28,11 @@ class LinearWeights(ABC):
     """The weights of one Linear in one format. Filled tensor by tensor, packed once, then only multiplied."""
 
     @abstractmethod
-    def slots(self) -> dict[str, tuple[int, ...]]:
+    def parameters(self) -> dict[str, tuple[int, ...]]:
         """The tensors it wants from the checkpoint: name, such as `q.weight`, and shape."""
 
     @abstractmethod
-    def fill(self, slot: str, tensor: Tensor) -> None:
+    def fill(self, parameter: str, tensor: Tensor) -> None:
         """Take in one of them, of any float dtype and on any device."""
 
     @abstractmethod

@@ -24,7 +24,7 @@ class DenseWeights(LinearWeights):
         self._bias: Tensor | None = None
         self._packed: PackedWeight | None = None
 
-    def slots(self) -> dict[str, tuple[int, ...]]:
+    def parameters(self) -> dict[str, tuple[int, ...]]:
         found: dict[str, tuple[int, ...]] = {}
         for name, features in self._shape.outputs.items():
             prefix = f"{name}." if name else ""
@@ -33,8 +33,8 @@ class DenseWeights(LinearWeights):
                 found[f"{prefix}bias"] = (features,)
         return found
 
-    def fill(self, slot: str, tensor: Tensor) -> None:
-        name, _, kind = slot.rpartition(".")
+    def fill(self, parameter: str, tensor: Tensor) -> None:
+        name, _, kind = parameter.rpartition(".")
         first, features = self._rows[name]
         if kind == "bias":
             if self._bias is None:

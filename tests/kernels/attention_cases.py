@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.attention_batch import AttentionBatch
+from kernels.kv_layer import KVLayer
 
 
 @dataclass
@@ -12,8 +13,7 @@ class Case:
     """One step: tensors as `paged_attention` takes them."""
 
     q: torch.Tensor
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
+    kv: KVLayer
     batch: AttentionBatch
     scale: float
 
@@ -25,7 +25,8 @@ class Case:
             b.query_lens,
             b.context_lens_host,
         )
-        return Case(*(t.to(device) for t in (self.q, self.k_cache, self.v_cache)), batch, self.scale)
+        kv = KVLayer(*(t.to(device) for t in self.kv))
+        return Case(self.q.to(device), kv, batch, self.scale)
 
 
 def make_case(
@@ -41,7 +42,7 @@ def make_case(
     pages_of = [-(-length // page_size) for _, length in rows]
     num_pages = sum(pages_of) + 3
     shape = (num_pages, page_size, num_kv_heads, head_dim)
-    k_cache, v_cache = (torch.full(shape, torch.nan, dtype=dtype) for _ in range(2))
+    kv = KVLayer(*(torch.full(shape, torch.nan, dtype=dtype) for _ in range(2)))
     free = torch.randperm(num_pages).tolist()
     page_table = torch.full((len(rows), max(pages_of) + 1), num_pages - 1, dtype=torch.int32)
     slots: list[int] = []
@@ -49,7 +50,7 @@ def make_case(
         pages = [free.pop() for _ in range(pages_of[i])]
         page_table[i, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
         row_slots = [pages[p // page_size] * page_size + p % page_size for p in range(length)]
-        for cache in (k_cache, v_cache):
+        for cache in kv:
             cache.view(-1, num_kv_heads, head_dim)[row_slots] = torch.randn(
                 length, num_kv_heads, head_dim
             ).to(dtype)
@@ -69,24 +70,21 @@ def make_case(
         query_lens=query_lens,
         context_lens_host=context_lens,
     )
-    return Case(q, k_cache, v_cache, batch, head_dim**-0.5)
+    return Case(q, kv, batch, head_dim**-0.5)
 
 
 def exact_attention(
     case: Case, *, window: int = 0, softcap: float = 0.0, alibi_slopes: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Row by row, key by key, in float64."""
-    page_size, num_kv_heads, head_dim = case.k_cache.shape[1:]
+    page_size, num_kv_heads, head_dim = case.kv.keys.shape[1:]
     num_heads = case.q.shape[1]
     out = torch.empty(case.q.shape, dtype=torch.float64)
     start = 0
     query_lens, context_lens = case.batch.host_lens()
     for row, (n, length) in enumerate(zip(query_lens, context_lens, strict=True)):
         pages = case.batch.page_table[row, : -(-length // page_size)].long()
-        k, v = (
-            cache[pages].reshape(-1, num_kv_heads, head_dim)[:length].double()
-            for cache in (case.k_cache, case.v_cache)
-        )
+        k, v = (cache[pages].reshape(-1, num_kv_heads, head_dim)[:length].double() for cache in case.kv)
         k, v = (t.repeat_interleave(num_heads // num_kv_heads, 1) for t in (k, v))
         distance = torch.arange(length) - torch.arange(length - n, length).unsqueeze(1)
         scores = torch.einsum("qhd,khd->hqk", case.q[start : start + n].double(), k) * case.scale

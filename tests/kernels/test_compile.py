@@ -33,8 +33,8 @@ NAMES = {
     "i32": "page_table_ptr query_start_ptr context_lens_ptr num_rows_ptr arrived_ptr work_ptr top_k_ptr "
     "lanes_ptr ids_ptr output_counts_ptr masks_ptr slot_tables_ptr",
     "i64": "seed_ptr position_ptr positions_ptr slot_mapping_ptr slots_ptr tokens_ptr chosen_ptr top_ids_ptr "
-    "staging_ptr newest_ptr token_ids_ptr rows_ptr known_ptr new_pages_ptr last_tokens_ptr sampled_slots_ptr "
-    "sampled_positions_ptr",
+    "staging_ptr newest_ptr token_ids_ptr rows_ptr known_ptr new_pages_ptr logits_indices_ptr "
+    "sampled_slots_ptr sampled_positions_ptr",
     "i1": "prompt_mask_ptr",
 }
 TYPES = {name: dtype for dtype, names in NAMES.items() for name in names.split()}

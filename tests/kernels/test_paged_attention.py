@@ -30,7 +30,7 @@ def check(target: Target, rows, heads=(4, 2), head_dim=64, page_size=16, dtype=t
     moved = case.to(target.device)
     if "alibi_slopes" in options:
         options["alibi_slopes"] = options["alibi_slopes"].to(target.device)
-    result = paged_attention(moved.q, moved.k_cache, moved.v_cache, moved.batch, scale=case.scale, **options)
+    result = paged_attention(moved.q, moved.kv, moved.batch, scale=case.scale, **options)
     longest = max(length for _, length in rows)
     assert_close(result, exact, dtype, reduction=head_dim + longest)
 
@@ -90,11 +90,11 @@ def test_a_row_alone_equals_the_row_in_a_batch(target: Target, dtype: torch.dtyp
     case = make_case(MIXED, num_heads=6, num_kv_heads=2, head_dim=64, page_size=16, dtype=dtype).to(
         target.device
     )
-    together = paged_attention(case.q, case.k_cache, case.v_cache, case.batch, scale=case.scale)
+    together = paged_attention(case.q, case.kv, case.batch, scale=case.scale)
     start = 0
     for row, (n, length) in enumerate(MIXED):
         alone = make_alone(case, row, n, length, start)
-        single = paged_attention(alone.q, case.k_cache, case.v_cache, alone.batch, scale=case.scale)
+        single = paged_attention(alone.q, case.kv, alone.batch, scale=case.scale)
         expected = together[start : start + n]
         if target.backend == "triton":
             assert torch.equal(single, expected), f"row {row} depends on its neighbours"
@@ -118,9 +118,7 @@ def test_how_splits_map_to_programs_changes_no_bit(target: Target, window: int):
         out = torch.full_like(case.q, torch.nan)
         launch = launch_shape(64, dtype.itemsize)._replace(programs_per_sm=programs_per_sm)
         batch = dataclasses.replace(case.batch)
-        decode_attention_triton(
-            case.q, case.k_cache, case.v_cache, batch, out, scale=case.scale, window=window, launch=launch
-        )
+        decode_attention_triton(case.q, case.kv, batch, out, scale=case.scale, window=window, launch=launch)
         results.append(out)
     for result in results[1:]:
         assert torch.equal(result, results[0])
@@ -150,8 +148,8 @@ def test_where_only_the_device_knows_the_rows_each_is_what_its_length_says(targe
         num_rows=torch.tensor([len(rows)], dtype=torch.int32, device=q.device),
     )
     out = torch.full_like(q, 7.0)
-    paged_attention(q, case.k_cache, case.v_cache, batch, scale=case.scale, window=window, out=out)
-    expected = paged_attention(case.q, case.k_cache, case.v_cache, known, scale=case.scale, window=window)
+    paged_attention(q, case.kv, batch, scale=case.scale, window=window, out=out)
+    expected = paged_attention(case.q, case.kv, known, scale=case.scale, window=window)
     assert torch.equal(out[:num_tokens], expected)
     assert torch.equal(out[num_tokens:], torch.full_like(out[num_tokens:], 7.0)), "padding was written to"
 
@@ -166,7 +164,7 @@ def make_alone(case, row, n, length, start):
         query_lens=[n],
         context_lens_host=[length],
     )
-    return Case(case.q[start : start + n], case.k_cache, case.v_cache, batch, case.scale)
+    return Case(case.q[start : start + n], case.kv, batch, case.scale)
 
 
 @pytest.mark.gpu
@@ -190,9 +188,7 @@ def test_a_captured_decode_step_follows_the_lengths_it_is_replayed_with():
             context_lens_host=host,
         )
         # Two layers: the second needs the scratch memory as the first found it.
-        return [
-            paged_attention(case.q, case.k_cache, case.v_cache, batch, scale=scale) for scale in (0.1, 0.2)
-        ]
+        return [paged_attention(case.q, case.kv, batch, scale=scale) for scale in (0.1, 0.2)]
 
     step(lens, None)
     torch.cuda.synchronize()

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from kernels.kv_layer import KVLayer
 from kernels.rope_kv_write import rope_kv_write
 from tests.kernels.conftest import Target
 from tests.kernels.tolerances import assert_close
@@ -38,12 +39,12 @@ def check(target, dtype, heads, head_dim, rotary_dim, num_tokens, page_size, fus
     num_pages = num_tokens // page_size + 2
     slots = torch.randperm(num_pages * page_size)[:num_tokens]
     shape = (num_pages, page_size, num_kv_heads, head_dim)
-    caches = [torch.full(shape, 7.0, dtype=dtype, device=target.device) for _ in range(2)]
-    rope_kv_write(q, k, v, table[positions].to(target.device), *caches, slots.to(target.device))
+    kv = KVLayer(*(torch.full(shape, 7.0, dtype=dtype, device=target.device) for _ in range(2)))
+    rope_kv_write(q, k, v, table[positions].to(target.device), kv, slots.to(target.device))
 
     assert_close(q, exact_rotation(before[0], table, positions), dtype)
     exact_k = exact_rotation(before[1], table, positions)
-    k_rows, v_rows = (cache.cpu().view(-1, num_kv_heads, head_dim) for cache in caches)
+    k_rows, v_rows = (cache.cpu().view(-1, num_kv_heads, head_dim) for cache in kv)
     assert_close(k_rows[slots], exact_k, dtype)
     assert torch.equal(v_rows[slots], before[2])
     untouched = torch.ones(num_pages * page_size, dtype=torch.bool)
@@ -74,7 +75,7 @@ def test_one_token(target: Target):
     k, v = torch.randn(2, 1, 1, 64, device=target.device)
     slot = torch.tensor([17], device=target.device)
     before = q.clone()
-    rope_kv_write(q, k, v, angles(1, 64).to(target.device), cache, torch.zeros_like(cache), slot)
+    rope_kv_write(q, k, v, angles(1, 64).to(target.device), KVLayer(cache, torch.zeros_like(cache)), slot)
     assert torch.equal(q, before), "position 0 is not turned"
     assert cache[1, 1, 0].any()
     assert not cache[0].any()

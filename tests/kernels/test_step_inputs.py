@@ -117,7 +117,7 @@ def check(target: Target, rows: list[Row], page_size: int, num_slots: int, max_p
     assert inputs.query_start.tolist() == expected.query_start + [num_tokens] * room
     assert inputs.context_lens.tolist() == lens + nothing
     assert inputs.num_rows.tolist() == [len(rows)]
-    told = torch.stack((inputs.last_tokens, inputs.sampled_slots, inputs.sampled_positions), 1)
+    told = torch.stack((inputs.logits_indices, inputs.sampled_slots, inputs.sampled_positions), 1)
     assert [tuple(row) for row in told.tolist()] == expected.sampled + [(0, NOBODY, 0)] * room
     assert torch.equal(result_tables.cpu(), expected.tables)
     for index, row in enumerate(rows):

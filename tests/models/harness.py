@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from kernels.kv_layer import KVLayer
 from kernels.paged_attention import AttentionBatch
-from models.decoder import Decoder, ForwardBatch
+from models.decoder import Decoder
+from models.forward_batch import ForwardBatch
 from models.model_files import ModelFiles
 
 PAGE_SIZE = 16
@@ -35,7 +37,7 @@ def forward_logits(decoder: Decoder, token_ids: list[int], chunks: list[int] | N
     page_table = torch.arange(num_pages - 1, -1, -1, dtype=torch.int32, device=device)[None]
     shape = (num_pages, PAGE_SIZE, spec.num_kv_heads, spec.head_dim)
     empty = torch.full(shape, torch.nan, dtype=decoder.dtype, device=device)
-    kv = [(empty.clone(), empty.clone()) for _ in range(spec.num_layers)]
+    kv = [KVLayer(empty.clone(), empty.clone()) for _ in range(spec.num_layers)]
     found, start = [], 0
     with torch.inference_mode():
         for length in chunks or [len(token_ids)]:

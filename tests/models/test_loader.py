@@ -203,7 +203,7 @@ def test_named_shapes_have_the_published_size(shape, parameters):
     from models.decoder import Decoder
 
     decoder = Decoder(SHAPES[shape], torch.bfloat16, torch.device("meta"))
-    assert sum(torch.Size(size).numel() for _, _, size in decoder.slots().values()) == parameters
+    assert sum(torch.Size(size).numel() for _, _, size in decoder.parameters().values()) == parameters
 
 
 def test_kv_groups():

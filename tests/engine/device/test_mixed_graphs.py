@@ -23,8 +23,9 @@ from engine.device.slots import StateSlots
 from engine.outputs import NO_PAGE, DecodeRows, Row, Scored, SlotInit, StepOutput, StepPlan
 from engine.request import SamplingParams
 from kernels.dispatch import HAS_TRITON, forced
+from kernels.kv_layer import KVLayer
 from kernels.paged_attention import AttentionBatch
-from models.decoder import ForwardBatch
+from models.forward_batch import ForwardBatch
 from models.loader import random_decoder
 from models.shapes import SHAPES
 
@@ -66,12 +67,12 @@ def no_capture(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
 
-def caches(model) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def caches(model) -> list[KVLayer]:
     heads = model.spec.layers[0].attention
     shape = (NUM_PAGES + 1, PAGE_SIZE, heads.num_kv_heads, heads.head_dim)
     generator = torch.Generator().manual_seed(1)
     return [
-        (torch.randn(shape, generator=generator), torch.randn(shape, generator=generator))
+        KVLayer(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator))
         for _ in model.spec.layers
     ]
 
@@ -94,7 +95,7 @@ def batch(rows: list[tuple[int, int]]) -> ForwardBatch:
         num_decode_rows=lengths.count(1),
     )
     token_ids = torch.randint(0, 100, (sum(lengths),), generator=torch.Generator().manual_seed(2))
-    return ForwardBatch(token_ids, torch.cat(positions), attention, wanted=ends - 1)
+    return ForwardBatch(token_ids, torch.cat(positions), attention, hidden_indices=ends - 1)
 
 
 def plan(rows: list[tuple[int, int]], slots: StateSlots) -> StepPlan:

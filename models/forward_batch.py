@@ -1,0 +1,35 @@
+"""ForwardBatch: everything about a step that the parts of a model may read."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.attention_batch import AttentionBatch
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """The tokens of one step, row after row: token_ids and positions [num_tokens] int64.
+
+    Every part of the model receives it next to its activations, so data per token that only some parts need
+    (an adapter, an expert, an image) becomes a field here and no argument anywhere else.
+    hidden_indices int64 [num_hidden]: tokens whose final hidden states are returned; None: all tokens.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    attention: AttentionBatch
+    hidden_indices: Tensor | None = None
+
+    def only_hidden(self) -> "ForwardBatch":
+        """Return the batch of the tokens at `hidden_indices` for the parts after the last attention.
+
+        Its `attention` still describes the rows of the whole step.
+        """
+        indices = self.hidden_indices
+        if indices is None:
+            return self
+        return dataclasses.replace(
+            self, token_ids=self.token_ids[indices], positions=self.positions[indices], hidden_indices=None
+        )
