@@ -21,10 +21,10 @@ from tokenizers import Tokenizer, decoders, models
 
 from engine import Engine, ModelInfo
 from engine.config import EngineConfig
+from engine.constraints.grammar import GrammarCompiler
 from engine.device.runner import ModelRunner
 from engine.device.thread import DeviceThread
-from engine.text.grammar import GrammarCompiler
-from engine.text.pieces import TokenPieces
+from engine.text.token_bytes import TokenPieces
 from engine.text.tokenizer import TokenizerPool
 from server.app import build_app
 from server.context import ServerContext

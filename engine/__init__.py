@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from engine.beam import search_beams
-from engine.engine import Engine, ModelInfo
+from engine.engine import Engine
+from engine.model_info import ModelInfo
 from engine.stream import RequestStream
 
 if TYPE_CHECKING:

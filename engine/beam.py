@@ -11,17 +11,14 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.errors import EngineError, InvalidRequest
+from engine.mailbox import Mailbox
 from engine.outputs import FinishReason, TextDelta, TokenLogprobs, TokenPiece
 from engine.request import MAX_LOGPROBS, BeamParams, Request, SamplingParams
 from engine.stream import RequestStream
-from engine.text.detokenizer import AddTokens, Detokenizer, OpenStream
-from engine.text.mailbox import Mailbox
+from engine.text.detokenizer import NUM_CONTEXT_TOKENS, AddTokens, Detokenizer, OpenStream
 
 if TYPE_CHECKING:
     from engine.engine import Engine
-
-# Tokens of the prompt that are decoded in front of an output: they decide on its first space.
-NUM_CONTEXT_TOKENS = 6
 
 
 class _Token(NamedTuple):

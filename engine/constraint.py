@@ -11,6 +11,9 @@ from typing import Protocol, Self
 
 import numpy as np
 
+# A mask row is int32 words: bit `t % WORD_BITS` of word `t // WORD_BITS` stands for token t.
+WORD_BITS = 32
+
 
 class Standing(IntEnum):
     """How a continuation stands with a constraint after its newest token: the least of several counts."""
@@ -47,3 +50,23 @@ class Constraint(Protocol):
 
     def follow(self) -> Follower:
         """Begin a continuation. Must be quick: what takes time waits for the first restrict()."""
+
+
+def num_mask_words(vocab_size: int) -> int:
+    """Return the number of words of a mask row with a bit for each token."""
+    return -(-vocab_size // WORD_BITS)
+
+
+def pack_mask(bits: np.ndarray) -> np.ndarray:
+    """Return a mask row int32 [num_words] from a byte, 0 or 1, per token: uint8 [num_words * WORD_BITS]."""
+    return np.packbits(bits, bitorder="little").view("<i4")
+
+
+def mask_of(token_ids: np.ndarray, num_words: int) -> np.ndarray:
+    """Return a mask row int32 [num_words] that allows only `token_ids` int64 [n].
+
+    Ids beyond the mask have no logit and are ignored.
+    """
+    bits = np.zeros(num_words * WORD_BITS, np.uint8)
+    bits[token_ids[token_ids < len(bits)]] = 1
+    return pack_mask(bits)

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from engine.outputs import FinishReason, TokenLogprobs, TokenScores
+from engine.pacer import FLUSH_SECONDS, Pacer
 from engine.schedule.sequence import Sequence
 from engine.text.detokenizer import (
+    NUM_CONTEXT_TOKENS,
     AddTokens,
     BatchDecoder,
     CloseStream,
@@ -19,13 +21,10 @@ from engine.text.detokenizer import (
     OpenStream,
     TellPrompt,
 )
-from engine.text.pacer import FLUSH_SECONDS, Pacer
-from engine.text.pieces import TokenPieces
+from engine.text.token_bytes import TokenPieces
 
 logger = logging.getLogger("monoloop.engine")
 
-# Enough context for decoders that treat the first token of a text differently.
-NUM_CONTEXT_TOKENS = 6
 # Deliveries in a row, before whatever else waits for the loop has its turn: about a millisecond of handlers.
 MAX_DELIVERIES_AT_ONCE = 8
 

@@ -13,10 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
+from engine.active_request import ActiveRequest
 from engine.config import EngineConfig
+from engine.constraints.grammar import GrammarCompiler
+from engine.constraints.prepare import is_prepared, prepare
 from engine.delivery import Delivery
 from engine.device.thread import DeviceThread, StepFuture
 from engine.errors import (
@@ -29,41 +31,21 @@ from engine.errors import (
     RequestTimeout,
     StepFailed,
 )
-from engine.live import Live
-from engine.meters import IdleMeter
+from engine.mailbox import Mailbox
+from engine.model_info import ModelInfo
 from engine.outputs import FinishReason, StepOutput, StepPlan, logprobs_by_sequence
-from engine.prepare import is_prepared, prepare
 from engine.record.writer import Recorder
 from engine.request import Request
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sequence, Series
-from engine.stats import EngineObserver, EngineStats, NullObserver
+from engine.stats import EngineObserver, EngineStats, IdleMeter, NullObserver
 from engine.stream import RequestStream
 from engine.text.detokenizer import Decoded
-from engine.text.grammar import GrammarCompiler
-from engine.text.mailbox import Mailbox
 from engine.text.tokenizer import TokenizerPool
 
 logger = logging.getLogger("monoloop.engine")
 
 LAG_TIMER_SECONDS = 0.010
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What is being served. `vocab_size` is the width of the logits: valid token ids lie below it."""
-
-    name: str
-    max_model_len: int
-    vocab_size: int
-    hidden_size: int
-    eos_token_ids: tuple[int, ...]
-    generation_defaults: dict[str, Any]
-    dtype: str
-    device: str
-    num_pages: int
-    page_size: int
-    created: int
 
 
 class Engine:
@@ -110,7 +92,7 @@ class Engine:
             self._deliver,
             self._on_undecodable,
         )
-        self._live: dict[int, Live] = {}
+        self._live: dict[int, ActiveRequest] = {}
         self._series: set[Series] = set()
         self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
         self._wake = asyncio.Event()
@@ -248,7 +230,7 @@ class Engine:
             abort=lambda: self._abort(sequence.id),
             on_collect=lambda: self._delivery.collect(sequence),
         )
-        self._live[sequence.id] = Live(sequence, stream, mailbox, now)
+        self._live[sequence.id] = ActiveRequest(sequence, stream, mailbox, now)
         self._delivery.open(sequence)
         self._num_prompt_tokens += sequence.num_prompt_tokens
         return stream

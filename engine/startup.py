@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import EngineConfig
+from engine.constraints.grammar import GrammarCompiler, Vocabulary
 from engine.device.devices import choose_device
 from engine.device.runner import ModelRunner
 from engine.device.thread import DeviceThread
-from engine.engine import ModelInfo
 from engine.errors import FetchFailed, ModelError
+from engine.model_info import ModelInfo
 from engine.text.chat_template import read_template
-from engine.text.grammar import GrammarCompiler, Vocabulary
 from engine.text.tokenizer import Tokenizer, TokenizerPool
 from models import catalog
 from models.fingerprint import fingerprint

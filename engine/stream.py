@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable
 import numpy as np
 
 from engine.errors import EngineError
+from engine.mailbox import Mailbox
 from engine.outputs import OutputToken, TextDelta
-from engine.text.mailbox import Mailbox
 
 
 class RequestStream:

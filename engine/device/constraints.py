@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.constraint import Follower, Standing
+from engine.constraint import WORD_BITS, Follower, Standing, pack_mask
 from engine.device.slots import StateSlots
 from engine.outputs import NO_TOKEN, Row
 
@@ -68,9 +68,9 @@ class Constraints:
 
     def __init__(self, slots: StateSlots, vocab_size: int) -> None:
         self._slots = slots
-        bits = np.zeros(slots.token_masks.shape[1] * 32, np.uint8)
+        bits = np.zeros(slots.token_masks.shape[1] * WORD_BITS, np.uint8)
         bits[:vocab_size] = 1
-        self._all_tokens = np.packbits(bits, bitorder="little").view("<i4")
+        self._all_tokens = pack_mask(bits)
         self._rows: dict[int, _Constrained] = {}
         self._unread: list[_Unread] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")

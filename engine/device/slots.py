@@ -11,11 +11,11 @@ from enum import Flag, auto
 import numpy as np
 import torch
 
+from engine.constraint import WORD_BITS, num_mask_words, pack_mask
 from engine.device.staging import upload
 from engine.outputs import Row, SlotInit
 from engine.request import MAX_LOGIT_BIAS, SamplingParams
 
-WORD_BITS = 32
 # The sampling parameters a slot holds, in the order of their rows in one table: the last is a whole number.
 PARAMETERS = (
     "temperature",
@@ -77,7 +77,7 @@ class StateSlots:
         self.repetition.fill_(1)
         self.bias_ids = torch.zeros(rows, MAX_LOGIT_BIAS, dtype=torch.int64, device=device)
         self.bias_values = torch.zeros(rows, MAX_LOGIT_BIAS, device=device)
-        num_words = -(-vocab_size // WORD_BITS)
+        num_words = num_mask_words(vocab_size)
         self.token_masks = torch.full((rows, num_words), -1, dtype=torch.int32, device=device)
         self.output_counts: torch.Tensor | None = None
         self.prompt_mask: torch.Tensor | None = None
@@ -177,7 +177,7 @@ class StateSlots:
         bits[[ids[0] for ids in sampling.bad_words_ids if len(ids) == 1]] = 0
         if not may_end:
             bits[list(sampling.stop_token_ids.union(self._eos_token_ids))] = 0
-        words = np.packbits(bits, bitorder="little").view("<i4")
+        words = pack_mask(bits)
         self._base_masks[slot] = words
         self.write_masks([slot], words[None])
 

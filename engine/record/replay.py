@@ -10,18 +10,18 @@ from pydantic import ValidationError
 
 from engine.config import EngineConfig
 from engine.constraint import Constraint
+from engine.constraints.after_reasoning import bind
+from engine.constraints.bad_words import BadWords
+from engine.constraints.first_token import FirstToken
+from engine.constraints.grammar import Vocabulary, compile_grammar
+from engine.constraints.token_healing import Healing
 from engine.device.runner import ModelRunner
 from engine.device.thread import LaunchedStep, Runner
 from engine.outputs import StepPlan
 from engine.record.reader import Arrived, Landed, Planned, Record, Tokens
 from engine.request import SamplingParams
 from engine.startup import find, load_tokenizer
-from engine.text.after_reasoning import bind
-from engine.text.bad_words import BadWords
-from engine.text.first_token import FirstToken
-from engine.text.grammar import Vocabulary, compile_grammar
-from engine.text.healing import Healing
-from engine.text.pieces import TokenPieces
+from engine.text.token_bytes import TokenPieces
 from models.catalog import ModelFiles
 from models.fingerprint import fingerprint
 

@@ -13,17 +13,15 @@ from collections.abc import Sequence as Many
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import orjson
 
 from engine.config import EngineConfig
+from engine.model_info import ModelInfo
 from engine.outputs import NO_PAGE, FinishReason, Row, StepOutput, StepPlan
 from engine.request import Request
 from engine.schedule.sequence import Sequence
-
-if TYPE_CHECKING:
-    from engine.engine import ModelInfo
 
 logger = logging.getLogger("monoloop.engine")
 
@@ -70,7 +68,7 @@ class Recorder:
         self._file.close()
         self._path.unlink(missing_ok=True)
 
-    def begin(self, model: "ModelInfo", config: EngineConfig, token_budget: int, fingerprint: str) -> None:
+    def begin(self, model: ModelInfo, config: EngineConfig, token_budget: int, fingerprint: str) -> None:
         """Write who is recorded, and start the thread."""
         self._start = time.perf_counter()
         header = {

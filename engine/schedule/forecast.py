@@ -17,14 +17,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engine.schedule.pages import PageArray, PagePool, Pages
+from engine.schedule.pages import NO_PAGES, PageArray, PagePool, Pages
 
 IntArray = npt.NDArray[np.int64]
 
 UNCLAIMED = -1
 ORPHANED = -2
 NOBODY = -3
-NO_PAGES = np.empty(0, np.int32)
 NO_OWNERS = np.empty(0, np.int64)
 
 

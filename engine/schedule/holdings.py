@@ -8,8 +8,8 @@ import numpy as np
 from engine.outputs import NO_PAGE
 from engine.schedule.admission import Admission
 from engine.schedule.groups import Groups
-from engine.schedule.pages import PageArray, PagePool
-from engine.schedule.prefix import NO_PAGES, PrefixCache
+from engine.schedule.pages import NO_PAGES, PageArray, PagePool
+from engine.schedule.prefix import PrefixCache
 from engine.schedule.sequence import Sequence
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 PageArray = npt.NDArray[np.int32]
 Pages = PageArray | Sequence[int]
+NO_PAGES = np.empty(0, np.int32)
 
 
 class PagePool:

@@ -21,9 +21,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
-from engine.schedule.pages import PageArray, PagePool, Pages
-
-NO_PAGES = np.empty(0, np.int32)
+from engine.schedule.pages import NO_PAGES, PageArray, PagePool, Pages
 
 
 class _Node:

@@ -12,10 +12,13 @@ from typing import NamedTuple, Protocol
 
 from engine.outputs import MARK, FinishReason, TextDelta, TokenLogprobs, TokenScores
 from engine.request import ReasoningSpan
-from engine.text.pieces import MAX_UNFINISHED_BYTES, REPLACEMENT, TokenPieces
+from engine.text.reasoning import Watch
+from engine.text.token_bytes import MAX_UNFINISHED_BYTES, REPLACEMENT, TokenPieces
 from engine.text.token_log import TokenLog
-from engine.text.watch import Watch
 
+# Prompt tokens decoded in front of an output: some decoders treat the first token of a text differently, such
+# as its leading space.
+NUM_CONTEXT_TOKENS = 6
 # A window longer than this is cut back to its last clean boundary: decoding stays cheap.
 MAX_WINDOW_TOKENS = 12
 # A UTF-8 sequence has at most four bytes, so after this many tokens without a whole character the bytes are

@@ -4,7 +4,7 @@ from collections import deque
 from typing import NamedTuple
 
 from engine.outputs import OutputToken, TokenLogprobs, TokenScores
-from engine.text.pieces import TokenPieces
+from engine.text.token_bytes import TokenPieces
 
 
 class _Waiting(NamedTuple):

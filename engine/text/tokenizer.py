@@ -14,7 +14,7 @@ from engine.text.chat_template import reserved_variables
 from engine.text.detokenizer import BatchDecoder
 from engine.text.infill import InfillTokens
 from engine.text.interruptible import Interrupted, Watch
-from engine.text.pieces import TokenPieces
+from engine.text.token_bytes import TokenPieces
 
 T = TypeVar("T")
 MAX_BATCH_TEXTS = 64  # in one hop

@@ -1,7 +1,7 @@
 """Reasoning that comes before the answer, between two markers: <think>…</think>, [THINK]…[/THINK].
 
 Many templates write the opening marker themselves, so that the text begins inside. The rules are those of
-engine.text.watch: reasoning comes first or not at all.
+engine.text.reasoning: reasoning comes first or not at all.
 """
 
 from typing import ClassVar

@@ -11,11 +11,11 @@ from pydantic import (
     field_validator,
 )
 
+from engine.request import MAX_LOGPROBS
 from server.schema.fields import Refused
 from server.schema.generation import GenerationRequest
 from server.schema.logprobs import ChatLogprobs, PromptLogprobs, is_none
 from server.schema.sampling import (
-    MAX_TOP_LOGPROBS,
     PROMPT_LOGPROBS,
     Finish,
     Needed,
@@ -166,7 +166,7 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int | None = Field(
         None,
         ge=0,
-        le=MAX_TOP_LOGPROBS,
+        le=MAX_LOGPROBS,
         description="with logprobs, also of so many most likely tokens in each place; default 0",
     )
     prompt_logprobs: int | None = PROMPT_LOGPROBS

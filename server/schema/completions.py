@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator
 from pydantic.functional_validators import PlainValidator
 
+from engine.request import MAX_LOGPROBS
 from server.schema.beam import MAX_BEST_OF
 from server.schema.chat import WireResponse
 from server.schema.fields import Refused
@@ -13,7 +14,6 @@ from server.schema.generation import GenerationRequest
 from server.schema.logprobs import CompletionLogprobs, PromptLogprobs, is_none
 from server.schema.names import OTHER_NAMES
 from server.schema.sampling import (
-    MAX_TOP_LOGPROBS,
     PROMPT_LOGPROBS,
     Finish,
     Usage,
@@ -108,7 +108,7 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = Field(
         None,
         ge=0,
-        le=MAX_TOP_LOGPROBS,
+        le=MAX_LOGPROBS,
         description="tell the log-probability of each token, and of so many most likely ones in its place",
     )
     prompt_logprobs: int | None = PROMPT_LOGPROBS

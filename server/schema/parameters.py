@@ -2,9 +2,10 @@
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from engine.request import MAX_LOGPROBS
 from server.schema.beam import MAX_BEST_OF
 from server.schema.fields import ONE, Refused
-from server.schema.sampling import INT64, MAX_TOP_LOGPROBS, SamplingRequest, Stop
+from server.schema.sampling import INT64, SamplingRequest, Stop
 from server.schema.structured import Source, TypedGrammar
 
 
@@ -32,7 +33,7 @@ class GenerateParameters(SamplingRequest):
         None, description="TGI: with details, the tokens of inputs, too; not in a stream"
     )
     top_n_tokens: int | None = Field(
-        None, ge=0, le=MAX_TOP_LOGPROBS, description="TGI: with details, the likeliest tokens in each place"
+        None, ge=0, le=MAX_LOGPROBS, description="TGI: with details, the likeliest tokens in each place"
     )
     best_of: int | None = Field(
         None,

@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from engine.request import MAX_LOGPROBS
 from server.schema.chat import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -15,7 +16,6 @@ from server.schema.chat import (
 from server.schema.fields import SEPARATE, TURNS, Refused
 from server.schema.logprobs import TokenLogprob, in_turns
 from server.schema.sampling import (
-    MAX_TOP_LOGPROBS,
     Needed,
     SamplingRequest,
     StreamOptions,
@@ -197,7 +197,7 @@ class ResponsesRequest(SamplingRequest):
     top_logprobs: int | None = Field(
         None,
         ge=0,
-        le=MAX_TOP_LOGPROBS,
+        le=MAX_LOGPROBS,
         description="with log-probabilities, also of so many most likely tokens in each place; default 0",
     )
     metadata: Annotated[dict[str, str] | None, check_entries(MAX_METADATA)] = Field(

@@ -14,12 +14,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from engine.request import MAX_LOGIT_BIAS, MAX_LOGPROBS
+
 MAX_CHOICES = 128
-MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_IDS = 1024
-MAX_LOGIT_BIASES = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 256
 MAX_BAD_WORD_TOKENS = 64
@@ -53,7 +53,7 @@ STOP_SCHEMA = {
 PROMPT_LOGPROBS = Field(
     None,
     ge=0,
-    le=MAX_TOP_LOGPROBS,
+    le=MAX_LOGPROBS,
     description="tell how likely each token of the prompt was, and so many likeliest ones in its place; the "
     "whole prompt is computed for it. Not in a stream",
 )
@@ -147,9 +147,9 @@ class SamplingRequest(WireRequest):
         description="over prompt and output tokens, as in transformers; default 1 (off)",
     )
     logit_bias: Annotated[
-        dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None, check_entries(MAX_LOGIT_BIASES)
+        dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None, check_entries(MAX_LOGIT_BIAS)
     ] = Field(
-        None, max_length=MAX_LOGIT_BIASES, description="token id, as a string, to what is added to its logit"
+        None, max_length=MAX_LOGIT_BIAS, description="token id, as a string, to what is added to its logit"
     )
     allowed_token_ids: list[int] | None = Field(
         None, min_length=1, fail_fast=True, description="the only tokens that can be chosen; default: all"

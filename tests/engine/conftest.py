@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.constraints.grammar import GrammarCompiler
 from engine.device.devices import set_up_thread
-from engine.text.grammar import GrammarCompiler
 from models.loader import random_decoder
 from models.shapes import SHAPES
 from tests.engine.tiny_engine import tiny_vocabulary

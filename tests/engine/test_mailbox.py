@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 from engine.errors import StepFailed
+from engine.mailbox import Mailbox
 from engine.outputs import FinishReason, TextDelta
-from engine.text.mailbox import Mailbox
 
 
 def delta(text: str, finish: FinishReason | None = None) -> TextDelta:

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text.pacer import COLLECTED_INTERVAL_SECONDS, Pacer
+from engine.pacer import COLLECTED_INTERVAL_SECONDS, Pacer
 
 
 class PromptPacer(Pacer):

@@ -13,11 +13,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from engine import Engine, ModelInfo
 from engine.config import EngineConfig
 from engine.constraint import Standing
+from engine.constraints.grammar import GrammarCompiler, Vocabulary
 from engine.device.runner import ModelRunner
 from engine.device.thread import DeviceThread
 from engine.request import Request, SamplingParams
-from engine.text.grammar import GrammarCompiler, Vocabulary
-from engine.text.pieces import TokenPieces
+from engine.text.token_bytes import TokenPieces
 from engine.text.tokenizer import Tokenizer as LoadedTokenizer
 from engine.text.tokenizer import TokenizerPool
 from models.decoder import Decoder

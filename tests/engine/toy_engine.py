@@ -10,11 +10,11 @@ from tokenizers import Tokenizer, decoders, models
 
 from engine import Engine, ModelInfo
 from engine.config import EngineConfig
+from engine.constraints.grammar import GrammarCompiler
 from engine.device.thread import DeviceThread
 from engine.outputs import StepPlan
 from engine.record.writer import Recorder
-from engine.text.grammar import GrammarCompiler
-from engine.text.pieces import TokenPieces
+from engine.text.token_bytes import TokenPieces
 from engine.text.tokenizer import TokenizerPool
 from tests.engine.toy import EOS, HIDDEN_SIZE, VOCAB_SIZE, ToyRunner
 

@@ -16,14 +16,14 @@ import numpy as np
 
 from engine import ModelInfo
 from engine.config import EngineConfig
+from engine.constraints.grammar_source import translate
 from engine.errors import Draining, EngineDead, EngineError, InvalidRequest, QueueFull, StepFailed
 from engine.outputs import FinishReason, OutputToken, TextDelta, TokenPiece
 from engine.request import Request
 from engine.schedule.sequence import Series
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
-from engine.text.grammar_source import translate
 from engine.text.infill import InfillTokens
-from engine.text.watch import Watch
+from engine.text.reasoning import Watch
 
 VOCAB_SIZE = 0x110000
 MODEL_NAME = "fake-model"

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from engine.constraint import Standing
+from engine.constraints.bad_words import BadWords, spellings
+from engine.constraints.prepare import REQUESTS_PER_TURN
 from engine.errors import InvalidRequest
 from engine.outputs import FinishReason
-from engine.prepare import REQUESTS_PER_TURN
 from engine.request import SamplingParams
-from engine.text.bad_words import BadWords, spellings
 from tests.engine.tiny_engine import (
     NUM_WORDS,
     VOCAB_SIZE,

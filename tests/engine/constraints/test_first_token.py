@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from engine.constraint import Standing
+from engine.constraints.first_token import FirstToken
 from engine.errors import InvalidRequest
 from engine.outputs import FinishReason
 from engine.request import Grammar, SamplingParams
-from engine.text.first_token import FirstToken
 from tests.engine.tiny_engine import EOS, NUM_WORDS, VOCAB_SIZE, allowed, answers, tiny_engine, tiny_request
 
 FIRST = frozenset({65, 200, VOCAB_SIZE - 1})

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-import engine.text.grammar as room
+import engine.constraints.grammar as room
 from engine.constraint import Standing
+from engine.constraints.grammar import GrammarCompiler, Vocabulary, compile_grammar
 from engine.errors import Draining, InvalidRequest, QueueFull
 from engine.request import Grammar
-from engine.text.grammar import GrammarCompiler, Vocabulary, compile_grammar
 from tests.engine.tiny_engine import EOS, allowed, tiny_vocabulary
 
 

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-import engine.text.grammar as room
+import engine.constraints.grammar as room
 from engine.constraint import Standing
+from engine.constraints import grammar_source, schema_rewrite
 from engine.errors import InvalidRequest
 from engine.request import Grammar
-from engine.text import grammar_source, json_schema
 from tests.engine.tiny_engine import EOS, allowed, tiny_tokenizer, tiny_vocabulary
 
 
@@ -64,7 +64,7 @@ BAD = {
     "circular ref": (schema({"$ref": "#"}), ""),
     "empty": (schema(False), ""),
     "contradiction": (schema({"type": "integer", "minimum": 5, "maximum": 3}), "greater"),
-    "deep": (Grammar("json_schema", nested(json_schema.MAX_DEPTH)), "nested deeper"),
+    "deep": (Grammar("json_schema", nested(schema_rewrite.MAX_DEPTH)), "nested deeper"),
     "very deep": (Grammar("json_schema", nested(5000)), "too deeply"),
     "large": (schema({"enum": ["x" * grammar_source.MAX_SOURCE_CHARS]}), "characters"),
     "many cases": (

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.request import Grammar
-from engine.text.grammar import compile_grammar
-from engine.text.json_schema import (
+from engine.constraints.grammar import compile_grammar
+from engine.constraints.schema_rewrite import (
     KNOWN_PATTERNS,
     MAX_BOUND,
     MAX_DEPTH,
@@ -24,6 +23,7 @@ from engine.text.json_schema import (
     ready_leniently,
     without_patterns,
 )
+from engine.request import Grammar
 from tests.engine.tiny_engine import EOS, tiny_tokenizer, tiny_vocabulary
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from engine.constraint import Standing
+from engine.constraints.token_healing import Healing, num_taken_back
 from engine.errors import InvalidRequest
 from engine.request import Grammar, SamplingParams
-from engine.text.healing import Healing, num_taken_back
-from engine.text.pieces import TokenPieces
+from engine.text.token_bytes import TokenPieces
 from tests.engine.tiny_engine import (
     EOS,
     NUM_WORDS,

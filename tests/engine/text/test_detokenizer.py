@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine.outputs import FinishReason
 from engine.text.detokenizer import AddTokens, CloseStream, Detokenizer, OpenStream
-from engine.text.pieces import TokenPieces
+from engine.text.token_bytes import TokenPieces
 
 TEXTS = [
     "plain words and numbers 12345",

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from engine.outputs import FinishReason, OutputToken, TokenLogprobs
 from engine.request import Request, SamplingParams
 from engine.text.detokenizer import AddTokens, Detokenizer, OpenStream
-from engine.text.pieces import TokenPieces
+from engine.text.token_bytes import TokenPieces
 from engine.text.token_log import TokenLog
 from tests.engine.text.test_detokenizer import EOS, TEXTS, TOKENIZERS, byte_fallback, byte_level
 from tests.engine.toy import EOS as TOY_EOS

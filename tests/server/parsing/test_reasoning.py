@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.outputs import MARK
-from engine.text.watch import Watch
+from engine.text.reasoning import Watch
 from server.parsing.events import Event, Message
 from server.parsing.parser import Marker
 from server.parsing.reasoning import MistralThinkParser, ReasoningParser, ThinkParser

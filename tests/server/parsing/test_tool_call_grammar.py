@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from engine.constraints.grammar import Vocabulary, compile_grammar
 from engine.outputs import MARK, FinishReason
 from engine.request import Grammar
-from engine.text.grammar import Vocabulary, compile_grammar
 from server.parsing.events import Message
 from server.parsing.parser import Marker, Tools
 from server.parsing.registry import ToolFormat, tool_parser

@@ -6,9 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
-from engine.constraint import Standing
+from engine.constraint import Standing, mask_of
 from engine.request import SamplingParams
-from engine.text.masks import mask_of
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.constraint import Standing
+from engine.constraint import WORD_BITS, Standing
 from engine.request import SamplingParams
-from engine.text.masks import WORD_BITS
 
 
 async def spellings(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from engine.constraints import schema_rewrite
+from engine.constraints.schema_cost import MAX_TOGETHER
 from engine.request import Grammar
-from engine.text import json_schema
-from engine.text.schema_merges import MAX_TOGETHER
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -56,7 +56,9 @@ def translate(grammar: Grammar, control_tokens: Mapping[str, int]) -> str:
         return LLMatcher.grammar_from_lark(_ready_rules(_lark(source, control_tokens)))
     if kind == "choice":
         return LLMatcher.grammar_from_lark(_choice(source))
-    schema = {"type": "object"} if kind == "json_object" else json_schema.ready(json_schema.load(source))
+    schema: dict[str, Any] = {"type": "object"}
+    if kind != "json_object":
+        schema = schema_rewrite.ready(schema_rewrite.load(source))
     options = {"lenient": False, **grammar.json_options}
     if grammar.or_calls:
         answer = json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
@@ -122,10 +124,10 @@ def _ready_rules(rules: str) -> str:
 def _ready(schema: dict[str, Any]) -> dict[str, Any]:
     options = schema.get("x-guidance")
     if not isinstance(options, dict) or not options.get("lenient"):
-        return json_schema.ready(schema)
-    found = json_schema.ready_leniently(schema, _is_pattern)
+        return schema_rewrite.ready(schema)
+    found = schema_rewrite.ready_leniently(schema, _is_pattern)
     if not _is_taken(found):  # such as two expressions that it cannot compare
-        found = json_schema.without_patterns(found)
+        found = schema_rewrite.without_patterns(found)
     return found
 
 
@@ -137,7 +139,7 @@ def _is_pattern(text: str) -> bool:
 def _is_taken(schema: dict[str, Any]) -> bool:
     """Whether llguidance takes a schema."""
     grammar = LLMatcher.grammar_from_json_schema(schema)
-    return not LLMatcher(json_schema.byte_tokenizer(), grammar, log_level=0).is_error()
+    return not LLMatcher(schema_rewrite.byte_tokenizer(), grammar, log_level=0).is_error()
 
 
 def _choice(source: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from engine.text.schema_merges import MAX_REMAINDERS, check_merges, remainders, target
+from engine.constraints.schema_cost import MAX_REMAINDERS, check_merges, remainders, target
 
 MAX_DEPTH = 64
 MAX_EXACT_INT = 2**53  # beyond, doubles have gaps

@@ -9,8 +9,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from engine.outputs import MARK, FinishReason
 from engine.request import ReasoningSpan
 from engine.text.detokenizer import AddTokens, Decoded, Detokenizer, OpenStream
-from engine.text.pieces import TokenPieces
-from engine.text.watch import Watch
+from engine.text.reasoning import Watch
+from engine.text.token_bytes import TokenPieces
 
 THINK = ReasoningSpan("<think>", "</think>")
 

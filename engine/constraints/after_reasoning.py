@@ -5,11 +5,10 @@ from enum import Enum, auto
 
 import numpy as np
 
-from engine.constraint import Constraint, Standing
+from engine.constraint import WORD_BITS, Constraint, Standing
+from engine.constraints.grammar import CompiledGrammar, GrammarFollower
 from engine.outputs import MARK
 from engine.request import SamplingParams
-from engine.text.grammar import CompiledGrammar, GrammarFollower
-from engine.text.masks import WORD_BITS
 
 
 class _State(Enum):

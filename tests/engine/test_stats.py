@@ -1,6 +1,6 @@
 import pytest
 
-from engine.meters import WINDOW_SECONDS, IdleMeter
+from engine.stats import WINDOW_SECONDS, IdleMeter
 
 
 def test_gaps_count_only_while_work_waits():

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from engine.constraint import Constraint
+from engine.constraints.after_reasoning import bind
+from engine.constraints.bad_words import BadWords, spellings
+from engine.constraints.first_token import FirstToken
+from engine.constraints.grammar import GrammarCompiler
+from engine.constraints.token_healing import Healing, num_taken_back
 from engine.errors import InvalidRequest
 from engine.request import MAX_SMALL_SET, Request, SamplingParams
-from engine.text.after_reasoning import bind
-from engine.text.bad_words import BadWords, spellings
-from engine.text.first_token import FirstToken
-from engine.text.grammar import GrammarCompiler
-from engine.text.healing import Healing, num_taken_back
 from engine.text.tokenizer import TokenizerPool
 
 # What decides which tokens may come, whatever the prompt is.

@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
-from engine.constraint import Standing
+from engine.constraint import WORD_BITS, Standing, num_mask_words, pack_mask
+from engine.constraints.grammar_source import translate
 from engine.errors import Draining, InvalidRequest, QueueFull
 from engine.request import Grammar
-from engine.text.grammar_source import translate
-from engine.text.masks import WORD_BITS
 
 logger = logging.getLogger("monoloop.engine")
 
@@ -62,9 +61,9 @@ class Vocabulary:
             if token.special
         }
         self.executor = LLExecutor()
-        bits = np.ones(-(-self.tokenizer.vocab_size // WORD_BITS) * WORD_BITS, np.uint8)
+        bits = np.ones(num_mask_words(self.tokenizer.vocab_size) * WORD_BITS, np.uint8)
         bits[end] = 0
-        self._all_tokens = np.packbits(bits, bitorder="little").view("<i4")
+        self._all_tokens = pack_mask(bits)
         self._check_exact(backend)
 
     def _check_exact(self, backend: Any) -> None:

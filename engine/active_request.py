@@ -3,15 +3,15 @@
 import time
 from dataclasses import dataclass
 
+from engine.mailbox import Mailbox
 from engine.outputs import FinishReason
 from engine.schedule.sequence import Sequence
 from engine.stats import RequestTimes
 from engine.stream import RequestStream
-from engine.text.mailbox import Mailbox
 
 
 @dataclass(slots=True)
-class Live:
+class ActiveRequest:
     """A request from submit() to its last delta. Moments are seconds of time.perf_counter()."""
 
     sequence: Sequence

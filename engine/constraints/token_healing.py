@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.constraint import Standing
+from engine.constraint import Standing, mask_of
 from engine.request import SamplingParams
-from engine.text.masks import mask_of
-from engine.text.pieces import TokenPieces
+from engine.text.token_bytes import TokenPieces
 from engine.text.token_log import is_continuation
 
 # As many tokens as a character has bytes.

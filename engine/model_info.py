@@ -1,0 +1,21 @@
+"""Facts about the served model that are fixed once it is loaded."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The served model. `vocab_size` is the width of the logits: valid token ids are below it."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    hidden_size: int
+    eos_token_ids: tuple[int, ...]
+    generation_defaults: dict[str, Any]
+    dtype: str
+    device: str
+    num_pages: int
+    page_size: int
+    created: int
