@@ -1,13 +1,15 @@
-# make serve       install into $(VENV), fetch the default model, serve on 127.0.0.1:8000
-# make test        install with the development tools, run every check and every test
-# make test-long   the scheduler's state machine with more than 100,000 operations
-# make test-clients  published clients against a real server, in a folder of their own: minutes, a few GB
-# make test-gpu    the tests that need an NVIDIA GPU
-# make gpu-check   those tests, then the speed table, as text and in gpu-check.json
+# make serve         install into $(VENV), fetch the default model, serve on 127.0.0.1:8000
+# make quick         format, lint, types, import contracts and the fast tests: for every change
+# make test          install with the development tools, run every check and every CPU test
+# make fmt           format the code and apply ruff's fixes
+# make test-long     the scheduler's state machine with more than 100,000 operations
+# make test-clients  published clients against a real server, in a separate environment: minutes, a few GB
+# make test-gpu      the tests that need an NVIDIA GPU
+# make gpu-check     those tests, then the speed table, as text and in gpu-check.json
 #
-# INTERPRETER=python3 runs the last two in that Python as it is, and installs nothing.
+# INTERPRETER=python3 runs the last two with that Python as it is and installs nothing.
 # Settings reach the server as MONOLOOP_<NAME> (`make serve MONOLOOP_PORT=9000`) or as flags
-# (`make serve ARGS="--port 9000"`). PYTHON chooses the interpreter, VENV the folder to install into.
+# (`make serve ARGS="--port 9000"`). PYTHON selects the interpreter, VENV the folder to install into.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -18,7 +20,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 REQUIREMENTS := pyproject.toml constraints.txt
 
-.PHONY: help serve test check pytest test-long test-clients test-gpu gpu-check fmt clean
+.PHONY: help serve quick test check pytest test-long test-clients test-gpu gpu-check fmt clean
 .DELETE_ON_ERROR:
 
 help:
@@ -35,21 +37,34 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The kernels' tests under Triton's interpreter run beside the others, which seldom need both cores. What they
-# say is shown if they fail, and else the last line counts the whole suite.
+# $(call beside,LOG,COMMAND,COMMAND): run both commands at once. The output of the first goes to LOG, which is
+# printed if that command fails.
+define beside
+@$(2) >$(1) 2>&1 & background=$$!; code=0; \
+trap 'kill $$background 2>/dev/null' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
+$(3) || code=$$?; \
+wait $$background || { code=$$?; cat $(1); }; \
+exit $$code
+endef
+
+# Left out: what is marked slow (tests that load the default model, start server processes or send generated
+# requests to every route), Triton's interpreter and GPUs. About 60 s on 2 idle cores.
+QUICK := -m pytest -q -rfE -p no:cacheprovider -m "not gpu and not slow"
+QUICK_LOG := .pytest-quick.log
+
+quick: check
+	$(call beside,$(QUICK_LOG),$(BIN)/python $(QUICK) tests/engine,$(BIN)/python $(QUICK) --ignore=tests/engine)
+
+# The kernel tests under Triton's interpreter run in parallel with the others, which seldom use both cores.
 INTERPRETED := tests/kernels tests/engine/device/test_mixed_graphs.py
 KERNELS_LOG := .pytest-kernels.log
+INTERPRET := -m pytest -p no:cacheprovider -m "not gpu" $(INTERPRETED)
 
 pytest: $(VENV)/.installed-dev
-	@TRITON_INTERPRET=1 $(BIN)/python -m pytest -p no:cacheprovider -m "not gpu" $(INTERPRETED) >$(KERNELS_LOG) 2>&1 & \
-	kernels=$$!; code=0; \
-	trap 'kill $$kernels 2>/dev/null' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
-	$(BIN)/python -m pytest -m "not gpu" || code=$$?; \
-	wait $$kernels || { code=$$?; cat $(KERNELS_LOG); }; \
-	exit $$code
+	$(call beside,$(KERNELS_LOG),TRITON_INTERPRET=1 $(BIN)/python $(INTERPRET),$(BIN)/python -m pytest -m "not gpu")
 
 GPU_PYTHON = $(or $(INTERPRETER),$(BIN)/python)
-# The server's tests know no GPU, and the clients they need may not be there.
+# The server's tests use no GPU, and the client libraries they import may not be installed.
 GPU_TESTS = tests/engine tests/gpu tests/kernels tests/models
 GPU_NEEDS = $(if $(INTERPRETER),,$(VENV)/.installed-dev)
 
@@ -82,10 +97,10 @@ fmt: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf build dist $(KERNELS_LOG) *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist $(KERNELS_LOG) $(QUICK_LOG) *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
-# A stamp newer than the requirements means: nothing to do, and no network. The openai client is there for
-# README's second example.
+# A stamp newer than the requirements means that nothing is installed and no network is used. The openai client
+# is installed for README's second example.
 $(VENV)/.installed: $(REQUIREMENTS) | $(BIN)/python
 	@$(NEED_PIP)
 	$(PIP) install -c constraints.txt -e . openai
@@ -96,7 +111,7 @@ $(VENV)/.installed-dev: $(REQUIREMENTS) | $(BIN)/python
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 
-# A venv that something else made may have no pip in it.
+# A virtual environment that another tool made may have no pip.
 NEED_PIP = $(PIP) --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null 2>&1 || { \
 	  echo "make: $(VENV) holds no pip and its Python cannot install one (no ensurepip)." >&2; \
 	  echo "      Remove $(VENV) and run make again, or name another folder: make VENV=.venv2" >&2; \

@@ -8,6 +8,14 @@ from hypothesis import settings
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the engine, but before any test imports torch
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark the tests that load the default model or start a server process as slow."""
+    for item in items:
+        if not {"smollm", "live", "start"}.isdisjoint(item.fixturenames):
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def smollm():
     """The files of the default model, fetched on first use."""
