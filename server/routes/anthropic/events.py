@@ -1,6 +1,6 @@
 """Deltas -> the named events of the Anthropic API."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import uuid4
 
@@ -57,7 +57,7 @@ class MessageFrames(Frames):
 
     def opening(self) -> bytes:
         """The message without content. What of the prompt was cached is known later."""
-        return named_event(MessageStart(message=message(self.answer, None, self._max_tokens)))
+        return named_event(MessageStart(message=message(self.answer)))
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """What begins, grows and ends; the first block is followed by a ping."""
@@ -80,10 +80,10 @@ class MessageFrames(Frames):
     def ending(self) -> bytes:
         """The end of the answer and of the stream."""
         assert self._last is not None
-        whole = message(self.answer, self._last, self._max_tokens)
-        assert whole.stop_reason is not None
-        ending = Ending(stop_reason=whole.stop_reason, stop_sequence=whole.stop_sequence)
-        return named_event(MessageDelta(delta=ending, usage=whole.usage)) + named_event(MessageStop())
+        event = MessageDelta(
+            delta=ending_of(self.answer, self._last, self._max_tokens), usage=usage_of(self.answer)
+        )
+        return named_event(event) + named_event(MessageStop())
 
     def failure(self, error: Exception) -> bytes:
         """The error envelope as the last event."""
@@ -116,21 +116,39 @@ def call_input(block: Block) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def message(answer: Answer, delta: Delta | None, max_tokens: int) -> Message:
-    """The answer as a message; without a delta it has only begun."""
-    counts = answer.counts()
-    stopped_by = delta.stop_reason if delta is not None else None
+def message(answer: Answer, blocks: Iterable[Block] = (), ending: Ending | None = None) -> Message:
+    """Return the answer as a message; one that has only begun has neither blocks nor an ending."""
     return Message(
         id=answer.id,
         model=answer.model,
-        content=[content_block(block) for block in blocks_of(delta)] if delta is not None else [],
-        stop_reason=stop_reason(delta, counts.completion, max_tokens) if delta is not None else None,
+        content=[content_block(block) for block in blocks],
+        stop_reason=ending.stop_reason if ending else None,
+        stop_sequence=ending.stop_sequence if ending else None,
+        usage=usage_of(answer),
+    )
+
+
+def whole_message(answer: Answer, delta: Delta, max_tokens: int) -> Message:
+    """Return the message of an answer that is not streamed; `delta` is all of it."""
+    return message(answer, blocks_of(delta), ending_of(answer, delta, max_tokens))
+
+
+def usage_of(answer: Answer) -> MessageUsage:
+    """Return the token counts so far; cached prompt tokens are counted apart from the others."""
+    counts = answer.counts()
+    return MessageUsage(
+        input_tokens=counts.prompt - counts.cached,
+        cache_read_input_tokens=counts.cached,
+        output_tokens=counts.completion,
+    )
+
+
+def ending_of(answer: Answer, delta: Delta, max_tokens: int) -> Ending:
+    """Return why the answer ended, from its last delta alone."""
+    stopped_by = delta.stop_reason
+    return Ending(
+        stop_reason=stop_reason(delta, answer.counts().completion, max_tokens),
         stop_sequence=stopped_by if isinstance(stopped_by, str) else None,
-        usage=MessageUsage(
-            input_tokens=counts.prompt - counts.cached,
-            cache_read_input_tokens=counts.cached,
-            output_tokens=counts.completion,
-        ),
     )
 
 

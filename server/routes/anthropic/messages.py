@@ -10,7 +10,7 @@ from server.context import ServerContext
 from server.handler import answered, counted
 from server.prompt import encode_chat
 from server.routes.anthropic.convert import chat_request
-from server.routes.anthropic.events import MessageFrames, message
+from server.routes.anthropic.events import MessageFrames, whole_message
 from server.routes.chat import submit
 from server.schema.anthropic import (
     CountTokensRequest,
@@ -34,7 +34,7 @@ async def reply(context: ServerContext, wire: MessagesRequest, answer: Answer) -
     if wire.stream:
         return stream_answer(context.config, MessageFrames(answer, wire.max_tokens), started)
     [delta] = await collect_all(answer.streams)
-    body = message(answer, delta, wire.max_tokens)
+    body = whole_message(answer, delta, wire.max_tokens)
     return Response(body.model_dump_json(), media_type="application/json")
 
 

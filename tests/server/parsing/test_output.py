@@ -1,44 +1,15 @@
 """The parsers of an answer as one, and a stream behind it."""
 
-from collections.abc import AsyncIterator
 from typing import Any, cast
 
-from engine.outputs import MARK, FinishReason, TextDelta
+from engine.outputs import MARK, FinishReason
 from server.parsing.events import Content, Message, Reasoning
 from server.parsing.output import MAX_CHARS_ON_LOOP, OutputParser, ParsedStream
 from server.parsing.parser import Marker, Tools
 from server.parsing.reasoning import ThinkParser
-from tests.server.parsing.texts import TOOLS, make
+from tests.server.parsing.texts import TOOLS, Stream, make
 
 CALL = '<tool_call>{"name": "now", "arguments": {"a": 1}}</tool_call>'
-
-
-class Stream:
-    """Deltas that are there."""
-
-    num_prompt_tokens, num_cached_tokens, num_output_tokens, num_reasoning_tokens = 1, 2, 3, 4
-
-    def __init__(
-        self, *texts: str, finish: FinishReason = FinishReason.STOP, stop: str | None = None
-    ) -> None:
-        self.deltas = [TextDelta(text, 1) for text in texts]
-        self.deltas[-1] = self.deltas[-1]._replace(finish_reason=finish, stop_reason=stop)
-        self.num_aborts = 0
-
-    def abort(self) -> None:
-        self.num_aborts += 1
-
-    def __aiter__(self) -> AsyncIterator[TextDelta]:
-        return self
-
-    async def __anext__(self) -> TextDelta:
-        if not self.deltas:
-            raise StopAsyncIteration
-        return self.deltas.pop(0)
-
-    async def collect(self) -> TextDelta:
-        text = "".join(delta.text for delta in self.deltas)
-        return self.deltas[-1]._replace(text=text, num_tokens=len(self.deltas))
 
 
 def parser(tools: Tools | None = TOOLS, *, thinks: bool = True, shows_reasoning: bool = True) -> OutputParser:

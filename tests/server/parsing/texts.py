@@ -1,7 +1,9 @@
 """Texts as models of each family write them, and what they say: content and calls."""
 
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
+from engine.outputs import FinishReason, TextDelta
 from server.parsing.events import Event, Message
 from server.parsing.parser import Marker, ToolParser, Tools
 from server.parsing.registry import ToolFormat, tool_parser
@@ -156,3 +158,32 @@ def summary(message: Message) -> tuple[str, str, list[tuple[str, str, bool]]]:
     """All of a message but the ids of its calls, which are drawn."""
     calls = [(call.name, call.arguments, call.is_complete) for call in message.calls]
     return message.content, message.reasoning, calls
+
+
+class Stream:
+    """The engine's stream of an answer: one delta of one token for each of `texts`."""
+
+    num_prompt_tokens, num_cached_tokens, num_output_tokens, num_reasoning_tokens = 1, 2, 3, 4
+
+    def __init__(
+        self, *texts: str, finish: FinishReason = FinishReason.STOP, stop: str | None = None
+    ) -> None:
+        self.deltas = [TextDelta(text, 1) for text in texts]
+        self.deltas[-1] = self.deltas[-1]._replace(finish_reason=finish, stop_reason=stop)
+        self.num_aborts = 0
+
+    def abort(self) -> None:
+        self.num_aborts += 1
+
+    def __aiter__(self) -> AsyncIterator[TextDelta]:
+        return self
+
+    async def __anext__(self) -> TextDelta:
+        if not self.deltas:
+            raise StopAsyncIteration
+        return self.deltas.pop(0)
+
+    async def collect(self) -> TextDelta:
+        text = "".join(delta.text for delta in self.deltas)
+        tokens = tuple(token for delta in self.deltas for token in delta.tokens)
+        return self.deltas[-1]._replace(text=text, num_tokens=len(self.deltas), tokens=tokens)
