@@ -43,8 +43,8 @@ class OutputParser:
 
     @property
     def may_be_full(self) -> bool:
-        """Whether the answer may end before the model ends it."""
-        return self._tools is not None and not self._tools.tools.parallel
+        """Return True if a call may end the answer before the model does."""
+        return self._tools is not None
 
     @property
     def is_full(self) -> bool:

@@ -19,7 +19,8 @@ BLANKS = re.compile(r"\s*")
 class Tools:
     """The tools of a request: `parameters` is the JSON schema of each one's arguments, by name.
 
-    With `only` calls of other names are content. Without `parallel` an answer ends after its first call.
+    With `only` calls of other names are content. Without `parallel` an answer ends after its first call, else
+    after a call that repeats an earlier one.
     `is_named`: the request names the one that must be called. `is_forced`: one must be. `is_constrained`: a
     grammar sees to it that the answer is calls, or that it is these or JSON.
     """
@@ -161,6 +162,10 @@ class ToolParser(Parser):
         self._blanks: list[str] = []
         self._raw: list[str] = []  # of a call that has not begun
         self._num_arguments = 0
+        self._ids: set[str] = set()
+        self._call_name = ""
+        self._call_arguments: list[str] = []  # of the open call, in pieces
+        self._calls: set[tuple[str, str]] = set()  # complete ones: names and arguments
         self._content_markers = {marker(text): state for text, state in self._openers().items()}
         pattern = "|".join(map(re.escape, self._content_markers)) or "(?!)"
         self._opener = re.compile(pattern)
@@ -216,19 +221,24 @@ class ToolParser(Parser):
         return True
 
     def begin(self, name: str, call_id: str | None = None) -> bool:
-        """A call begins, unless its name is none."""
+        """Begin a call; returns False if `name` cannot be called. A `call_id` that is taken is replaced."""
         if not NAME.fullmatch(name) or (self.tools.only is not None and name not in self.tools.only):
             return False
         self._raw = []
         self._blanks.clear()
         self._num_arguments = 0
-        self._events.append(CallStart(self.num_calls, call_id or self._new_id(), name))
+        if call_id is None or call_id in self._ids:
+            call_id = self._new_id()
+        self._ids.add(call_id)
+        self._call_name = name
+        self._events.append(CallStart(self.num_calls, call_id, name))
         self.is_call_open = True
         return True
 
     def arguments(self, text: str) -> None:
-        """More of the arguments of the call that has begun."""
+        """Add text to the arguments of the open call."""
         if text:
+            self._call_arguments.append(text)
             self._events.append(Arguments(self.num_calls, text))
 
     def argument(self, name: str) -> None:
@@ -237,11 +247,17 @@ class ToolParser(Parser):
         self._num_arguments += 1
 
     def end(self) -> None:
-        """The call that has begun is complete."""
+        """Complete the open call. The answer is full after its only call, or one that repeats another.
+
+        Small models that must call a tool repeat one call until the limit of tokens.
+        """
         self._events.append(CallEnd(self.num_calls))
         self.num_calls += 1
         self.is_call_open = False
-        self.is_full = not self.tools.parallel
+        call = self._call_name, canonical_json("".join(self._call_arguments))
+        self._call_arguments.clear()
+        self.is_full = not self.tools.parallel or call in self._calls
+        self._calls.add(call)
 
     def _new_id(self) -> str:
         return f"call_{uuid4().hex[:24]}"
@@ -261,3 +277,11 @@ class ToolParser(Parser):
     @abstractmethod
     def _close_call(self) -> None:
         """Complete the arguments of the open call, and end it."""
+
+
+def canonical_json(text: str) -> str:
+    """Return JSON `text` in a form that is equal for equal values; text that Python cannot read stays."""
+    try:
+        return json.dumps(json.loads(text), sort_keys=True)
+    except ValueError:  # an integer of more than 4,300 digits
+        return text

@@ -1,5 +1,6 @@
 """The parsers of an answer as one, and a stream behind it."""
 
+import json
 from typing import Any, cast
 
 from engine.outputs import MARK, FinishReason
@@ -36,7 +37,7 @@ async def test_deltas_hold_their_events_and_their_content() -> None:
 
 
 async def test_collecting_gives_what_streaming_gives() -> None:
-    texts = ["<think>Hm.</think>", f"So: {CALL}", f"and {CALL}", " done"]
+    texts = ["<think>Hm.</think>", f"So: {CALL}", f"and {CALL.replace('1', '2')}", " done"]
     streamed = [event async for delta in parsed(Stream(*texts), parser()) for event in delta.events]
     whole = await parsed(Stream(*texts), parser()).collect()
     assert [(call.name, call.arguments) for call in Message.of(whole.events).calls] == [
@@ -55,6 +56,20 @@ async def test_an_answer_that_is_full_ends_at_once() -> None:
             [last] = [delta async for delta in stream]
         assert (last.finish_reason, last.stop_reason, last.has_calls) == (FinishReason.STOP, None, True)
         assert source.num_aborts and len(source.deltas) == 2
+
+
+async def test_an_answer_ends_with_a_call_that_repeats_another() -> None:
+    other = CALL.replace("1", "2")
+    again = CALL.replace('"a": 1', ' "a":1 ')
+    for collected in (True, False):
+        source = Stream(CALL, other, again + other, "more", finish=FinishReason.LENGTH)
+        stream = parsed(source, parser())
+        deltas = [await stream.collect()] if collected else [delta async for delta in stream]
+        assert (deltas[-1].finish_reason, deltas[-1].has_calls) == (FinishReason.STOP, True)
+        assert source.num_aborts and len(source.deltas) == 1
+        calls = Message.of(event for delta in deltas for event in delta.events).calls
+        assert [json.loads(call.arguments)["a"] for call in calls] == [1, 2, 1]
+        assert all(call.is_complete for call in calls)
 
 
 async def test_an_answer_that_broke_off_has_no_complete_calls() -> None:

@@ -83,6 +83,34 @@ def test_a_control_token_ends_a_string_that_never_ends() -> None:
     assert message.content == "Done."
 
 
+def test_an_id_that_the_model_repeats_is_replaced() -> None:
+    text = '[TOOL_CALLS]now[CALL_ID]a1B2c3D4e[ARGS]{}[TOOL_CALLS]now[CALL_ID]a1B2c3D4e[ARGS]{"a": 1}'
+    first, second = parse(make("mistral"), text).calls
+    assert first.id == "a1B2c3D4e" != second.id and re.fullmatch(r"[A-Za-z0-9]{9}", second.id)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_repeated"),
+    [
+        ('{"a": 1, "b": [true]}', '{"b":[true],"a":1}', True),
+        ('{"a": "\\u00e9"}', '{"a": "é"}', True),
+        ("{}", "{}", True),
+        ('{"a": 1}', '{"a": true}', False),
+        ('{"a": [1, 2]}', '{"a": [2, 1]}', False),
+        (f'{{"a": {"9" * 5000}}}', f'{{"a": {"9" * 5000}}}', True),
+    ],
+)
+def test_nothing_follows_a_call_with_the_name_and_the_values_of_another(
+    first: str, second: str, is_repeated: bool
+) -> None:
+    calls = [f'<tool_call>{{"name": "now", "arguments": {text}}}</tool_call>' for text in (first, second)]
+    message = parse(make("hermes"), *calls, "Done.")
+    assert [call.is_complete for call in message.calls] == [True, True]
+    assert message.content == ("" if is_repeated else "Done.")
+    other = calls[1].replace("now", "get_weather")
+    assert parse(make("hermes"), calls[0], other, "Done.").content == "Done."
+
+
 @pytest.mark.parametrize("name", ["llama3_json", "pythonic"])
 def test_without_a_marker_only_tools_of_the_request_are_called(name: ToolFormat) -> None:
     text = '{"name": "rm", "parameters": {}}' if name == "llama3_json" else "[rm()]"
