@@ -1,6 +1,7 @@
 # make serve         install into $(VENV), fetch the default model, serve on 127.0.0.1:8000
 # make quick         format, lint, types, import contracts and the fast tests: for every change
 # make test          install with the development tools, run every check and every CPU test
+# make docs          regenerate docs/tree.md, configs/default.yaml and docs/openapi.json
 # make fmt           format the code and apply ruff's fixes
 # make test-long     the scheduler's state machine with more than 100,000 operations
 # make test-clients  published clients against a real server, in a separate environment: minutes, a few GB
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 REQUIREMENTS := pyproject.toml constraints.txt
 
-.PHONY: help serve quick test check pytest test-long test-clients test-gpu gpu-check fmt clean
+.PHONY: help serve quick test docs check pytest test-long test-clients test-gpu gpu-check fmt clean
 .DELETE_ON_ERROR:
 
 help:
@@ -91,6 +92,12 @@ $(CLIENTS)/.installed: $(CLIENT_FILES) | $(BIN)/python
 	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -r tests/clients/requirements.txt
 	npm --prefix tests/clients/node install --no-audit --no-fund --no-package-lock
 	@touch $@
+
+# Tests compare each of these with what its module prints.
+docs: $(VENV)/.installed
+	$(BIN)/python docs/tree.py >docs/tree.md
+	$(BIN)/python -m server.settings >configs/default.yaml
+	$(BIN)/python -m server.openapi >docs/openapi.json
 
 fmt: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

@@ -1,4 +1,4 @@
-"""README's examples, as they stand there, against a live server with the default model."""
+"""README's examples against a live server with the default model; its links and its tree of folders."""
 
 import os
 import re
@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -67,26 +68,56 @@ def test_the_openai_client_streams_the_same(address: str) -> None:
     assert result.stdout.strip()
 
 
-def test_the_tree_names_every_file_of_the_floors() -> None:
-    """One line per file: a new one gets its line, a removed one loses it."""
-    tree = README.split("## The tree")[1].split("```")[1]
-    listed, folders = set(), []
-    for line in tree.strip("\n").splitlines():
-        name = line.split()[0]
-        folders[(len(line) - len(line.lstrip())) // 2 :] = [name]
-        if name.endswith(".py"):
-            listed.add("".join(folders))
-    floors = ("server", "engine", "models", "kernels")
-    there = {
-        path.relative_to(ROOT).as_posix()
-        for floor in floors
-        for path in (ROOT / floor).rglob("*.py")
-        if not path.name.startswith("__")
-    }
-    listed = {path for path in listed if path.startswith(floors)}
-    assert listed == there, (
-        f"not in README: {sorted(there - listed)}; no such files: {sorted(listed - there)}"
+def answer_to(word: str, address: str) -> Any:
+    """Return the JSON that the curl example with `word` prints."""
+    command = example("sh", word).replace(ADDRESS, address)
+    return orjson.loads(
+        subprocess.run(["sh", "-ec", command], capture_output=True, timeout=120, check=True).stdout
     )
+
+
+@pytest.mark.slow
+def test_json_follows_the_schema(address: str) -> None:
+    [choice] = answer_to("response_format", address)["choices"]
+    assert choice["finish_reason"] == "stop"
+    city = orjson.loads(choice["message"]["content"])
+    assert isinstance(city["country"], str)
+    assert isinstance(city["population"], int)
+
+
+@pytest.mark.slow
+def test_a_tool_is_called(address: str) -> None:
+    [choice] = answer_to("tool_choice", address)["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "get_weather"
+    assert list(orjson.loads(call["function"]["arguments"])) == ["city"]
+
+
+@pytest.mark.slow
+def test_every_input_is_embedded(address: str) -> None:
+    assert len(answer_to("/v1/embeddings", address)["data"]) == 2
+
+
+def listed_folders() -> set[str]:
+    """Return the paths of README's tree of folders, without the last slash."""
+    tree = README.split("## How it is built")[1].split("```")[1]
+    paths, folders = set(), []
+    for line in tree.strip("\n").splitlines():
+        folders[(len(line) - len(line.lstrip())) // 2 :] = [line.split()[0].rstrip("/")]
+        paths.add("/".join(folders))
+    return paths
+
+
+def test_the_tree_lists_every_folder_of_the_floors() -> None:
+    floors = ("server", "engine", "models", "kernels")
+    existing = {path.parent for floor in floors for path in (ROOT / floor).rglob("*.py")}
+    folders = {path.relative_to(ROOT).as_posix() for path in existing}
+    assert folders <= listed_folders(), f"add to README's tree: {sorted(folders - listed_folders())}"
+
+
+def test_the_tree_lists_only_folders_that_exist() -> None:
+    gone = [folder for folder in listed_folders() if not (ROOT / folder).is_dir()]
+    assert not gone, f"remove from README's tree: {sorted(gone)}"
 
 
 def test_every_file_readme_points_at_is_there() -> None:
