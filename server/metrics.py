@@ -194,7 +194,7 @@ COUNTERS = (
     LiveValue("monoloop_steps", "Steps the device has computed", lambda stats: stats.steps_total),
     LiveValue(
         "monoloop_mixed_steps",
-        "Steps that computed prompts beside decoding; on a GPU these are launched kernel by kernel",
+        "Steps that computed prompt tokens and decoded in the same batch",
         lambda stats: stats.mixed_steps_total,
     ),
     LiveValue(
@@ -204,7 +204,7 @@ COUNTERS = (
     ),
     LiveValue(
         "monoloop_device_idle_seconds",
-        "Time the device stood still while work waited",
+        "Seconds the device was idle while a sequence could run",
         lambda stats: stats.device_idle_seconds_total,
     ),
 )
