@@ -1,8 +1,8 @@
-"""What may restrict the tokens of a continuation by the tokens before them.
+"""The protocol of constraints, which restrict the next token of a sequence by the tokens before it.
 
-A step with such a row launches its forward pass at once; its sampler follows when the masks are there, and
-these need the tokens of the step before. So a constraint costs the steps it takes part in a wait, and nobody
-else anything.
+A step with a constrained row launches its forward pass at once, and its sampler once the masks are there;
+these need the tokens of the step before. So a constraint makes the steps it takes part in wait, and costs
+other steps nothing.
 """
 
 from collections.abc import Sequence
@@ -11,45 +11,44 @@ from typing import Protocol, Self
 
 import numpy as np
 
-# A mask row is int32 words: bit `t % WORD_BITS` of word `t // WORD_BITS` stands for token t.
+# A mask row is int32 words: bit `t % WORD_BITS` of word `t // WORD_BITS` is set if token t is allowed.
 WORD_BITS = 32
 
 
-class Standing(IntEnum):
-    """How a continuation stands with a constraint after its newest token: the least of several counts."""
+class MatchState(IntEnum):
+    """How far a sequence satisfies a constraint after its newest token. Of several, the least counts."""
 
-    GOES_ON = auto()
-    """More must come: where no token may, the continuation has failed."""
-    MAY_END = auto()
-    """It is whole as it stands: where no token may follow, it has ended."""
-    IS_FREE = auto()
-    """It may end, and nothing will be restricted any more."""
+    MUST_CONTINUE = auto()
+    """More tokens are required: if none is allowed, the request fails."""
+    MAY_STOP = auto()
+    """The output is complete as it is: if no token is allowed, it has ended."""
+    DONE = auto()
+    """The output is complete, and the constraint restricts nothing any more."""
 
 
-class Follower(Protocol):
-    """Follows one continuation. Used by one thread at a time, not always the same one."""
+class Matcher(Protocol):
+    """The state of one constraint for one sequence. Used by one thread at a time, not always the same one."""
 
     @classmethod
-    def restrict(
-        cls, followers: Sequence[Self], new_token_ids: Sequence[Sequence[int]], masks: np.ndarray
-    ) -> list[Standing]:
-        """Take in the tokens that each continuation has gained, and say what may follow.
+    def fill_masks(
+        cls, matchers: Sequence[Self], new_token_ids: Sequence[Sequence[int]], masks: np.ndarray
+    ) -> list[MatchState]:
+        """Consume the new tokens of each sequence and clear the bits of tokens that must not come next.
 
-        masks int32 [len(followers), ceil(vocab_size / 32)]: bit `t % 32` of word `t // 32` is cleared where
-        token t may not come next, and otherwise left as it is. Must not raise for what a client has asked:
-        a continuation that cannot go on gets an empty mask.
+        masks int32 [len(matchers), num_words]; other bits stay as they are. Must not raise for what a client
+        asked for: a sequence that cannot continue gets an empty mask.
         """
 
     @property
     def problem(self) -> str:
-        """Why nothing can be said about what may follow; empty if the mask says all there is to say."""
+        """Why the allowed tokens are unknown; empty if the mask is right."""
 
 
 class Constraint(Protocol):
-    """A frozen value that belongs to a request; safe to hand to any thread."""
+    """A frozen value that belongs to a request and may be used from any thread."""
 
-    def follow(self) -> Follower:
-        """Begin a continuation. Must be quick: what takes time waits for the first restrict()."""
+    def start(self) -> Matcher:
+        """Return a matcher for a new sequence. Must be quick: slow work belongs in fill_masks()."""
 
 
 def num_mask_words(vocab_size: int) -> int:

@@ -1,36 +1,43 @@
-"""A grammar that binds only the answer behind a model's reasoning."""
+"""Restricts an output by a grammar (`grammar`), or only the answer that follows the model's reasoning."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
 
 import numpy as np
 
-from engine.constraint import WORD_BITS, Constraint, Standing
-from engine.constraints.grammar import CompiledGrammar, GrammarFollower
+from engine.constraint import WORD_BITS, Constraint, MatchState
+from engine.constraints.grammar import CompiledGrammar, GrammarMatcher
 from engine.outputs import MARK
 from engine.request import SamplingParams
+from engine.text.token_bytes import TokenPieces
 
 
 class _State(Enum):
-    UNDECIDED = auto()  # nothing written yet: reasoning may begin, or the answer
+    UNDECIDED = auto()  # no token yet: the first one begins the reasoning or the answer
     THINKING = auto()
     ANSWERING = auto()
 
 
-def bind(grammar: CompiledGrammar, sampling: SamplingParams) -> Constraint:
-    """The constraint of a request: its grammar, behind its reasoning if there may be any."""
+def applies(sampling: SamplingParams) -> bool:
+    """Return True if there is a grammar."""
+    return sampling.grammar is not None
+
+
+def make(sampling: SamplingParams, pieces: TokenPieces, compiled: CompiledGrammar | None) -> Constraint:
+    """Return the grammar, of the answer alone if the model may reason first."""
+    assert compiled is not None
     if sampling.reasoning is None:
-        return grammar
+        return compiled
     ids = {MARK + text: token_id for token_id, text in sampling.marks}
     span = sampling.reasoning
-    return AfterReasoning(grammar, ids.get(span.open), ids.get(span.close), span.close, span.is_open)
+    return AfterReasoning(compiled, ids.get(span.open), ids.get(span.close), span.close, span.is_open)
 
 
 class AfterReasoning:
-    """Lets a model think as it likes first.
+    """Applies a grammar after reasoning, which is not restricted.
 
-    `opener` and `closer` are the ids of the markers, None for one that is written in several tokens: such a
-    closer is looked for in the text, and reasoning with such an opener can only be begun by the prompt.
+    `opener` and `closer` are the token ids of the markers, None for a marker of several tokens: such a closer
+    is searched for in the text, and with such an opener only the prompt can begin the reasoning.
     """
 
     def __init__(
@@ -42,49 +49,49 @@ class AfterReasoning:
         self.close = close.removeprefix(MARK).encode()
         self.is_open = is_open
 
-    def follow(self) -> "AfterReasoningFollower":
-        """Begin a continuation."""
-        return AfterReasoningFollower(self)
+    def start(self) -> "AfterReasoningMatcher":
+        """Return a matcher for a new sequence."""
+        return AfterReasoningMatcher(self)
 
 
-class AfterReasoningFollower:
-    """Where one continuation stands: before, in, or behind its reasoning."""
+class AfterReasoningMatcher:
+    """The state of one sequence: before, in, or after its reasoning."""
 
     def __init__(self, constraint: AfterReasoning) -> None:
         self._constraint = constraint
         self._state = _State.THINKING if constraint.is_open else _State.UNDECIDED
         self._tail = b""
-        self._answer = constraint.grammar.follow()
+        self._answer = constraint.grammar.start()
 
     @property
     def problem(self) -> str:
-        """That of the grammar."""
+        """The problem of the grammar; see Matcher."""
         return "" if self._state is _State.THINKING else self._answer.problem
 
     @classmethod
-    def restrict(
+    def fill_masks(
         cls,
-        followers: Sequence["AfterReasoningFollower"],
+        matchers: Sequence["AfterReasoningMatcher"],
         new_token_ids: Sequence[Sequence[int]],
         masks: np.ndarray,
-    ) -> list[Standing]:
-        """As Follower says."""
-        rests = [follower._pass(ids) for follower, ids in zip(followers, new_token_ids, strict=True)]
-        bound = [row for row, follower in enumerate(followers) if follower._state is not _State.THINKING]
-        standings = [Standing.GOES_ON] * len(followers)
+    ) -> list[MatchState]:
+        """Apply the grammar to the rows whose answer may have begun; see Matcher."""
+        rests = [matcher._consume(ids) for matcher, ids in zip(matchers, new_token_ids, strict=True)]
+        bound = [row for row, matcher in enumerate(matchers) if matcher._state is not _State.THINKING]
+        states = [MatchState.MUST_CONTINUE] * len(matchers)
         if bound:
             words = masks[bound]
-            found = GrammarFollower.restrict(
-                [followers[row]._answer for row in bound], [rests[row] for row in bound], words
+            found = GrammarMatcher.fill_masks(
+                [matchers[row]._answer for row in bound], [rests[row] for row in bound], words
             )
-            for row, row_words, standing in zip(bound, words, found, strict=True):
-                followers[row]._allow_opener(masks[row], row_words)
+            for row, row_words, state in zip(bound, words, found, strict=True):
+                matchers[row]._allow_opener(masks[row], row_words)
                 masks[row] = row_words
-                standings[row] = standing
-        return standings
+                states[row] = state
+        return states
 
-    def _pass(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Take in new tokens; returns those that belong to the answer."""
+    def _consume(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Consume new tokens; return those that belong to the answer."""
         constraint = self._constraint
         for index, token_id in enumerate(token_ids):
             if self._state is _State.UNDECIDED:
@@ -106,7 +113,7 @@ class AfterReasoningFollower:
         return constraint.close in self._tail
 
     def _allow_opener(self, before: np.ndarray, words: np.ndarray) -> None:
-        """Reasoning may begin if nothing has; `before` is what other constraints have left."""
+        """Allow the opener as the first token, if the mask of the other constraints, `before`, does."""
         opener = self._constraint.opener
         if self._state is _State.UNDECIDED and opener is not None:
             word, bit = divmod(opener, WORD_BITS)

@@ -1,20 +1,22 @@
-"""Words that must not appear: the last token of one may not follow the others."""
+"""Keeps words out of an output (`bad_words`): the last token of a word may not follow its other tokens."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from engine.constraint import WORD_BITS, Standing
+from engine.constraint import WORD_BITS, Constraint, MatchState
+from engine.constraints.grammar import CompiledGrammar
 from engine.request import SamplingParams
+from engine.text.token_bytes import TokenPieces
 
 
 async def spellings(
     words: Sequence[str], encode_batch: Callable[[list[str]], Awaitable[list[list[int]]]]
 ) -> list[tuple[int, ...]]:
-    """Token ids of each word as it begins a text, and after a space if that spells it in another way.
+    """Return the token ids of each word at the start of a text, and after a space where they differ.
 
-    Other ways to cut a word into tokens are not found: what is banned is a spelling.
+    Other ways to split a word into tokens are not found: spellings are banned, not texts.
     """
     found: dict[tuple[int, ...], None] = {}
     ids = await encode_batch([space + word.lstrip() for word in words for space in ("", " ")])
@@ -25,25 +27,29 @@ async def spellings(
     return [ids for ids in found if ids]
 
 
+def applies(sampling: SamplingParams) -> bool:
+    """Return True if there are words of several tokens; those of one are masked once by the state slot."""
+    return any(len(ids) > 1 for ids in sampling.bad_words_ids)
+
+
+def make(sampling: SamplingParams, pieces: TokenPieces, compiled: CompiledGrammar | None) -> Constraint:
+    """Return the constraint of the words of several tokens."""
+    return BadWords(tuple(ids for ids in sampling.bad_words_ids if len(ids) > 1))
+
+
 @dataclass(frozen=True)
 class BadWords:
-    """The constraint of words that are several tokens each; those of one are masked once and for all."""
+    """Bans words, given as token ids, of at least two tokens each."""
 
     words: tuple[tuple[int, ...], ...]
 
-    @classmethod
-    def of(cls, sampling: SamplingParams) -> "tuple[BadWords, ...]":
-        """The constraint that sampling parameters ask for, if any."""
-        words = tuple(ids for ids in sampling.bad_words_ids if len(ids) > 1)
-        return (cls(words),) if words else ()
-
-    def follow(self) -> "BadWordsFollower":
-        """Begin a continuation."""
-        return BadWordsFollower(self.words)
+    def start(self) -> "BadWordsMatcher":
+        """Return a matcher for a new sequence."""
+        return BadWordsMatcher(self.words)
 
 
-class BadWordsFollower:
-    """The end of one output, as long as the longest word without its last token."""
+class BadWordsMatcher:
+    """The last tokens of one output, one fewer than the longest word has."""
 
     problem = ""
 
@@ -53,17 +59,17 @@ class BadWordsFollower:
         self._tail: tuple[int, ...] = ()
 
     @classmethod
-    def restrict(
+    def fill_masks(
         cls,
-        followers: Sequence["BadWordsFollower"],
+        matchers: Sequence["BadWordsMatcher"],
         new_token_ids: Sequence[Sequence[int]],
         masks: np.ndarray,
-    ) -> list[Standing]:
-        """Clear the last token of every word whose others have just come; see `Follower`."""
-        for follower, token_ids, mask in zip(followers, new_token_ids, masks, strict=True):
-            for token_id in follower._banned_after(token_ids):
+    ) -> list[MatchState]:
+        """Clear the last token of every word whose other tokens the output ends with; see Matcher."""
+        for matcher, token_ids, mask in zip(matchers, new_token_ids, masks, strict=True):
+            for token_id in matcher._banned_after(token_ids):
                 mask[token_id // WORD_BITS] &= ~np.array(1 << token_id % WORD_BITS, np.uint32).view(np.int32)
-        return [Standing.MAY_END] * len(followers)
+        return [MatchState.MAY_STOP] * len(matchers)
 
     def _banned_after(self, token_ids: Sequence[int]) -> list[int]:
         self._tail = (*self._tail, *token_ids)[-self._length :]

@@ -1,4 +1,4 @@
-"""Tokens that an output may begin with."""
+"""Restricts the first token of an output to a set (`first_token_ids`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,33 +6,40 @@ from functools import cached_property
 
 import numpy as np
 
-from engine.constraint import Standing, mask_of
+from engine.constraint import Constraint, MatchState, mask_of
+from engine.constraints.grammar import CompiledGrammar
 from engine.request import SamplingParams
+from engine.text.token_bytes import TokenPieces
+
+
+def applies(sampling: SamplingParams) -> bool:
+    """Return True if the first token is restricted."""
+    return bool(sampling.first_token_ids)
+
+
+def make(sampling: SamplingParams, pieces: TokenPieces, compiled: CompiledGrammar | None) -> Constraint:
+    """Return the constraint of `first_token_ids`."""
+    return FirstToken(sampling.first_token_ids)
 
 
 @dataclass(frozen=True)
 class FirstToken:
-    """The constraint that binds the first token of an output, and no other."""
+    """Allows only `token_ids` as the first token, and every token after it."""
 
     token_ids: frozenset[int]
 
-    @classmethod
-    def of(cls, sampling: SamplingParams) -> "tuple[FirstToken, ...]":
-        """The constraint that sampling parameters ask for, if any."""
-        return (cls(sampling.first_token_ids),) if sampling.first_token_ids else ()
-
     @cached_property
     def ids(self) -> np.ndarray:
-        """The same, int64 [n]: once for all that begin with them."""
+        """The ids as an array, int64 [n], made once for all requests that share this constraint."""
         return np.fromiter(self.token_ids, np.int64, len(self.token_ids))
 
-    def follow(self) -> "FirstTokenFollower":
-        """Begin a continuation."""
-        return FirstTokenFollower(self.ids)
+    def start(self) -> "FirstTokenMatcher":
+        """Return a matcher for a new sequence."""
+        return FirstTokenMatcher(self.ids)
 
 
-class FirstTokenFollower:
-    """Whether one output has begun."""
+class FirstTokenMatcher:
+    """Remembers if an output has a token."""
 
     problem = ""
 
@@ -41,17 +48,17 @@ class FirstTokenFollower:
         self._has_begun = False
 
     @classmethod
-    def restrict(
+    def fill_masks(
         cls,
-        followers: Sequence["FirstTokenFollower"],
+        matchers: Sequence["FirstTokenMatcher"],
         new_token_ids: Sequence[Sequence[int]],
         masks: np.ndarray,
-    ) -> list[Standing]:
-        """As Follower says."""
-        standings = []
-        for follower, token_ids, mask in zip(followers, new_token_ids, masks, strict=True):
-            follower._has_begun |= bool(token_ids)
-            if not follower._has_begun:
-                mask &= mask_of(follower._token_ids, len(mask))
-            standings.append(Standing.IS_FREE if follower._has_begun else Standing.GOES_ON)
-        return standings
+    ) -> list[MatchState]:
+        """Allow only the given ids in rows that have no token yet; see Matcher."""
+        states = []
+        for matcher, token_ids, mask in zip(matchers, new_token_ids, masks, strict=True):
+            matcher._has_begun |= bool(token_ids)
+            if not matcher._has_begun:
+                mask &= mask_of(matcher._token_ids, len(mask))
+            states.append(MatchState.DONE if matcher._has_begun else MatchState.MUST_CONTINUE)
+        return states

@@ -1,6 +1,6 @@
-"""Grammars that an output must follow: compiled in threads, matched token by token, through llguidance.
+"""Compiles grammars in threads and matches outputs against them, through llguidance.
 
-llguidance bounds what a grammar may cost, in the making and at every token, and lets the GIL go for both.
+llguidance bounds the cost of compiling and of every token, and releases the GIL for both.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
-from engine.constraint import WORD_BITS, Standing, num_mask_words, pack_mask
+from engine.constraint import WORD_BITS, MatchState, num_mask_words, pack_mask
 from engine.constraints.grammar_source import translate
 from engine.errors import Draining, InvalidRequest, QueueFull
 from engine.request import Grammar
@@ -31,20 +31,20 @@ NUM_THREADS = 2
 MAX_JOBS = 64
 COMPILE_SECONDS = 5.0
 END = "<|end of output|>"
-# What llguidance says behind an unknown token are all names that it knows, and those are ours.
+# llguidance lists all special tokens it knows after an unknown one; that list is ours, not the client's.
 TOKEN_NAMES = re.compile(r"; following special tokens are available:.*")
 PLACE_IN_RULES = re.compile(r"^at \d+\(\d+\): |\n +\d+ \| .*", re.DOTALL)
-# As much may be open at once as a step may look at: an alternative, an optional property.
+# Limits of one mask computation: each alternative or optional property that is open at once counts.
 LIMITS = LLParserLimits(
     max_items_in_row=50_000, step_max_items=50_000, max_lexer_states=50_000, verbose_errors=False
 )
 
 
 class Vocabulary:
-    """The bytes of every token of a `tokenizers.Tokenizer`, as llguidance reads them off.
+    """The bytes of every token of a `tokenizers.Tokenizer`, as llguidance needs them.
 
-    A token added to a copy stands for the end of a model that has no eos; it is in no mask. Building it takes
-    half a second with the GIL held, so it is not done while something is being served. Raises ValueError for
+    For a model without eos, a token added to a copy of the tokenizer stands for the end; no mask allows it.
+    Building takes half a second with the GIL held, so it happens before serving begins. Raises ValueError for
     a tokenizer that llguidance cannot read, or whose decoder does more than join bytes.
     """
 
@@ -67,7 +67,7 @@ class Vocabulary:
         self._check_exact(backend)
 
     def _check_exact(self, backend: Any) -> None:
-        """See on some tokens, each followed by itself, that the text is their bytes."""
+        """Check on a sample of tokens, each followed by itself, that their text is their bytes."""
         ids = range(0, backend.get_vocab_size(with_added_tokens=False), 97)
         for token_id, text in zip(
             ids, backend.decode_batch([[token_id] * 2 for token_id in ids]), strict=True
@@ -77,7 +77,7 @@ class Vocabulary:
                 raise ValueError(f"token {token_id} twice decodes to {text!r}, not to {data!r}")
 
     def masks(self, matchers: Sequence[LLMatcher]) -> np.ndarray:
-        """Which tokens may come next: int32 [len(matchers), num_words]; none where a matcher has stopped."""
+        """Return mask rows int32 [len(matchers), num_words]; all zero where a matcher has stopped."""
         words = np.zeros((len(matchers), len(self._all_tokens)), np.int32)
         going = [(matcher, row) for row, matcher in enumerate(matchers) if not matcher.is_stopped()]
         if going:
@@ -90,9 +90,9 @@ class Vocabulary:
 
 
 def _without_control_texts(backend: Any) -> str:
-    """The tokenizer as JSON, where no text that anybody knows spells a control token.
+    """Return the tokenizer as JSON, with its control tokens renamed so that no text spells one.
 
-    Where a grammar leaves one way to go on, llguidance spells that as tokens, control tokens included.
+    Where a grammar allows a single text, llguidance tokenizes it itself, and would find control tokens in it.
     """
     definition, salt = backend.to_str(), token_hex(16)
     for token_id, token in backend.get_added_tokens_decoder().items():
@@ -110,16 +110,16 @@ class CompiledGrammar:
         self._matcher = matcher
 
     def new_matcher(self) -> LLMatcher:
-        """A matcher at the beginning."""
+        """Return a matcher of llguidance at the beginning."""
         return self._matcher.deep_copy()
 
-    def follow(self) -> "GrammarFollower":
-        """Begin a continuation."""
-        return GrammarFollower(self)
+    def start(self) -> "GrammarMatcher":
+        """Return a matcher for a new sequence."""
+        return GrammarMatcher(self)
 
 
-class GrammarFollower:
-    """Where one continuation stands in its grammar."""
+class GrammarMatcher:
+    """The state of one sequence in its grammar."""
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self.vocabulary = grammar.vocabulary
@@ -127,30 +127,30 @@ class GrammarFollower:
 
     @cached_property
     def matcher(self) -> LLMatcher:
-        """Made at first use, which is on the thread that computes masks."""
+        """The matcher of llguidance, made at first use, on the thread that computes masks."""
         return self._grammar.new_matcher()
 
     @classmethod
-    def restrict(
+    def fill_masks(
         cls,
-        followers: Sequence["GrammarFollower"],
+        matchers: Sequence["GrammarMatcher"],
         new_token_ids: Sequence[Sequence[int]],
         masks: np.ndarray,
-    ) -> list[Standing]:
-        """As Follower says; the masks of all rows are computed in parallel."""
-        matchers = [follower.matcher for follower in followers]
-        for matcher, token_ids in zip(matchers, new_token_ids, strict=True):
+    ) -> list[MatchState]:
+        """Compute the masks of all rows in parallel; see Matcher."""
+        inner = [matcher.matcher for matcher in matchers]
+        for matcher, token_ids in zip(inner, new_token_ids, strict=True):
             matcher.consume_tokens(list(token_ids))
-        words = followers[0].vocabulary.masks(matchers)
+        words = matchers[0].vocabulary.masks(inner)
         # The logits may be wider than the tokenizer's vocabulary, or narrower.
         width = min(words.shape[1], masks.shape[1])
         masks[:, :width] &= words[:, :width]
         masks[:, width:] = 0
-        return [Standing.MAY_END if _may_end(matcher) else Standing.GOES_ON for matcher in matchers]
+        return [MatchState.MAY_STOP if _may_end(matcher) else MatchState.MUST_CONTINUE for matcher in inner]
 
     @property
     def problem(self) -> str:
-        """A limit of the library that the grammar has run into."""
+        """The limit of llguidance that was exceeded, or its other error; see Matcher."""
         return _error_of(self.matcher)
 
 
@@ -160,7 +160,7 @@ def _may_end(matcher: LLMatcher) -> bool:
 
 @dataclass(slots=True)
 class _Job:
-    """A grammar on its way through a thread: compiled, or why it cannot be."""
+    """A grammar being compiled in a thread; the result is the grammar, or a message that says why not."""
 
     future: Future[CompiledGrammar | str]
     ready: asyncio.Future[CompiledGrammar | str]
@@ -168,9 +168,9 @@ class _Job:
 
 
 class GrammarCompiler:
-    """Compiles grammars in a few threads, and keeps those used last. Its methods are called on the loop.
+    """Compiles grammars in a few threads and caches the most recent ones. Call its methods on the loop.
 
-    Without a vocabulary (the tokenizer allows none) every grammar is refused.
+    Without a vocabulary (the tokenizer does not allow grammars) every grammar is refused.
     """
 
     def __init__(self, vocabulary: Vocabulary | None, compile_seconds: float = COMPILE_SECONDS) -> None:
@@ -182,9 +182,9 @@ class GrammarCompiler:
         self._is_closed = False
 
     async def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Raises InvalidRequest, naming the `param`, for a grammar that is wrong, too large or too slow.
+        """Return a grammar compiled. Raises InvalidRequest if it is wrong, too large or too slow.
 
-        Raises QueueFull where others' grammars keep all threads busy, Draining where close() was first.
+        Raises QueueFull if other grammars keep all threads busy, and Draining after close().
         """
         kept = self._kept.get(grammar)
         if kept is not None:
@@ -195,13 +195,13 @@ class GrammarCompiler:
         try:
             await asyncio.wait([job.ready], timeout=self._compile_seconds)
             if not job.ready.done():
-                if not job.future.running():  # others' grammars took the time, not this one
-                    raise self._is_busy()
+                if not job.future.running():  # other grammars took the time, not this one
+                    raise self._busy()
                 problem = f"it was not ready to use after {self._compile_seconds:g} seconds"
                 raise InvalidRequest(f"Invalid {grammar.label}: {problem}", grammar.param)
         finally:
             job.num_waiting -= 1
-            if not job.num_waiting and job.future.cancel():  # it has not begun, and nobody is left to ask
+            if not job.num_waiting and job.future.cancel():  # it has not begun, and no request waits for it
                 self._jobs.pop(grammar, None)
         if job.ready.cancelled():
             raise Draining("The server is shutting down.")
@@ -214,14 +214,14 @@ class GrammarCompiler:
         if self._is_closed:
             raise Draining("The server is shutting down.")
         if len(self._jobs) >= MAX_JOBS:
-            raise self._is_busy()
+            raise self._busy()
         future = self._threads.submit(_outcome, grammar, self._vocabulary)
         job = self._jobs[grammar] = _Job(future, asyncio.wrap_future(future))
         job.ready.add_done_callback(lambda ready: self._take(grammar, job))
         return job
 
     def _take(self, grammar: Grammar, job: _Job) -> None:
-        """A job has ended; only what came of it is kept."""
+        """Forget a job that has ended, and cache its grammar."""
         if self._jobs.get(grammar) is job:
             del self._jobs[grammar]
         outcome = None if job.ready.cancelled() else job.ready.result()
@@ -230,7 +230,7 @@ class GrammarCompiler:
             if len(self._kept) > MAX_KEPT_GRAMMARS:
                 self._kept.popitem(last=False)
 
-    def _is_busy(self) -> QueueFull:
+    def _busy(self) -> QueueFull:
         return QueueFull("Other grammars are being compiled already.", math.ceil(self._compile_seconds))
 
     def close(self) -> None:
@@ -240,9 +240,9 @@ class GrammarCompiler:
 
 
 def _outcome(grammar: Grammar, vocabulary: Vocabulary | None) -> CompiledGrammar | str:
-    """The grammar compiled, or what its message says.
+    """Return the grammar compiled, or the message for the client.
 
-    A value: an exception that several requests raise would hold the frames of all.
+    Not an exception: raised by several requests, it would keep the frames of all of them alive.
     """
     try:
         return compile_grammar(grammar, vocabulary)
@@ -250,23 +250,23 @@ def _outcome(grammar: Grammar, vocabulary: Vocabulary | None) -> CompiledGrammar
         return "it is nested too deeply"
     except ValueError as error:
         return str(error)
-    except BaseException:  # what a fault in Rust raises is no Exception
+    except BaseException:  # a panic in Rust is not an Exception
         logger.exception("a grammar of kind %s could not be compiled", grammar.kind)
         return "the compiler failed on it"
 
 
 def compile_grammar(grammar: Grammar, vocabulary: Vocabulary | None) -> CompiledGrammar:
-    """Compile, on this thread. Raises ValueError or RecursionError for what cannot be."""
+    """Compile on the calling thread. Raises ValueError or RecursionError for an invalid grammar."""
     if vocabulary is None:
         raise ValueError("this model's tokenizer allows no grammars")
     matcher = LLMatcher(
         vocabulary.tokenizer, translate(grammar, vocabulary.control_tokens), log_level=0, limits=LIMITS
     )
     if (problem := _error_of(matcher)) and (grammar.kind == "lark" or grammar.or_calls):
-        raise ValueError(PLACE_IN_RULES.sub("", problem))  # nobody has written these rules
+        raise ValueError(PLACE_IN_RULES.sub("", problem))  # the client did not write these rules
     _raise_error(matcher)
     compiled = CompiledGrammar(vocabulary, matcher)
-    # The first mask shows what only the lexer finds out.
+    # Some errors are found only by the lexer, when it computes the first mask.
     first = compiled.new_matcher()
     mask = vocabulary.masks([first])
     _raise_error(first)
@@ -281,7 +281,7 @@ def _raise_error(matcher: LLMatcher) -> None:
 
 
 def _error_of(matcher: LLMatcher) -> str:
-    """What a matcher complains of; empty for nothing."""
+    """Return the error of a matcher, empty if it has none."""
     if not matcher.is_error():
         return ""
     lines = [line for line in matcher.get_error().splitlines() if line != "<non-verbose/>"]

@@ -1,40 +1,31 @@
-"""From what a request asks of its tokens to the constraints that see to it."""
+"""Prepares requests for submit(): spells words as tokens, and builds constraints from sampling parameters."""
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import NamedTuple
 
 from engine.constraint import Constraint
-from engine.constraints.after_reasoning import bind
-from engine.constraints.bad_words import BadWords, spellings
-from engine.constraints.first_token import FirstToken
+from engine.constraints.bad_words import spellings
 from engine.constraints.grammar import GrammarCompiler
-from engine.constraints.token_healing import Healing, num_taken_back
+from engine.constraints.kinds import constraints_of, is_constrained
+from engine.constraints.token_healing import num_taken_back
 from engine.errors import InvalidRequest
 from engine.request import MAX_SMALL_SET, Request, SamplingParams
+from engine.text.token_bytes import TokenPieces
 from engine.text.tokenizer import TokenizerPool
 
-# What decides which tokens may come, whatever the prompt is.
-RULES = (
-    "min_tokens",
-    "allowed_token_ids",
-    "first_token_ids",
-    "token_healing",
-    "bad_words",
-    "bad_words_ids",
-    "stop_token_ids",
-    "ignore_eos",
-    "grammar",
+# Requests with equal values of these fields share their constraints. The others differ between the prompts
+# and choices of one client, so no constraint may depend on them.
+SHARED_FIELDS = tuple(
+    field.name for field in fields(SamplingParams) if field.name not in ("seed", "max_tokens")
 )
-
-
 # One takes the loop up to 50 µs.
 REQUESTS_PER_TURN = 64
 
 
-class Ruled(NamedTuple):
-    """What is made of rules once for all requests that share them."""
+class SharedConstraints(NamedTuple):
+    """What requests with equal SHARED_FIELDS have in common."""
 
     bad_words_ids: tuple[tuple[int, ...], ...]
     constraints: tuple[Constraint, ...]
@@ -46,25 +37,31 @@ async def prepare(
     grammars: GrammarCompiler,
     eos_token_ids: tuple[int, ...],
 ) -> list[Request]:
-    """The requests with their constraints. Raises InvalidRequest.
+    """Return the requests with their constraints. Raises InvalidRequest.
 
-    What takes long is done off the loop, which calls this, and once where one request has the rules of the
-    one before: those of a client's thousand prompts are the same objects, found equal at once.
+    Runs on the loop, and slow work in threads. Constraints are built once for consecutive requests with equal
+    SHARED_FIELDS; for a client's thousand prompts these are the same objects, so comparing them is quick.
     """
     prepared: list[Request] = []
-    rules, ruled = None, None
+    shared_values, shared = None, None
     for number, request in enumerate(requests, 1):
         if number % REQUESTS_PER_TURN == 0:
             await asyncio.sleep(0)
-        wanted = tuple(getattr(request.sampling, name) for name in RULES)
-        if ruled is None or wanted != rules:
-            rules, ruled = wanted, await rule(request.sampling, tokenizer, frozenset(eos_token_ids))
-        prepared.append(await follow(request, ruled, tokenizer, grammars))
+        values = tuple(getattr(request.sampling, name) for name in SHARED_FIELDS)
+        if shared is None or values != shared_values:
+            shared_values = values
+            shared = await prepare_shared(request.sampling, tokenizer, grammars, frozenset(eos_token_ids))
+        prepared.append(prepare_one(request, shared, tokenizer.pieces))
     return prepared
 
 
-async def rule(sampling: SamplingParams, tokenizer: TokenizerPool, eos_token_ids: frozenset[int]) -> Ruled:
-    """Check what sampling parameters ask for together, and spell it. Raises InvalidRequest."""
+async def prepare_shared(
+    sampling: SamplingParams,
+    tokenizer: TokenizerPool,
+    grammars: GrammarCompiler,
+    eos_token_ids: frozenset[int],
+) -> SharedConstraints:
+    """Check sampling parameters against each other and build their constraints. Raises InvalidRequest."""
     if sampling.bad_words:
         ids = await spellings(
             sampling.bad_words, lambda texts: tokenizer.encode_batch(texts, add_special_tokens=False)
@@ -74,41 +71,36 @@ async def rule(sampling: SamplingParams, tokenizer: TokenizerPool, eos_token_ids
         await asyncio.to_thread(check_together, sampling, eos_token_ids)
     else:
         check_together(sampling, eos_token_ids)
-    return Ruled(sampling.bad_words_ids, (*BadWords.of(sampling), *FirstToken.of(sampling)))
+    compiled = None if sampling.grammar is None else await grammars.compile(sampling.grammar)
+    return SharedConstraints(sampling.bad_words_ids, constraints_of(sampling, tokenizer.pieces, compiled))
 
 
-async def follow(
-    request: Request, ruled: Ruled, tokenizer: TokenizerPool, grammars: GrammarCompiler
-) -> Request:
-    """One request with its constraints. Raises InvalidRequest."""
-    sampling = request.sampling
-    if not (ruled.bad_words_ids or ruled.constraints or sampling.token_healing or sampling.grammar):
+def prepare_one(request: Request, shared: SharedConstraints, pieces: TokenPieces) -> Request:
+    """Return a request with its constraints; with `token_healing` its prompt loses its last token."""
+    sampling, constraints = request.sampling, shared.constraints
+    if not (shared.bad_words_ids or constraints or sampling.token_healing):
         return request
-    sampling = replace(sampling, bad_words=(), bad_words_ids=ruled.bad_words_ids)
-    if sampling.token_healing and not sampling.max_tokens:
-        sampling = replace(sampling, token_healing=False)
-    if sampling.token_healing:
+    is_healed = sampling.token_healing and sampling.max_tokens
+    sampling = replace(sampling, bad_words=(), bad_words_ids=shared.bad_words_ids, token_healing=False)
+    if is_healed:
         prompt = request.prompt_token_ids
-        end = len(prompt) - num_taken_back(prompt, tokenizer.pieces)
-        sampling = replace(sampling, token_healing=False, healed_token_ids=prompt[end:])
+        end = len(prompt) - num_taken_back(prompt, pieces)
+        sampling = replace(sampling, healed_token_ids=prompt[end:])
         request = replace(request, prompt_token_ids=prompt[:end])
-    constraints = (*request.constraints, *ruled.constraints, *Healing.of(sampling, tokenizer.pieces))
-    if sampling.grammar is not None:
-        constraints += (bind(await grammars.compile(sampling.grammar), sampling),)
-    return replace(request, sampling=sampling, constraints=constraints)
+        constraints = constraints_of(sampling, pieces, None)  # check_together() refuses a grammar beside it
+    return replace(request, sampling=sampling, constraints=(*request.constraints, *constraints))
 
 
 def is_prepared(request: Request) -> bool:
-    """Whether nothing is asked of a request's tokens that nobody has seen to."""
+    """Return False for a request that asks for constraints and has not been through prepare()."""
     sampling = request.sampling
-    if sampling.bad_words or sampling.token_healing:
+    if sampling.bad_words or sampling.token_healing:  # prepare() replaces both by token ids
         return False
-    asks = sampling.grammar or sampling.first_token_ids or sampling.healed_token_ids or BadWords.of(sampling)
-    return bool(request.constraints) or not asks
+    return bool(request.constraints) or not is_constrained(sampling)
 
 
 def check_together(sampling: SamplingParams, eos_token_ids: frozenset[int]) -> None:
-    """Refuse what would leave a token no choice. Raises InvalidRequest."""
+    """Refuse sampling parameters that together allow no token. Raises InvalidRequest."""
     asked = {
         "token_healing": sampling.token_healing,
         "first_token_ids": bool(sampling.first_token_ids),

@@ -1,7 +1,7 @@
-"""Token healing: a prompt that was cut inside a word goes on as if it had not been.
+"""Token healing: lets a prompt that ends inside a word continue as if it had not been cut there.
 
-A text that ends in `http:` is no likely beginning of `http://` where the tokenizer has a token `://`. So the
-last token of the prompt is taken back, and the output must begin with its text.
+A text that ends in `http:` is an unlikely beginning of `http://` for a tokenizer with a token `://`. So the
+last token of the prompt is removed, and the output must begin with its text.
 """
 
 from bisect import bisect_left
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.constraint import Standing, mask_of
+from engine.constraint import Constraint, MatchState, mask_of
+from engine.constraints.grammar import CompiledGrammar
 from engine.request import SamplingParams
-from engine.text.token_bytes import TokenPieces
-from engine.text.token_log import is_continuation
+from engine.text.token_bytes import TokenPieces, is_continuation
 
 # As many tokens as a character has bytes.
 MAX_TAKEN_BACK = 4
 
 
 def num_taken_back(token_ids: Sequence[int], pieces: TokenPieces) -> int:
-    """How many of the last tokens of a prompt are to be healed.
+    """Return how many of a prompt's last tokens to remove.
 
-    One; more where that begins inside a character; none where there is nothing to heal: a control token, a
-    character that is not whole, a prompt of which nothing would be left.
+    One; more if that one begins inside a character; none if the last token is a control token, the last
+    character is incomplete, or no token would be left.
     """
     data = b""
     for number in range(1, min(MAX_TAKEN_BACK, len(token_ids) - 1) + 1):
@@ -40,54 +40,59 @@ def num_taken_back(token_ids: Sequence[int], pieces: TokenPieces) -> int:
     return 0
 
 
+def applies(sampling: SamplingParams) -> bool:
+    """Return True if tokens of the prompt were removed."""
+    return bool(sampling.healed_token_ids)
+
+
+def make(sampling: SamplingParams, pieces: TokenPieces, compiled: CompiledGrammar | None) -> Constraint:
+    """Return the constraint that makes the output begin with the text of the removed tokens."""
+    data = b"".join(pieces.piece(token_id).data for token_id in sampling.healed_token_ids)
+    return TokenHealing(data, pieces)
+
+
 @dataclass(frozen=True)
-class Healing:
-    """The constraint of an output that begins with `data`, which its prompt has shown already."""
+class TokenHealing:
+    """Makes an output begin with `data`, in any split into tokens; the last one may be longer."""
 
     data: bytes
     pieces: TokenPieces
 
-    @classmethod
-    def of(cls, sampling: SamplingParams, pieces: TokenPieces) -> "tuple[Healing, ...]":
-        """The constraint of what was taken back, if anything was."""
-        data = b"".join(pieces.piece(token_id).data for token_id in sampling.healed_token_ids)
-        return (cls(data, pieces),) if data else ()
-
-    def follow(self) -> "HealingFollower":
-        """Begin a continuation."""
-        return HealingFollower(self)
+    def start(self) -> "TokenHealingMatcher":
+        """Return a matcher for a new sequence."""
+        return TokenHealingMatcher(self)
 
 
-class HealingFollower:
-    """The bytes that one output must still spell."""
+class TokenHealingMatcher:
+    """The bytes that one output must still begin with."""
 
     problem = ""
 
-    def __init__(self, constraint: Healing) -> None:
+    def __init__(self, constraint: TokenHealing) -> None:
         self._rest = constraint.data
         self._pieces = constraint.pieces
 
     @classmethod
-    def restrict(
+    def fill_masks(
         cls,
-        followers: Sequence["HealingFollower"],
+        matchers: Sequence["TokenHealingMatcher"],
         new_token_ids: Sequence[Sequence[int]],
         masks: np.ndarray,
-    ) -> list[Standing]:
-        """As Follower says."""
-        standings = []
-        for follower, token_ids, mask in zip(followers, new_token_ids, masks, strict=True):
+    ) -> list[MatchState]:
+        """Allow tokens that continue the required bytes; see Matcher."""
+        states = []
+        for matcher, token_ids, mask in zip(matchers, new_token_ids, masks, strict=True):
             for token_id in token_ids:
-                follower._rest = follower._rest[len(follower._pieces.piece(token_id).data) :]
-            if follower._rest:
-                mask &= mask_of(follower._next(), len(mask))
-            standings.append(Standing.GOES_ON if follower._rest else Standing.IS_FREE)
-        return standings
+                matcher._rest = matcher._rest[len(matcher._pieces.piece(token_id).data) :]
+            if matcher._rest:
+                mask &= mask_of(matcher._next(), len(mask))
+            states.append(MatchState.MUST_CONTINUE if matcher._rest else MatchState.DONE)
+        return states
 
     def _next(self) -> np.ndarray:
-        """Ids of the tokens that begin with the rest, and of those the rest begins with: int64 [n]."""
+        """Return the ids of tokens that begin with the rest, or that the rest begins with: int64 [n]."""
         rest, (data, ids) = self._rest, self._pieces.by_bytes
-        # UTF-8 has no byte 0xFF, so this is behind everything that begins with the rest.
+        # UTF-8 has no byte 0xFF, so this sorts after everything that begins with the rest.
         ranges = [(bisect_left(data, rest), bisect_left(data, rest + b"\xff"))]
         for length in range(1, len(rest)):
             start = rest[:length]

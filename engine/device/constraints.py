@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.constraint import WORD_BITS, Follower, Standing, pack_mask
+from engine.constraint import WORD_BITS, Matcher, MatchState, pack_mask
 from engine.device.slots import StateSlots
 from engine.outputs import NO_TOKEN, Row
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("monoloop.engine")
 class _Constrained:
     """What follows the continuation in a slot, and the tokens it has not seen yet."""
 
-    followers: list[Follower]
+    matchers: list[Matcher]
     new_token_ids: list[int] = field(default_factory=list)
     has_begun: bool = False  # and so is in every step, as long as it runs
 
@@ -44,7 +44,7 @@ class Computed(NamedTuple):
     """
 
     words: np.ndarray
-    standings: list[Standing]
+    states: list[MatchState]
     problems: dict[int, str]
 
 
@@ -81,8 +81,8 @@ class Constraints:
             if row.init is not None:
                 self._rows.pop(row.slot, None)
                 if row.init.constraints:
-                    followers = [constraint.follow() for constraint in row.init.constraints]
-                    self._rows[row.slot] = _Constrained(followers, list(row.init.output_token_ids))
+                    matchers = [constraint.start() for constraint in row.init.constraints]
+                    self._rows[row.slot] = _Constrained(matchers, list(row.init.output_token_ids))
 
     def begin(self, slots: Sequence[int]) -> Masks | None:
         """Begin to compute the masks of those of these slots, about to be sampled, that need one."""
@@ -109,7 +109,7 @@ class Constraints:
 
     def write(self, masks: Masks) -> Outcome:
         """Wait for masks and put them in place."""
-        words, standings, problems = masks.computed.result()
+        words, states, problems = masks.computed.result()
         for slot, row_words in zip(masks.slots, words, strict=True):
             base = self._slots.base_mask(slot)
             if base is not None:
@@ -117,13 +117,11 @@ class Constraints:
         self._slots.write_masks(masks.slots, words)
         has_tokens = [bool(row_words.any()) for row_words in words]
         ended = []
-        for index, slot, standing, may_go_on in zip(
-            masks.indices, masks.slots, standings, has_tokens, strict=True
-        ):
-            if standing is Standing.IS_FREE:
+        for index, slot, state, may_go_on in zip(masks.indices, masks.slots, states, has_tokens, strict=True):
+            if state is MatchState.DONE:
                 del self._rows[slot]
                 self._slots.unconstrain(slot)
-            if standing is not Standing.GOES_ON and not may_go_on:
+            if state is not MatchState.MUST_CONTINUE and not may_go_on:
                 ended.append(index)
         return Outcome(ended, {masks.indices[row]: problem for row, problem in problems.items()})
 
@@ -146,31 +144,31 @@ class Constraints:
                 if token_ids[index] != NO_TOKEN:
                     owner.new_token_ids.append(token_ids[index])
         words = np.tile(self._all_tokens, (len(rows), 1))
-        standings = [Standing.IS_FREE] * len(rows)
+        states = [MatchState.DONE] * len(rows)
         problems: dict[int, str] = {}
-        by_kind: dict[type[Follower], list[tuple[int, Follower]]] = {}
+        by_kind: dict[type[Matcher], list[tuple[int, Matcher]]] = {}
         for index, row in enumerate(rows):
-            for follower in row.followers:
-                by_kind.setdefault(type(follower), []).append((index, follower))
+            for matcher in row.matchers:
+                by_kind.setdefault(type(matcher), []).append((index, matcher))
         for kind, members in by_kind.items():
             indices = [index for index, _ in members]
             chosen = words[indices]
             try:
-                found = kind.restrict(
-                    [follower for _, follower in members],
+                found = kind.fill_masks(
+                    [matcher for _, matcher in members],
                     [rows[index].new_token_ids for index in indices],
                     chosen,
                 )
             except BaseException:  # what a fault in Rust raises is no Exception
                 logger.exception("computing masks failed; the %d requests that need them end", len(members))
                 chosen[:] = 0
-                found = [Standing.GOES_ON] * len(members)
+                found = [MatchState.MUST_CONTINUE] * len(members)
                 problems.update(dict.fromkeys(indices, ""))
             else:
-                problems.update({index: follower.problem for index, follower in members if follower.problem})
-            for index, row_words, standing in zip(indices, chosen, found, strict=True):
+                problems.update({index: matcher.problem for index, matcher in members if matcher.problem})
+            for index, row_words, state in zip(indices, chosen, found, strict=True):
                 words[index] &= row_words
-                standings[index] = min(standings[index], standing)
+                states[index] = min(states[index], state)
         for row in rows:
             row.new_token_ids = []
-        return Computed(words, standings, problems)
+        return Computed(words, states, problems)

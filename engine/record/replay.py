@@ -10,11 +10,8 @@ from pydantic import ValidationError
 
 from engine.config import EngineConfig
 from engine.constraint import Constraint
-from engine.constraints.after_reasoning import bind
-from engine.constraints.bad_words import BadWords
-from engine.constraints.first_token import FirstToken
 from engine.constraints.grammar import Vocabulary, compile_grammar
-from engine.constraints.token_healing import Healing
+from engine.constraints.kinds import constraints_of, is_constrained
 from engine.device.runner import ModelRunner
 from engine.device.thread import LaunchedStep, Runner
 from engine.outputs import StepPlan
@@ -91,7 +88,7 @@ def replay(
 
 
 class _Constrainer:
-    """Makes the constraints of recorded requests again; the tokenizer is loaded when the first has any."""
+    """Builds the constraints of recorded requests; loads the tokenizer for the first one that has any."""
 
     def __init__(self, files: ModelFiles) -> None:
         self._files = files
@@ -102,12 +99,12 @@ class _Constrainer:
         return tokenizer.pieces, vocabulary
 
     def __call__(self, sampling: SamplingParams) -> tuple[Constraint, ...]:
-        constraints: tuple[Constraint, ...] = (*BadWords.of(sampling), *FirstToken.of(sampling))
-        if sampling.healed_token_ids:
-            constraints += Healing.of(sampling, self._tokenizer[0])
-        if sampling.grammar is not None:
-            constraints += (bind(compile_grammar(sampling.grammar, self._tokenizer[1]), sampling),)
-        return constraints
+        if not is_constrained(sampling):
+            return ()
+        pieces, vocabulary = self._tokenizer
+        grammar = sampling.grammar
+        compiled = None if grammar is None else compile_grammar(grammar, vocabulary)
+        return constraints_of(sampling, pieces, compiled)
 
 
 def compare(record: Record, runner: Runner) -> Replayed:

@@ -129,3 +129,8 @@ class TokenPieces:
         for mark, text in self._replacements:
             token = token.replace(mark, text)
         return token.encode()
+
+
+def is_continuation(byte: int) -> bool:
+    """Return True for a byte of UTF-8 that continues a character."""
+    return byte & 0xC0 == 0x80

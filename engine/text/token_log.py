@@ -4,7 +4,7 @@ from collections import deque
 from typing import NamedTuple
 
 from engine.outputs import OutputToken, TokenLogprobs, TokenScores
-from engine.text.token_bytes import TokenPieces
+from engine.text.token_bytes import TokenPieces, is_continuation
 
 
 class _Waiting(NamedTuple):
@@ -113,8 +113,3 @@ class TokenLog:
             return OutputToken(piece(token_id), offset, None, (), is_shown)
         top = tuple((piece(other), value) for other, value in logprobs.top)
         return OutputToken(piece(token_id), offset, logprobs.logprob, top, is_shown, logprobs.rank)
-
-
-def is_continuation(byte: int) -> bool:
-    """Whether a byte of UTF-8 goes on with a character."""
-    return byte & 0xC0 == 0x80

@@ -5,47 +5,47 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from engine.constraint import Standing
+from engine.constraint import MatchState
 from engine.errors import InvalidRequest, StepFailed
 from engine.outputs import FinishReason
 from tests.engine.tiny_engine import answers, tiny_engine, tiny_request, tiny_tokenizer
 
 
 @dataclass
-class Follower:
+class Matcher:
     """Lets through the texts of a script, one letter a token, and takes notes of what it is told."""
 
     script: str
-    at_end: Standing
+    at_end: MatchState
     seen: list[int] = field(default_factory=list)
     problem: str = ""
 
     @classmethod
-    def restrict(cls, followers, new_token_ids, masks):
-        standings = []
-        for follower, new, mask in zip(followers, new_token_ids, masks, strict=True):
-            follower.seen += new
-            if len(follower.seen) < len(follower.script):
-                mask &= bits(follower.script[len(follower.seen)])
-                standings.append(Standing.GOES_ON)
+    def fill_masks(cls, matchers, new_token_ids, masks):
+        states = []
+        for matcher, new, mask in zip(matchers, new_token_ids, masks, strict=True):
+            matcher.seen += new
+            if len(matcher.seen) < len(matcher.script):
+                mask &= bits(matcher.script[len(matcher.seen)])
+                states.append(MatchState.MUST_CONTINUE)
                 continue
-            if follower.at_end is not Standing.IS_FREE:
+            if matcher.at_end is not MatchState.DONE:
                 mask[:] = 0
-            standings.append(follower.at_end)
-        return standings
+            states.append(matcher.at_end)
+        return states
 
 
-class OtherFollower(Follower):
+class OtherMatcher(Matcher):
     """Another kind, which the same row may have beside the first."""
 
 
 @dataclass(frozen=True)
 class Script:
     script: str
-    at_end: Standing = Standing.MAY_END
-    kind: type[Follower] = Follower
+    at_end: MatchState = MatchState.MAY_STOP
+    kind: type[Matcher] = Matcher
 
-    def follow(self):
+    def start(self):
         return self.kind(self.script, self.at_end)
 
 
@@ -70,9 +70,9 @@ async def test_every_token_is_told_once_and_in_order(run_ahead):
 
 async def test_several_constraints_hold_together():
     async with tiny_engine() as engine:
-        both = scripted(Script("same"), Script("same", kind=OtherFollower), Script("same"))
+        both = scripted(Script("same"), Script("same", kind=OtherMatcher), Script("same"))
         assert (await answers(engine, [both]))[0].text == "same"
-        for kind in (Follower, OtherFollower):
+        for kind in (Matcher, OtherMatcher):
             with pytest.raises(InvalidRequest):
                 await answers(engine, [scripted(Script("same"), Script("some", kind=kind))])
 
@@ -81,9 +81,9 @@ async def test_a_fault_in_a_mask_ends_its_requests_alone(run_ahead):
     class Panic(BaseException):
         """What a fault in Rust looks like."""
 
-    class Faulty(Follower):
+    class Faulty(Matcher):
         @classmethod
-        def restrict(cls, followers, new_token_ids, masks):
+        def fill_masks(cls, matchers, new_token_ids, masks):
             raise Panic
 
     async with tiny_engine(run_ahead=run_ahead) as engine:
@@ -98,7 +98,9 @@ async def test_a_fault_in_a_mask_ends_its_requests_alone(run_ahead):
 
 async def test_where_it_must_go_on_and_cannot_the_request_fails_alone(run_ahead):
     async with tiny_engine(run_ahead=run_ahead) as engine:
-        good, bad = await engine.prepare([scripted(Script("abc")), scripted(Script("ab", Standing.GOES_ON))])
+        good, bad = await engine.prepare(
+            [scripted(Script("abc")), scripted(Script("ab", MatchState.MUST_CONTINUE))]
+        )
         streams = engine.submit(good), engine.submit(bad)
         assert (await streams[0].collect()).text == "abc"
         with pytest.raises(InvalidRequest, match="satisfies"):
@@ -108,7 +110,7 @@ async def test_where_it_must_go_on_and_cannot_the_request_fails_alone(run_ahead)
 
 async def test_a_row_set_free_waits_no_more(run_ahead):
     async with tiny_engine(run_ahead=run_ahead) as engine:
-        [delta] = await answers(engine, [scripted(Script("abc", Standing.IS_FREE), max_tokens=40)])
+        [delta] = await answers(engine, [scripted(Script("abc", MatchState.DONE), max_tokens=40)])
         assert delta.text.startswith("abc") and delta.num_tokens > 3
         assert engine.stats().constrained_steps_total == 4
         [plain] = await answers(engine, [tiny_request("promptabc", max_tokens=37)])

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine import Engine, ModelInfo
 from engine.config import EngineConfig
-from engine.constraint import Standing
+from engine.constraint import MatchState
 from engine.constraints.grammar import GrammarCompiler, Vocabulary
 from engine.device.runner import ModelRunner
 from engine.device.thread import DeviceThread
@@ -128,11 +128,11 @@ def tiny_request(prompt: str, max_tokens: int = 200, *, seed: int = 7, **samplin
     return Request("r", tuple(ids), SamplingParams(max_tokens=max_tokens, seed=seed, **sampling))
 
 
-def allowed(follower: Any, *token_ids: int) -> tuple[set[int], Standing]:
-    """What may follow, once these tokens have come, too; and how the follower stands then."""
+def allowed(matcher: Any, *token_ids: int) -> tuple[set[int], MatchState]:
+    """What may follow, once these tokens have come, too; and how the matcher stands then."""
     masks = np.full((1, NUM_WORDS), -1, np.int32)
-    [standing] = type(follower).restrict([follower], [token_ids], masks)
-    return set(np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little")).tolist()), standing
+    [state] = type(matcher).fill_masks([matcher], [token_ids], masks)
+    return set(np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little")).tolist()), state
 
 
 async def answers(engine: Engine, requests: Sequence[Request]) -> list[Any]:

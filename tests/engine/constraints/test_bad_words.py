@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from engine.constraint import Standing
+from engine.constraint import MatchState
 from engine.constraints.bad_words import BadWords, spellings
+from engine.constraints.kinds import constraints_of, is_constrained
 from engine.constraints.prepare import REQUESTS_PER_TURN
 from engine.errors import InvalidRequest
 from engine.outputs import FinishReason
 from engine.request import SamplingParams
+from engine.text.token_bytes import TokenPieces
 from tests.engine.tiny_engine import (
     NUM_WORDS,
     VOCAB_SIZE,
@@ -25,30 +27,30 @@ A, B, C = 65, 66, 67
 BAD = ((A, B), (C,), (B, B, A))
 
 
-def banned(follower, *token_ids: int) -> set[int]:
+def banned(matcher, *token_ids: int) -> set[int]:
     """What may not follow, once these tokens have come, too."""
-    others, standing = allowed(follower, *token_ids)
-    assert standing is Standing.MAY_END
+    others, state = allowed(matcher, *token_ids)
+    assert state is MatchState.MAY_STOP
     return set(range(NUM_WORDS * 32)) - others
 
 
 def test_the_last_token_of_a_word_is_banned_after_the_others():
-    [constraint] = BadWords.of(
-        SamplingParams(max_tokens=1, bad_words_ids=((1, 2, 31), (2, 40), (7,), (9, 9)))
-    )
-    follower = constraint.follow()
-    assert banned(follower) == set()
-    assert banned(follower, 1) == set()
-    assert banned(follower, 2) == {31, 40}
-    assert banned(follower, 2) == {40}
-    assert banned(follower, 9) == {9}
-    assert banned(follower, 5, 1, 2) == {31, 40}, "several tokens at once, as after a preemption"
-    other = constraint.follow()
+    sampling = SamplingParams(max_tokens=1, bad_words_ids=((1, 2, 31), (2, 40), (7,), (9, 9)))
+    [constraint] = constraints_of(sampling, TokenPieces(tiny_tokenizer()), None)
+    assert constraint == BadWords(((1, 2, 31), (2, 40), (9, 9)))
+    matcher = constraint.start()
+    assert banned(matcher) == set()
+    assert banned(matcher, 1) == set()
+    assert banned(matcher, 2) == {31, 40}
+    assert banned(matcher, 2) == {40}
+    assert banned(matcher, 9) == {9}
+    assert banned(matcher, 5, 1, 2) == {31, 40}, "several tokens at once, as after a preemption"
+    other = constraint.start()
     assert banned(other) == set(), "every continuation is followed by itself"
 
 
-def test_words_of_one_token_need_nobody_to_follow():
-    assert BadWords.of(SamplingParams(max_tokens=1, bad_words_ids=((7,),))) == ()
+def test_words_of_one_token_need_no_constraint():
+    assert not is_constrained(SamplingParams(max_tokens=1, bad_words_ids=((7,),)))
 
 
 async def test_a_word_is_spelled_at_the_beginning_and_after_a_space():

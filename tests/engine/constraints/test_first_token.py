@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.constraint import Standing
+from engine.constraint import MatchState
 from engine.constraints.first_token import FirstToken
+from engine.constraints.kinds import is_constrained
 from engine.errors import InvalidRequest
 from engine.outputs import FinishReason
 from engine.request import Grammar, SamplingParams
@@ -15,13 +16,13 @@ FIRST = frozenset({65, 200, VOCAB_SIZE - 1})
 
 
 def test_only_the_first_token_is_bound():
-    [constraint] = FirstToken.of(SamplingParams(max_tokens=1, first_token_ids=FIRST))
-    follower = constraint.follow()
-    assert allowed(follower) == (FIRST, Standing.GOES_ON)
+    constraint = FirstToken(FIRST)
+    matcher = constraint.start()
+    assert allowed(matcher) == (FIRST, MatchState.MUST_CONTINUE)
     everything = set(range(NUM_WORDS * 32))
-    assert allowed(follower, 65) == (everything, Standing.IS_FREE)
-    assert allowed(constraint.follow(), 65, 66) == (everything, Standing.IS_FREE), "as after a preemption"
-    assert FirstToken.of(SamplingParams(max_tokens=1)) == ()
+    assert allowed(matcher, 65) == (everything, MatchState.DONE)
+    assert allowed(constraint.start(), 65, 66) == (everything, MatchState.DONE), "as after a preemption"
+    assert not is_constrained(SamplingParams(max_tokens=1))
 
 
 async def test_outputs_begin_with_what_may_begin_them(run_ahead):

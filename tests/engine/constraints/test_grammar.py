@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 import engine.constraints.grammar as room
-from engine.constraint import Standing
+from engine.constraint import MatchState
 from engine.constraints.grammar import GrammarCompiler, Vocabulary, compile_grammar
 from engine.errors import Draining, InvalidRequest, QueueFull
 from engine.request import Grammar
@@ -198,9 +198,9 @@ async def test_byte_fallback_tokenizers_are_understood():
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.add_special_tokens(["<unk>", "</s>"])
     compiler = GrammarCompiler(Vocabulary(tokenizer, (1,)))
-    follower = (await compiler.compile(Grammar("regex", "b aä"))).follow()
+    matcher = (await compiler.compile(Grammar("regex", "b aä"))).start()
 
-    steps = [allowed(follower, *new)[0] for new in ((), (4,), (2,), (5,), ())]
+    steps = [allowed(matcher, *new)[0] for new in ((), (4,), (2,), (5,), ())]
     assert steps == [{4}, {2}, {5}, set(), set()]
     compiler.close()
 
@@ -221,7 +221,7 @@ async def test_a_mask_allows_exactly_what_the_grammar_does(compiler):
         num_seen += 1
         assert num_seen < 200, "the masks let through more than the language holds"
         spelled = b"".join(data[token_id] for token_id in path)
-        found, standing = allowed(grammar.follow(), *path)
+        found, state = allowed(grammar.start(), *path)
         rests = [text[len(spelled) :] for text in languages if text.startswith(spelled)]
         if len(rests) == 1:
             expected = set(tokenizer.tokenize_bytes(rests[0])[:1])
@@ -233,7 +233,7 @@ async def test_a_mask_allows_exactly_what_the_grammar_does(compiler):
             }
         assert found - {EOS} == expected, spelled
         may_end = spelled in languages
-        assert standing is (Standing.MAY_END if may_end else Standing.GOES_ON), spelled
+        assert state is (MatchState.MAY_STOP if may_end else MatchState.MUST_CONTINUE), spelled
         assert may_end or EOS not in found, spelled
         if may_end:
             ended.add(spelled)
@@ -288,11 +288,11 @@ def compound(inner):
 def test_whatever_the_masks_let_through_is_what_the_schema_describes(wanted, seed):
     """A walk through the masks, with any token they allow: at every place where it may end, it is valid."""
     draw, vocabulary = random.Random(seed), tiny_vocabulary()
-    follower = compile_grammar(Grammar("json_schema", json.dumps(wanted)), vocabulary).follow()
+    matcher = compile_grammar(Grammar("json_schema", json.dumps(wanted)), vocabulary).start()
     spelled, new = b"", []
     for _ in range(300):
-        found, standing = allowed(follower, *new)
-        if standing is Standing.MAY_END:
+        found, state = allowed(matcher, *new)
+        if state is MatchState.MAY_STOP:
             jsonschema.validate(json.loads(spelled), wanted, jsonschema.Draft202012Validator)
             if not found or EOS in found:
                 return

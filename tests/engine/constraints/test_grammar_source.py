@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import engine.constraints.grammar as room
-from engine.constraint import Standing
+from engine.constraint import MatchState
 from engine.constraints import grammar_source, schema_rewrite
 from engine.errors import InvalidRequest
 from engine.request import Grammar
@@ -42,9 +42,9 @@ async def test_text_never_spells_a_control_token(compiler, grammar):
         token_id for token_id, token in tiny_tokenizer().get_added_tokens_decoder().items() if token.special
     }
     text, new = "", []
-    follower = (await compiler.compile(grammar)).follow()
+    matcher = (await compiler.compile(grammar)).start()
     for _ in range(100):
-        token_ids, _ = allowed(follower, *new)
+        token_ids, _ = allowed(matcher, *new)
         assert token_ids.isdisjoint(control - {EOS}), "a control token may follow " + repr(text)
         if EOS in token_ids or not token_ids:
             break
@@ -123,22 +123,22 @@ MANY = [f"a{number}" for number in range(grammar_source.MAX_CHOICES)]
 async def test_as_many_alternatives_as_are_allowed_can_be_written(compiler, grammar):
     """A limit of the library on what may be open at once would strike behind the first token."""
     text = "a3999" if grammar.kind != "json_schema" else '"a3999"'
-    follower = (await compiler.compile(grammar)).follow()
+    matcher = (await compiler.compile(grammar)).start()
     new = []
     for token_id in tiny_tokenizer().encode(text, add_special_tokens=False).ids:
-        assert token_id in allowed(follower, *new)[0], f"{text} ends after {new}"
+        assert token_id in allowed(matcher, *new)[0], f"{text} ends after {new}"
         new = [token_id]
-    assert allowed(follower, *new)[1] is Standing.MAY_END
+    assert allowed(matcher, *new)[1] is MatchState.MAY_STOP
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
 async def test_an_object_may_have_thousands_of_optional_properties(compiler, is_closed):
     properties = {f"k{number}": {"type": "integer"} for number in range(2000)}
     grammar = schema({"type": "object", "properties": properties, "additionalProperties": not is_closed})
-    follower = (await compiler.compile(grammar)).follow()
+    matcher = (await compiler.compile(grammar)).start()
     new = []
     for token_id in tiny_tokenizer().encode('{"k7":1,"k1999":2}', add_special_tokens=False).ids:
-        assert token_id in allowed(follower, *new)[0], f"ends after {new}"
+        assert token_id in allowed(matcher, *new)[0], f"ends after {new}"
         new = [token_id]
 
 
@@ -158,21 +158,21 @@ FOLLOWED = [
 
 @pytest.mark.parametrize(("source", "text"), FOLLOWED)
 async def test_grammars_as_their_languages_have_them(compiler, source, text):
-    follower, new = (await compiler.compile(Grammar("ebnf", source))).follow(), []
+    matcher, new = (await compiler.compile(Grammar("ebnf", source))).start(), []
     for token_id in tiny_tokenizer().encode(text, add_special_tokens=False).ids:
-        assert token_id in allowed(follower, *new)[0], f"{text!r} ends after {new}"
+        assert token_id in allowed(matcher, *new)[0], f"{text!r} ends after {new}"
         new = [token_id]
-    assert allowed(follower, *new)[1] is Standing.MAY_END
+    assert allowed(matcher, *new)[1] is MatchState.MAY_STOP
 
 
 @pytest.mark.parametrize("text", ["\x7f\x80", 'a"b\\\n', "\u2028é😀", "<turn>"])
 async def test_choices_may_be_any_text(compiler, text):
-    follower, new = (await compiler.compile(Grammar("choice", json.dumps([text])))).follow(), []
+    matcher, new = (await compiler.compile(Grammar("choice", json.dumps([text])))).start(), []
     decode = tiny_vocabulary().tokenizer.decode_bytes
     for data in text.encode():
-        new = [token_id for token_id in allowed(follower, *new)[0] if decode([token_id]) == bytes([data])]
+        new = [token_id for token_id in allowed(matcher, *new)[0] if decode([token_id]) == bytes([data])]
         assert len(new) == 1, f"{text!r} cannot be written"
-    assert allowed(follower, *new)[1] is Standing.MAY_END
+    assert allowed(matcher, *new)[1] is MatchState.MAY_STOP
 
 
 async def test_names_of_control_tokens_are_told_by_nobody(compiler):
@@ -183,13 +183,13 @@ async def test_names_of_control_tokens_are_told_by_nobody(compiler):
 
 async def test_a_grammar_that_becomes_too_much_says_so(compiler):
     """What compiles may still run into a limit of the library behind many tokens."""
-    follower = (await compiler.compile(Grammar("ebnf", 'start: "a"{100000}'))).follow()
+    matcher = (await compiler.compile(Grammar("ebnf", 'start: "a"{100000}'))).start()
     found, new = {0}, []
     for _ in range(5):
-        found, standing = allowed(follower, *new)
+        found, state = allowed(matcher, *new)
         new = sorted(found)[:1]
-    assert (found, standing) == (set(), Standing.GOES_ON)
-    assert "limit" in follower.problem, follower.problem
+    assert (found, state) == (set(), MatchState.MUST_CONTINUE)
+    assert "limit" in matcher.problem, matcher.problem
 
 
 # What costs other compilers minutes, and the characters with which such a text begins.
@@ -227,9 +227,9 @@ async def test_what_looks_hostile_is_compiled_while_the_loop_goes_on(compiler, m
     compiling = asyncio.create_task(compiler.compile(grammar))
     assert await asyncio.to_thread(has_begun.wait, 10)
     loop_went_on.set()
-    follower = (await compiling).follow()
+    matcher = (await compiling).start()
     assert waits == [True], "the loop stood still while the grammar was compiled"
-    found, standing = allowed(follower)
+    found, state = allowed(matcher)
     texts = [tiny_vocabulary().tokenizer.decode_bytes([token_id]).decode() for token_id in found]
     assert {text[0] for text in texts} == set(beginnings)
-    assert standing is Standing.GOES_ON
+    assert state is MatchState.MUST_CONTINUE

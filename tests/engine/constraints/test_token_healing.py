@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.constraint import Standing
-from engine.constraints.token_healing import Healing, num_taken_back
+from engine.constraint import Constraint, MatchState
+from engine.constraints.kinds import constraints_of
+from engine.constraints.token_healing import num_taken_back
 from engine.errors import InvalidRequest
 from engine.request import Grammar, SamplingParams
 from engine.text.token_bytes import TokenPieces
@@ -27,8 +28,9 @@ def ids_of(text: str) -> tuple[int, ...]:
     return tuple(tiny_tokenizer().encode(text, add_special_tokens=False).ids)
 
 
-def healing(*token_ids: int) -> Healing:
-    [constraint] = Healing.of(SamplingParams(max_tokens=1, healed_token_ids=token_ids), PIECES)
+def healing(*token_ids: int) -> Constraint:
+    sampling = SamplingParams(max_tokens=1, healed_token_ids=token_ids)
+    [constraint] = constraints_of(sampling, PIECES, None)
     return constraint
 
 
@@ -44,20 +46,20 @@ def by_definition(rest: bytes) -> set[int]:
 
 @pytest.mark.parametrize("text", ["t", "tr", "true", "n", "nul", '{"', "ä", " ", "\n", "l", "不", "1"])
 def test_what_may_come_is_what_the_definition_says(text):
-    follower = healing(*ids_of(text)).follow()
-    assert allowed(follower) == (by_definition(text.encode()), Standing.GOES_ON)
+    matcher = healing(*ids_of(text)).start()
+    assert allowed(matcher) == (by_definition(text.encode()), MatchState.MUST_CONTINUE)
 
 
 def test_a_text_is_spelled_to_its_end():
     [tr], [t], [r] = ids_of("tr"), ids_of("t"), ids_of("r")
     [true] = ids_of("true")
     constraint = healing(tr)
-    follower = constraint.follow()
-    assert allowed(follower)[0] == {t, tr, true}
-    assert allowed(follower, t) == (by_definition(b"r"), Standing.GOES_ON)
-    assert allowed(follower, r)[1] is Standing.IS_FREE
+    matcher = constraint.start()
+    assert allowed(matcher)[0] == {t, tr, true}
+    assert allowed(matcher, t) == (by_definition(b"r"), MatchState.MUST_CONTINUE)
+    assert allowed(matcher, r)[1] is MatchState.DONE
     for spelling in ((tr,), (true,), (t, r), (t, r, EOS)):
-        assert allowed(constraint.follow(), *spelling) == (set(range(NUM_WORDS * 32)), Standing.IS_FREE)
+        assert allowed(constraint.start(), *spelling) == (set(range(NUM_WORDS * 32)), MatchState.DONE)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.constraint import Standing
+from engine.constraint import MatchState
 from engine.device.runner import ModelRunner
 from engine.outputs import NO_PAGE, NO_TOKEN, DecodeRows, Row, Scored, SlotInit, StepOutput, StepPlan
 from engine.request import SamplingParams
@@ -89,20 +89,20 @@ class Script:
     def __init__(self, *token_ids: int):
         self.left = list(token_ids)
 
-    def follow(self):
+    def start(self):
         return Script(*self.left)
 
     problem = ""
 
     @classmethod
-    def restrict(cls, followers, new_token_ids, masks):
-        for follower, new, mask in zip(followers, new_token_ids, masks, strict=True):
-            assert follower.left[: len(new)] == list(new), "told what was chosen, once and in order"
-            del follower.left[: len(new)]
+    def fill_masks(cls, matchers, new_token_ids, masks):
+        for matcher, new, mask in zip(matchers, new_token_ids, masks, strict=True):
+            assert matcher.left[: len(new)] == list(new), "told what was chosen, once and in order"
+            del matcher.left[: len(new)]
             bits = np.zeros(len(mask) * 32, np.uint8)
-            bits[follower.left[:1]] = 1
+            bits[matcher.left[:1]] = 1
             mask &= np.packbits(bits, bitorder="little").view(np.int32)
-        return [Standing.GOES_ON if follower.left else Standing.MAY_END for follower in followers]
+        return [MatchState.MUST_CONTINUE if matcher.left else MatchState.MAY_STOP for matcher in matchers]
 
 
 def test_a_constrained_row_obeys_and_disturbs_no_other(model):
