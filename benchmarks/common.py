@@ -27,8 +27,8 @@ from rich.table import Table
 from engine import Engine
 from engine.request import Request, SamplingParams
 from engine.stats import NullObserver
-from server.bench.scrape import ServerInfo
-from server.client import ClientSettings
+from server.commands.bench.scrape import ServerInfo
+from server.commands.client import ClientSettings
 
 START_TIMEOUT_SECONDS = 600
 

@@ -14,9 +14,9 @@ from typing import Any
 from benchmarks.common import Served, StepRecorder, generate, parser, prompts, serve, show
 from engine import Engine
 from engine.config import EngineConfig
-from server.bench.client import Client
-from server.bench.load import drive
-from server.bench.workload import jobs
+from server.commands.bench.client import Client
+from server.commands.bench.load import drive
+from server.commands.bench.workload import jobs
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 128
 PREFILL_TOKENS = 512  # one step of the default token budget

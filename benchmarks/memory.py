@@ -11,9 +11,9 @@ import statistics
 from typing import Any
 
 from benchmarks.common import Served, parser, serve, show
-from server.bench.client import Client
-from server.bench.load import drive
-from server.bench.workload import jobs
+from server.commands.bench.client import Client
+from server.commands.bench.load import drive
+from server.commands.bench.workload import jobs
 
 GIB = 2**30
 FILL_PROMPT_TOKENS = 1_900

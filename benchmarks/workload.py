@@ -25,7 +25,7 @@ from engine.device.devices import choose_device, set_up_thread
 from engine.device.runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.stats import EngineStats
-from server.bench.workload import read_lengths
+from server.commands.bench.workload import read_lengths
 
 WORKLOAD = Path(__file__).parent / "data" / "workload_w.json"
 

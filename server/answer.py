@@ -10,12 +10,15 @@ from uuid import uuid4
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from engine import search_beams
 from engine.outputs import FinishReason, TextDelta
-from engine.request import Request
+from engine.request import BeamParams, Request
 from server.errors import DeadlinePassed
+from server.limits import Limits, check_num_answers
 from server.parsing.answer_format import ParserSetup
 from server.parsing.output import ParsedDelta, ParsedStream
 from server.schema.chat import ChatFinish
+from server.schema.refused_fields import UnsupportedField
 from server.schema.sampling import CompletionTokensDetails, Finish, PromptTokensDetails, Usage
 from server.version import VERSION
 
@@ -113,6 +116,29 @@ class Answer:
         self.requests, self.n = requests, n
         self.streams = streams if setup is None else [setup.wrap(stream) for stream in streams]
         self.is_parsed = setup is not None
+
+    def submit_beams(
+        self, engine: "Engine", requests: Sequence[Request], n: int, beams: BeamParams, limits: Limits
+    ) -> None:
+        """Start a beam search for the best `n` answers to each prompt; every `n` of the requests share one.
+
+        Raises InvalidRequest, UnsupportedField.
+        """
+        sampling = requests[0].sampling
+        if sampling.grammar is not None:
+            param = sampling.grammar.param
+            raise UnsupportedField(f"{param} cannot be used together with use_beam_search.", param)
+        if sampling.prompt_logprobs is not None:
+            raise UnsupportedField("Beam search tells no log-probabilities of the prompt.", "use_beam_search")
+        check_num_answers(beams.width * len(requests) // n, limits, "use_beam_search")
+        streams: list[RequestStream] = []
+        try:
+            for first in range(0, len(requests), n):
+                streams += search_beams(engine, requests[first], beams, n)
+        except BaseException:
+            abort_all(streams)
+            raise
+        self.requests, self.n, self.streams = requests, n, streams
 
 
 def fingerprint(info: "ModelInfo") -> str:

@@ -26,8 +26,8 @@ from server.errors import (
     error_response,
     invalid_request,
 )
-from server.schema.fields import Refused, refuse_unsupported
-from server.schema.names import rename
+from server.schema.aliases import rename
+from server.schema.refused_fields import Refused, refuse_unsupported
 from server.schema.sampling import WireRequest
 
 Model = TypeVar("Model", bound=WireRequest)
@@ -156,7 +156,7 @@ async def read_json(request: Request, model: type[Model], refused: dict[str, Ref
     """
     check_media(request.headers)
     body = await request.body()
-    await context_of(request).turnstile.enter()
+    await context_of(request).arrivals.enter()
     if len(body) <= OFF_LOOP_BYTES:
         return parse(body, model, refused)
     return await asyncio.to_thread(parse, body, model, refused)

@@ -8,12 +8,12 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from engine.errors import Draining, EngineDead
-from server.convert import Limits
+from server.arrivals import ArrivalLimiter
 from server.errors import ModelNotFound, NotReady
+from server.limits import Limits
 from server.metrics import Metrics
 from server.parsing.detect import NO_FORMATS, Formats
 from server.settings import ServerConfig
-from server.turnstile import Turnstile
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -30,7 +30,7 @@ class ServerContext:
     def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
         self.config = config
         self.metrics = metrics
-        self.turnstile = Turnstile()
+        self.arrivals = ArrivalLimiter()
         self.is_draining = False
         self.arriving: set[asyncio.Timeout] = set()  # how long to wait for each body that is on its way
         self.all_answered = asyncio.Event()

@@ -42,6 +42,7 @@ from server.schema.errors import (
     NativeError,
     NativeErrorType,
 )
+from server.schema.refused_fields import UnsupportedField
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -91,10 +92,6 @@ class UnsupportedMedia(ServerError):
 
 class DeadlinePassed(ServerError):
     """The answer was not complete within `request_timeout_seconds`."""
-
-
-class UnsupportedField(InvalidRequest):
-    """A field that is known and would change the output, but does not act here."""
 
 
 class Fault(NamedTuple):

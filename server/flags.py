@@ -5,11 +5,13 @@ import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+
+Config = TypeVar("Config", bound=BaseModel)
 
 
 class SettingsError(Exception):
@@ -37,6 +39,19 @@ def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel], title: st
             if is_several(field):
                 options["action"] = "append"
         group.add_argument(flag(field.alias or name), **options)
+
+
+def parse_flags(arguments: list[str], command: str, model: type[Config]) -> Config:
+    """Parse the flags of a subcommand into its settings. Raises SettingsError."""
+    parser = argparse.ArgumentParser(
+        prog=f"monoloop {command}", description=model.__doc__, allow_abbrev=False
+    )
+    add_flags(parser, model, "settings")
+    given = given_flags(parser.parse_args(arguments), model)
+    try:
+        return model(**given)
+    except ValidationError as error:
+        raise explain(error, model, {name: flag(name) for name in given}) from None
 
 
 def given_flags(arguments: argparse.Namespace, model: type[BaseModel]) -> dict[str, Any]:

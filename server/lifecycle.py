@@ -35,6 +35,7 @@ from server.context import ServerContext
 from server.flags import SettingsError
 from server.metrics import Metrics
 from server.settings import ServerConfig, Settings
+from server.terminal import print_status
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -67,7 +68,7 @@ def run(settings: Settings) -> int:
         code = runner.run(Server(settings, listener).run())
     gc.unfreeze()  # or libraries that count their objects at exit report leaks
     if not threads_end():  # the interpreter would wait for them
-        leave(code)
+        exit_now(code)
     return code
 
 
@@ -112,27 +113,29 @@ class Server:
 
         Raises SettingsError.
         """
-        say(f"loading {self.settings.engine.model}; answering on {self.url}")
+        print_status(f"loading {self.settings.engine.model}; answering on {self.url}")
         loading = asyncio.create_task(start_engine(self.settings, metrics), name="load")
         await asyncio.wait((loading, stop, http), return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             if http.done():
                 http.result()
-            leave(0)  # threads that load weights cannot be told to stop
+            exit_now(0)  # threads that load weights cannot be told to stop
         try:
             return loading.result()
         except FetchFailed as error:
-            say(f"error: {error}")
+            print_status(f"error: {error}")
             return None
         except (ModelError, ValueError) as error:  # a setting that cannot be met
-            raise self.settings.blame(error) from error
+            raise self.settings.explain(error) from error
 
     def announce(self, context: ServerContext, seconds: float) -> None:
         """Where it is and how to ask it."""
         key = ' -H "Authorization: Bearer $MONOLOOP_API_KEY"' if self.settings.server.api_key else ""
         body = '{"messages": [{"role": "user", "content": "Hello!"}], "stream": true}'
-        say(f"{context.model_names[0]} is ready after {seconds:.1f} s: {self.url}")
-        say(f"  curl -N {self.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+        print_status(f"{context.model_names[0]} is ready after {seconds:.1f} s: {self.url}")
+        print_status(
+            f"  curl -N {self.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+        )
 
     async def serve_until_the_end(
         self, engine: "Engine", context: ServerContext, stop: "asyncio.Task[Any]", http: "asyncio.Task[None]"
@@ -148,7 +151,7 @@ class Server:
             logger.critical("the engine has stopped after a fault; the server ends")
         else:
             limit = self.settings.server.drain_timeout_seconds
-            say(f"finishing what runs, for up to {limit:g} s; once more to end at once")
+            print_status(f"finishing what runs, for up to {limit:g} s; once more to end at once")
             await engine.drain(limit)
         with suppress(TimeoutError):
             await asyncio.wait_for(context.all_answered.wait(), FLUSH_SECONDS)
@@ -158,7 +161,7 @@ class Server:
             await asyncio.wait_for(engine.stop(), STOP_SECONDS)
         except TimeoutError:
             logger.error("the engine did not stop in time")
-            leave(ENGINE_DIED)
+            exit_now(ENGINE_DIED)
         return ENGINE_DIED if died else 0
 
     async def serve_http(self, app: Starlette) -> None:
@@ -192,15 +195,15 @@ class Server:
             self.first_signal_at = now
             self.stop_requested.set()
         elif now - self.first_signal_at > ONE_SIGNAL_SECONDS:
-            say("ending at once")
-            leave(128 + number)
+            print_status("ending at once")
+            exit_now(128 + number)
 
 
 async def start_engine(settings: Settings, metrics: Metrics) -> "Engine":
     """Import and start the engine. Raises ModelError, ValueError."""
     from engine import Engine
 
-    engine = await Engine.start(settings.engine, observer=metrics, on_progress=say)
+    engine = await Engine.start(settings.engine, observer=metrics, on_progress=print_status)
     # What start-up made stays for good. Taken out of the collector's sight, or each full collection would
     # walk a million objects of torch and transformers while all streams wait.
     gc.collect()
@@ -311,13 +314,7 @@ def threads_end(seconds: float = FLUSH_SECONDS) -> bool:
     return not any(thread.is_alive() for thread in others)
 
 
-def say(text: str) -> None:
-    """A line for the person who started the server."""
-    sys.stderr.write(f"monoloop: {text}\n")
-    sys.stderr.flush()
-
-
-def leave(code: int) -> None:
+def exit_now(code: int) -> None:
     """End the process now, threads or no threads."""
     logging.shutdown()
     sys.stdout.flush()

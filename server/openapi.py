@@ -18,8 +18,8 @@ from server.routes.table import ENDPOINTS, Endpoint
 from server.schema.chat import ChatChunk
 from server.schema.completions import CompletionChunk
 from server.schema.dialects import PARAMETERS
-from server.schema.fields import NO_OPS, described
-from server.schema.parameters import GenerateParameters
+from server.schema.generate_parameters import GenerateParameters
+from server.schema.refused_fields import NO_OPS, described
 
 Mode = Literal["validation", "serialization"]
 

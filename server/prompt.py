@@ -11,13 +11,13 @@ import orjson
 
 from engine.errors import InvalidRequest
 from server.body import check_structure
-from server.convert import Limits, check_ids, check_text, overflow
-from server.errors import UnsupportedField
+from server.limits import Limits, check_ids, check_text, overflow
 from server.parsing.detect import has_place_for_tools
 from server.parsing.tool_choice import offered_tools
 from server.parsing.tools_in_prompt import render_tools
 from server.schema.chat import ChatMessage, ChatRequest
 from server.schema.completions import CompletionRequest, Prompt
+from server.schema.refused_fields import UnsupportedField
 
 # Templates walk their input by recursion; what people send is a few levels deep.
 MAX_DEPTH = 64

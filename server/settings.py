@@ -131,7 +131,7 @@ class Settings(NamedTuple):
     warnings: tuple[str, ...] = ()
     origins: Mapping[str, str] = {}
 
-    def blame(self, error: ModelError | ValueError) -> SettingsError:
+    def explain(self, error: ModelError | ValueError) -> SettingsError:
         """What kept the engine from starting, with the settings named as they were given, or as flags.
 
         The engine knows fields: "max_model_len: 9 is too much; raise kv_tokens".

@@ -1,16 +1,14 @@
-"""TextDeltas of one or more answers -> server-sent events, in the words of a dialect; here: OpenAI's chunks.
+"""Deltas of one or more answers -> server-sent events over one response, in whichever dialect.
 
-A chunk is a prepared prefix and suffix around one escaped string; both are cut out of the schema's own JSON,
-so they cannot drift from it. No event has an `id:` or `event:` line: OpenAI clients stumble over them.
+Each dialect makes the bytes of its events in a class of its own below `Frames`.
 """
 
 import asyncio
 import logging
-import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
 import orjson
@@ -18,15 +16,9 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
-from engine.outputs import TextDelta
-from server.answer import Answer, Counts, Delta, abort_all, chat_finish_of, finish_of, tell_many, usage_of
-from server.echo import NO_ECHO, Echo
+from server.answer import Answer, Delta, abort_all, tell_many
 from server.errors import DeadlinePassed, envelope
-from server.logprobs import NO_DETAILS, TokenDetails
 from server.parsing.output import ParsedStream
-from server.schema.chat import ChatChunk, ChatChunkChoice, ChatDelta, ChatFinish
-from server.schema.completions import CompletionChunk, CompletionChunkChoice
-from server.schema.sampling import StreamOptions
 from server.settings import ServerConfig
 
 if TYPE_CHECKING:
@@ -38,12 +30,6 @@ logging.getLogger("sse_starlette").setLevel(logging.WARNING)  # its debug log re
 DONE = b"data: [DONE]\n\n"
 PING = ServerSentEvent(comment="ping", sep="\n")
 MAX_QUEUED_DELTAS = 4
-NOTHING = TextDelta("", 0)
-
-# The schema's JSON with holes for its five counts, in their order there.
-USAGE = re.sub(rb"\b0\b", b"%d", usage_of(Counts(0, 0, 0, 0)).model_dump_json().encode())
-
-ChunkChoice = ChatChunkChoice | CompletionChunkChoice
 
 
 class TypedBody(Protocol):
@@ -60,17 +46,24 @@ def named_event(body: TypedBody) -> bytes:
     return f"event: {body.type}\ndata: {body.model_dump_json()}\n\n".encode()
 
 
-class Numbered:
-    """An event as bytes with two holes, for a number and, after it, a text: cut out of the schema's JSON."""
+class JsonTemplate:
+    """An event as bytes with holes, cut out of the schema's own JSON so that it cannot drift from it.
+
+    `make(number, text)` builds the event. The text is one hole; a number written before it is the other.
+    """
 
     def __init__(self, make: Callable[[int, str], bytes]) -> None:
         mark = uuid4().hex
-        self._before, rest = make(-1, mark).split(b"-1", 1)
-        self._between, self._after = rest.split(b'"' + mark.encode() + b'"')
+        self.before, self.after = make(-1, mark).split(b'"' + mark.encode() + b'"')
+        self._before_number, _, self._after_number = self.before.partition(b"-1")
 
-    def fill(self, number: int, text: str) -> bytes:
-        """The event with its number and its text."""
-        return self._before + b"%d" % number + self._between + orjson.dumps(text) + self._after
+    def fill(self, text: str) -> bytes:
+        """Return the event with a text."""
+        return self.before + orjson.dumps(text) + self.after
+
+    def fill_numbered(self, number: int, text: str) -> bytes:
+        """Return the event with a number and a text."""
+        return self._before_number + b"%d" % number + self._after_number + orjson.dumps(text) + self.after
 
 
 class Frames(ABC):
@@ -100,173 +93,6 @@ class Frames(ABC):
     @abstractmethod
     def failure(self, error: Exception) -> bytes:
         """What is sent in place of the rest: the status is out already."""
-
-
-class ChunkFrames(Frames):
-    """Events of the OpenAI API: chunks of one kind, then [DONE]."""
-
-    chunk: type[ChatChunk] | type[CompletionChunk]
-    kind: str
-
-    def __init__(
-        self, answer: Answer, options: StreamOptions | None, details: TokenDetails = NO_DETAILS
-    ) -> None:
-        super().__init__(answer)
-        self.details = details
-        self.with_usage = bool(options and options.include_usage)
-        self.is_continuous = bool(options and self.with_usage and options.continuous_usage_stats)
-        self.parts = [] if details else [self._content(index) for index in range(len(answer.streams))]
-
-    @abstractmethod
-    def choice(self, index: int, delta: Delta) -> ChunkChoice:
-        """The part of a chunk that belongs to choice `index`."""
-
-    def event(self, choices: list[ChunkChoice], *, with_counts: bool, **more: Any) -> bytes:
-        """A chunk of the schema as one event. `usage` stands in it, as counts or null, only if asked for."""
-        fields: dict[str, Any] = {
-            "id": self.answer.id,
-            "object": self.kind,
-            "created": self.answer.created,
-            "model": self.answer.model,
-            "system_fingerprint": self.answer.fingerprint,
-            "choices": choices,
-            **more,
-        }
-        if self.with_usage:
-            fields["usage"] = self.answer.usage() if with_counts else None
-        return b"data: " + self.chunk(**fields).model_dump_json(exclude_unset=True).encode() + b"\n\n"
-
-    def cut(self, make: Callable[[str], ChunkChoice]) -> tuple[bytes, bytes]:
-        """What stands before and after a text in the chunks whose choice `make` makes of it."""
-        mark = uuid4().hex
-        event = self.event([make(mark)], with_counts=False)
-        before, after = event.split(b'"' + mark.encode() + b'"')
-        return before, after
-
-    def _content(self, index: int) -> tuple[bytes, bytes]:
-        """What stands before and after the text in the chunks of choice `index`."""
-        return self.cut(lambda mark: self.choice(index, TextDelta(mark, 1)))
-
-    def fill(self, parts: tuple[bytes, bytes], text: str) -> bytes:
-        """The event with a text."""
-        before, after = parts
-        if self.is_continuous:
-            prompt, cached, completion, reasoning = self.answer.counts()
-            counts = USAGE % (prompt, completion, prompt + completion, cached, reasoning)
-            after = after.removesuffix(b"null}\n\n") + counts + b"}\n\n"
-        return before + orjson.dumps(text) + after
-
-    def delta(self, index: int, delta: Delta) -> bytes:
-        """The event for new text; text that is still held back makes none."""
-        if delta.finish_reason is None and not delta.text:
-            return b""
-        if delta.finish_reason is not None or self.details:
-            return self.event([self.choice(index, delta)], with_counts=self.is_continuous)
-        return self.fill(self.parts[index], delta.text)
-
-    def ending(self) -> bytes:
-        """The chunk with the token counts, if asked for, and the end of the stream."""
-        return (self.event([], with_counts=True) if self.with_usage else b"") + DONE
-
-    def failure(self, error: Exception) -> bytes:
-        """The error envelope as an event, and the end of the stream."""
-        return error_event(error)
-
-
-class ChatFrames(ChunkFrames):
-    """Events of a chat completion."""
-
-    chunk = ChatChunk
-    kind = "chat.completion.chunk"
-
-    def choice(self, index: int, delta: Delta) -> ChatChunkChoice:
-        """New text; without any, the last chunk has an empty delta."""
-        content = ChatDelta(content=delta.text) if delta.text else ChatDelta()
-        return self.part(index, content, delta)
-
-    def part(self, index: int, content: ChatDelta, delta: Delta) -> ChatChunkChoice:
-        """`content` as the part of a chunk, with the tokens and the ending of `delta`."""
-        return ChatChunkChoice(
-            index=index,
-            delta=content,
-            logprobs=self.details.chat(delta.tokens) if delta.shows_tokens else None,
-            **ending_fields(delta, chat_finish_of),
-            **self.details.ids(delta.tokens),
-        )
-
-    def opening(self) -> bytes:
-        """The role of each choice, once, in order: clients expect index 0 first."""
-        role = ChatDelta(role="assistant", content="")
-        ids = {"prompt_token_ids": self.answer.prompt_ids(0)} if self.details.has_ids else {}
-        return b"".join(
-            self.event([bare_choice(index, role)], with_counts=self.is_continuous, **ids)
-            for index in range(len(self.answer.streams))
-        )
-
-
-class CompletionFrames(ChunkFrames):
-    """Events of a text completion."""
-
-    chunk = CompletionChunk
-    kind = "text_completion"
-
-    def __init__(
-        self,
-        answer: Answer,
-        options: StreamOptions | None,
-        details: TokenDetails = NO_DETAILS,
-        echo: Echo = NO_ECHO,
-    ) -> None:
-        self._echo = echo
-        self._begun: set[int] = set()
-        super().__init__(answer, options, details)
-
-    def delta(self, index: int, delta: Delta) -> bytes:
-        """The event for new text; in front of the first stands what is echoed of the prompt."""
-        if index not in self._begun and (delta.text or delta.finish_reason is not None):
-            self._begun.add(index)
-            if self._echo or self.details:
-                return self.event([self._first(index, delta)], with_counts=self.is_continuous)
-        return super().delta(index, delta)
-
-    def _first(self, index: int, delta: Delta) -> CompletionChunkChoice:
-        """The choice that begins with the prompt."""
-        echoed = self._echo.text(index)
-        more: dict[str, Any] = {}
-        if self.details.has_ids:
-            more["prompt_token_ids"] = self.answer.prompt_ids(index)
-        if delta.prompt_tokens:
-            more["logprobs"] = self.details.completion(delta.tokens, delta.prompt_tokens, len(echoed))
-        return self.choice(index, delta._replace(text=echoed + delta.text)).model_copy(update=more)
-
-    def choice(self, index: int, delta: Delta) -> CompletionChunkChoice:
-        """New text."""
-        logprobs = None
-        if delta.shows_tokens:
-            logprobs = self.details.completion(delta.tokens, (), len(self._echo.text(index)))
-        return CompletionChunkChoice(
-            index=index,
-            text=delta.text,
-            logprobs=logprobs,
-            **ending_fields(delta),
-            **self.details.ids(delta.tokens),
-        )
-
-    def opening(self) -> bytes:
-        """Text completions have no roles."""
-        return b""
-
-
-def bare_choice(index: int, delta: ChatDelta) -> ChatChunkChoice:
-    """A part of a chunk that ends nothing."""
-    return ChatChunkChoice(index=index, delta=delta, logprobs=None, **ending_fields(NOTHING))
-
-
-def ending_fields(delta: Delta, finish: Callable[[Delta], ChatFinish] = finish_of) -> dict[str, Any]:
-    """Why a choice ended: null in all chunks but its last."""
-    if delta.finish_reason is None:
-        return {"finish_reason": None}  # and no stop_reason at all: chunks leave out what is not set
-    return {"finish_reason": finish(delta), "stop_reason": delta.stop_reason}
 
 
 async def merge(

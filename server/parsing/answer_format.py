@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from engine.request import Grammar, ReasoningSpan, Request
-from server.errors import UnsupportedField
 from server.parsing.detect import Formats, has_place_for_tools
 from server.parsing.formats.response_template import RegionParser, ResponseTemplateParser
 from server.parsing.output import OutputParser, ParsedStream
@@ -16,6 +15,7 @@ from server.parsing.registry import RESPONSE_TEMPLATE, reasoning_parser, tool_pa
 from server.parsing.tool_call_grammar import demanded_format, forced_call_grammar, json_or_calls
 from server.parsing.tool_choice import callable_tools, called_tools, check_choice, offered_tools
 from server.schema.chat import ChatRequest
+from server.schema.refused_fields import UnsupportedField
 
 if TYPE_CHECKING:
     from engine import RequestStream

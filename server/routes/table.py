@@ -7,9 +7,10 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.routes import chat, completions, embeddings, models, state, tokenize
+from server.routes import status, tokenize
 from server.routes.anthropic import messages
 from server.routes.native import generate
+from server.routes.openai import chat, completions, embeddings, models
 from server.routes.responses import create
 from server.schema.anthropic import (
     CountTokensRequest,
@@ -23,9 +24,9 @@ from server.schema.completions import CompletionChunk, CompletionRequest, Comple
 from server.schema.dialects import CHAT, COMPLETION, COUNT_TOKENS, EMBEDDINGS, MESSAGES, RESPONSES, TOKENIZE
 from server.schema.embeddings import EmbeddingsRequest, EmbeddingsResponse
 from server.schema.errors import AnthropicError, ErrorResponse, NativeError
-from server.schema.fields import Refused
 from server.schema.models import Load, ModelCard, ModelList, ModelName, TokenLoad, Version
 from server.schema.native import GENERATE, GenerateEvent, GenerateRequest, GenerateResponse
+from server.schema.refused_fields import Refused
 from server.schema.response_events import ResponseEvent
 from server.schema.responses import ResponseObject, ResponsesRequest
 from server.schema.tokenize import (
@@ -171,10 +172,10 @@ ENDPOINTS = (
     Endpoint("GET", ("/v1/models/{model:path}",), models.get_model, ModelCard),
     Endpoint("GET", ("/get_model_name",), models.get_model_name, ModelName),
     Endpoint("POST", ("/get_model_name",), models.get_model_name, ModelName),
-    Endpoint("GET", ("/health", "/healthz", "/liveness"), state.health),
-    Endpoint("GET", ("/ready", "/readiness"), state.ready),
-    Endpoint("GET", ("/version",), state.version, Version),
-    Endpoint("GET", ("/load",), state.load, Load),
-    Endpoint("GET", ("/token_load",), state.token_load, TokenLoad),
-    Endpoint("GET", ("/metrics",), state.metrics),
+    Endpoint("GET", ("/health", "/healthz", "/liveness"), status.health),
+    Endpoint("GET", ("/ready", "/readiness"), status.ready),
+    Endpoint("GET", ("/version",), status.version, Version),
+    Endpoint("GET", ("/load",), status.load, Load),
+    Endpoint("GET", ("/token_load",), status.token_load, TokenLoad),
+    Endpoint("GET", ("/metrics",), status.metrics),
 )

@@ -5,8 +5,8 @@ from starlette.responses import Response
 
 from engine.errors import InvalidRequest
 from server.context import ServerContext, context_of
-from server.convert import check_ids
-from server.handler import counted
+from server.endpoint import run_plain
+from server.limits import check_ids
 from server.prompt import encode_chat, encode_prompt
 from server.schema.dialects import TOKENIZE
 from server.schema.tokenize import (
@@ -26,7 +26,7 @@ MAX_TOKENS = 2**19
 
 async def tokenize(http: HttpRequest) -> Response:
     """Token ids of a prompt, or of a chat as the model's template renders it."""
-    return await counted(http, TokenizeRequest, TOKENIZE, tokenize_reply)
+    return await run_plain(http, TokenizeRequest, TOKENIZE, tokenize_reply)
 
 
 async def tokenize_reply(context: ServerContext, wire: TokenizeRequest) -> Response:
@@ -51,7 +51,7 @@ async def tokenize_reply(context: ServerContext, wire: TokenizeRequest) -> Respo
 
 async def detokenize(http: HttpRequest) -> Response:
     """Text of token ids, special tokens included."""
-    return await counted(http, DetokenizeRequest, {}, detokenize_reply)
+    return await run_plain(http, DetokenizeRequest, {}, detokenize_reply)
 
 
 async def detokenize_reply(context: ServerContext, wire: DetokenizeRequest) -> Response:
@@ -82,7 +82,7 @@ async def tokenizer_info(http: HttpRequest) -> Response:
 
 async def tokens(http: HttpRequest) -> Response:
     """Number of tokens of a text."""
-    return await counted(http, TokensRequest, REFUSED_TOKENS, tokens_reply)
+    return await run_plain(http, TokensRequest, REFUSED_TOKENS, tokens_reply)
 
 
 async def tokens_reply(context: ServerContext, wire: TokensRequest) -> Response:

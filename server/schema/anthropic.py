@@ -13,7 +13,7 @@ from server.schema.chat import (
     as_parts,
 )
 from server.schema.errors import AnthropicError
-from server.schema.fields import SEPARATE, TURNS, Refused
+from server.schema.refused_fields import SEPARATE, TURNS, Refused
 from server.schema.sampling import Needed, SamplingRequest, Stop, TypedRequest, WireRequest
 from server.schema.tools import MAX_TOOLS, NAME, ObjectSchema
 

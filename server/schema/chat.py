@@ -12,9 +12,9 @@ from pydantic import (
 )
 
 from engine.request import MAX_LOGPROBS
-from server.schema.fields import Refused
-from server.schema.generation import GenerationRequest
+from server.schema.extensions import GenerationRequest
 from server.schema.logprobs import ChatLogprobs, PromptLogprobs, is_none
+from server.schema.refused_fields import Refused
 from server.schema.sampling import (
     PROMPT_LOGPROBS,
     Finish,

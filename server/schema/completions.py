@@ -7,12 +7,12 @@ from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator
 from pydantic.functional_validators import PlainValidator
 
 from engine.request import MAX_LOGPROBS
+from server.schema.aliases import OTHER_NAMES
 from server.schema.beam import MAX_BEST_OF
 from server.schema.chat import WireResponse
-from server.schema.fields import Refused
-from server.schema.generation import GenerationRequest
+from server.schema.extensions import GenerationRequest
 from server.schema.logprobs import CompletionLogprobs, PromptLogprobs, is_none
-from server.schema.names import OTHER_NAMES
+from server.schema.refused_fields import Refused
 from server.schema.sampling import (
     PROMPT_LOGPROBS,
     Finish,

@@ -7,9 +7,9 @@ own, and what other servers call the same. A field that acts in one dialect is n
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from server.schema import anthropic, chat, completions, embeddings, parameters, responses, tokenize
-from server.schema.fields import FOREIGN, NEUTRAL, NO_OPS, PROMPT_FIELDS, Refused
-from server.schema.names import NO_LIMIT, OTHER_NAMES
+from server.schema import anthropic, chat, completions, embeddings, generate_parameters, responses, tokenize
+from server.schema.aliases import NO_LIMIT, OTHER_NAMES
+from server.schema.refused_fields import FOREIGN, NEUTRAL, NO_OPS, PROMPT_FIELDS, Refused
 from server.schema.sampling import WireRequest
 
 
@@ -29,7 +29,7 @@ CHAT_DIALECT = Dialect("chat", chat.ChatRequest, chat.REFUSED)
 COMPLETION_DIALECT = Dialect("completions", completions.CompletionRequest, completions.REFUSED)
 RESPONSES_DIALECT = Dialect("responses", responses.ResponsesRequest, responses.REFUSED)
 MESSAGES_DIALECT = Dialect("messages", anthropic.MessagesRequest, anthropic.REFUSED)
-GENERATE_DIALECT = Dialect("/generate", parameters.GenerateParameters, parameters.REFUSED)
+GENERATE_DIALECT = Dialect("/generate", generate_parameters.GenerateParameters, generate_parameters.REFUSED)
 EMBEDDINGS_DIALECT = Dialect(
     "embeddings", embeddings.EmbeddingsRequest, embeddings.REFUSED, "nothing is generated here"
 )

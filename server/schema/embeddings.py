@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, WithJsonSchema
 from pydantic.functional_validators import PlainValidator
 
 from server.schema.completions import PROMPT_SCHEMA, Prompt, check_prompts
-from server.schema.fields import ONE, Refused
+from server.schema.refused_fields import ONE, Refused
 from server.schema.sampling import WireRequest
 
 

@@ -7,9 +7,9 @@ from pydantic import Field, RootModel, field_validator
 from server.schema.chat import WireResponse
 from server.schema.dialects import PARAMETERS
 from server.schema.errors import NativeError
-from server.schema.fields import Refused, refuse_unsupported
+from server.schema.generate_parameters import GenerateParameters
 from server.schema.logprobs import in_turns, is_none
-from server.schema.parameters import GenerateParameters
+from server.schema.refused_fields import Refused, refuse_unsupported
 from server.schema.sampling import WireRequest
 
 IN_PARAMETERS = "it belongs in parameters"

@@ -13,8 +13,8 @@ from server.schema.chat import (
     allow_string,
     as_parts,
 )
-from server.schema.fields import SEPARATE, TURNS, Refused
 from server.schema.logprobs import TokenLogprob, in_turns
+from server.schema.refused_fields import SEPARATE, TURNS, Refused
 from server.schema.sampling import (
     Needed,
     SamplingRequest,

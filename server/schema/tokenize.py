@@ -13,7 +13,7 @@ from server.schema.chat import (
     WireResponse,
     check_continuation,
 )
-from server.schema.fields import Refused
+from server.schema.refused_fields import Refused
 from server.schema.sampling import WireRequest
 from server.schema.tools import MAX_TOOLS, Choice, Tool
 

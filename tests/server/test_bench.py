@@ -11,15 +11,15 @@ import orjson
 import pytest
 
 from server import cli
-from server.bench import BenchSettings, run
-from server.bench.client import Client, ResponseReader, Result
-from server.bench.load import Run, drive
-from server.bench.plot import plot
-from server.bench.report import make_report, percentiles, table
-from server.bench.scrape import Snapshot, idle_share, lag_quantile, parse_snapshot
-from server.bench.workload import arrival_times, jobs, read_lengths
-from server.chat import ChatSettings
-from server.client import ClientSettings
+from server.commands.bench import BenchSettings, run
+from server.commands.bench.client import Client, ResponseReader, Result
+from server.commands.bench.load import Run, drive
+from server.commands.bench.plot import plot
+from server.commands.bench.report import make_report, percentiles, table
+from server.commands.bench.scrape import Snapshot, idle_share, lag_quantile, parse_snapshot
+from server.commands.bench.workload import arrival_times, jobs, read_lengths
+from server.commands.chat import ChatSettings
+from server.commands.client import ClientSettings
 
 METRICS = """# TYPE monoloop_device_idle_seconds_total counter
 monoloop_device_idle_seconds_total 2.5
@@ -349,7 +349,7 @@ async def test_a_disk_that_is_full_is_told_after_the_table(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("server.bench.command.plot", full)
+    monkeypatch.setattr("server.commands.bench.command.plot", full)
     async with serving(ScriptedServer(GOOD_STREAM)) as url:
         settings = BenchSettings(url=url, requests=1, plot=tmp_path / "out")
         assert await asyncio.to_thread(run, settings) == 1

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from engine.errors import FetchFailed, ModelError
 from server import cli
-from server.chat import Chat, ChatError, ChatSettings, LocalBackend, Messages, run
+from server.commands.chat import Chat, ChatError, ChatSettings, LocalBackend, Messages, run
 from tests.server.fake_engine import FakeEngine
 
 
@@ -243,7 +243,7 @@ def press_control_c(process: subprocess.Popen[bytes], terminal: int, words: str)
 def test_control_c_stops_the_answer_and_not_the_program(server: ScriptedServer) -> None:
     server.chunks = ["one "] + ["more "] * 2000
     server.pause_seconds = 0.01
-    program = f"import sys; from server.chat import *; sys.exit(run(ChatSettings(url={server.url!r})))"
+    program = f"import sys; from server import cli; sys.exit(cli.main(['chat', '--url', {server.url!r}]))"
     master, slave = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-c", program],

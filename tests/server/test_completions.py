@@ -8,7 +8,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.text.infill import InfillTokens
-from server.convert import REQUESTS_PER_TURN, Limits, make_requests
+from server.convert import REQUESTS_PER_TURN, make_requests
+from server.limits import Limits
 from server.schema.completions import CompletionRequest, CompletionResponse
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine

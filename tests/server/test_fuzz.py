@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from server.routes.table import ENDPOINTS, Endpoint
 from server.schema.dialects import PARAMETERS
-from server.schema.parameters import GenerateParameters
+from server.schema.generate_parameters import GenerateParameters
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
 

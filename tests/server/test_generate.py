@@ -12,6 +12,7 @@ from engine.outputs import OutputToken, TextDelta, TokenPiece
 from server.routes.native.tokens import TokenTexts
 from server.schema.dialects import PARAMETERS
 from server.schema.errors import NativeError
+from server.schema.generate_parameters import GenerateParameters
 from server.schema.native import (
     GENERATE,
     GenerateRequest,
@@ -20,7 +21,6 @@ from server.schema.native import (
     TgiEvent,
     TgiResponse,
 )
-from server.schema.parameters import GenerateParameters
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
 

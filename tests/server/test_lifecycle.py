@@ -154,7 +154,7 @@ def test_second_signal_ends_at_once(start: Start) -> None:
 def test_two_signals_in_quick_succession_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now, codes = 100.0, []
     monkeypatch.setattr("server.lifecycle.time.monotonic", lambda: now)
-    monkeypatch.setattr("server.lifecycle.leave", codes.append)
+    monkeypatch.setattr("server.lifecycle.exit_now", codes.append)
     with bind("127.0.0.1", 0) as listener:
         server = Server(parse(["--port", "0"]), listener)
         server.on_signal(signal.SIGTERM)

@@ -13,10 +13,11 @@ from engine.outputs import FinishReason, OutputToken, TextDelta, TokenPiece
 from engine.request import Request, SamplingParams
 from server.answer import MAX_ANSWERS_ON_LOOP, MAX_TOKENS_ON_LOOP, Answer, Delta, render
 from server.logprobs import TokenDetails
+from server.routes.openai.frames import ChatFrames, CompletionFrames
 from server.schema.chat import ChatChunk
 from server.schema.completions import CompletionChoice, CompletionChunk
 from server.schema.logprobs import one_by_one
-from server.stream import ChatFrames, CompletionFrames, events
+from server.stream import events
 from tests.server.fake_engine import FakeEngine
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

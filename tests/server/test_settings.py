@@ -10,6 +10,7 @@ import yaml
 from engine.config import EngineConfig
 from engine.errors import ModelError
 from server import cli
+from server.commands import serve
 from server.flags import SettingsError
 from server.settings import FlatSettings, ServerConfig, parse, sample_yaml
 from tests.server.conftest import ROOT
@@ -128,7 +129,7 @@ def test_what_the_engine_cannot_meet_is_named_as_it_was_given(
         (ValueError("chat_template: a/chat_template.jinja is"), "--chat-template: a/chat_template.jinja is"),
         (ValueError("chat_template: /chat_template/x is"), "--chat-template: /chat_template/x is"),
     ):
-        assert str(settings.blame(error)) == message
+        assert str(settings.explain(error)) == message
 
 
 def test_missing_and_undecodable_files_are_named(tmp_path: Path) -> None:
@@ -252,10 +253,10 @@ def test_foreign_kernels_package_ends_the_start(monkeypatch: pytest.MonkeyPatch)
     class Foreign:
         version = "9.9"
 
-    cli.refuse_foreign_kernels()
-    monkeypatch.setattr(cli, "distribution", lambda name: Foreign())
+    serve.refuse_foreign_kernels()
+    monkeypatch.setattr(serve, "distribution", lambda name: Foreign())
     with pytest.raises(SettingsError, match=r"kernels 9\.9"):
-        cli.refuse_foreign_kernels()
+        serve.refuse_foreign_kernels()
 
 
 async def test_the_engine_tells_a_failed_download_from_a_wrong_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,11 @@ from starlette.types import Message
 from engine.outputs import FinishReason, TextDelta
 from engine.request import Request, SamplingParams
 from server.answer import Answer
+from server.routes.openai.frames import ChatFrames, CompletionFrames
 from server.schema.chat import ChatChunk
 from server.schema.completions import CompletionChunk
 from server.schema.sampling import StreamOptions
-from server.stream import DONE, ChatFrames, CompletionFrames, EventStream, events
+from server.stream import DONE, EventStream, events
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine, FakeStream
 

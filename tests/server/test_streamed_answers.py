@@ -20,16 +20,16 @@ from engine.config import EngineConfig
 from engine.outputs import FinishReason, OutputToken, TokenPiece
 from engine.request import Request, SamplingParams
 from server.answer import Answer, Delta
-from server.convert import Limits
+from server.limits import Limits
 from server.logprobs import TokenDetails
-from server.parsing.chunks import ParsedChatFrames
 from server.parsing.events import Message
 from server.parsing.output import OutputParser, ParsedDelta, ParsedStream, content_of
 from server.parsing.parser import Marker, Tools
 from server.parsing.reasoning import ThinkParser
 from server.parsing.registry import TOOL_PARSERS, ToolFormat
 from server.routes.anthropic.events import MessageFrames, whole_message
-from server.routes.chat import response_of
+from server.routes.openai.chat import response_of
+from server.routes.openai.parsed_chat_frames import ParsedChatFrames
 from server.routes.responses.events import ResponseFrames
 from server.routes.responses.items import begun, whole
 from server.schema.responses import ResponsesRequest

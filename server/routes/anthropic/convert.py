@@ -5,8 +5,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from engine.errors import InvalidRequest
-from server.convert import check_text
 from server.errors import invalid_request
+from server.limits import check_text
 from server.prompt import measure
 from server.schema.anthropic import Conversation, InputBlock, MessagesRequest
 from server.schema.chat import ChatRequest

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from typing import Any
-from uuid import uuid4
 
 import orjson
 from sse_starlette import ServerSentEvent
@@ -34,7 +33,7 @@ from server.schema.anthropic import (
     ThinkingPiece,
     ToolUseBlock,
 )
-from server.stream import Frames, named_event
+from server.stream import Frames, JsonTemplate, named_event
 
 PIECES: dict[Kind, Callable[[str], Piece]] = {
     "text": lambda text: TextPiece(text=text),
@@ -52,7 +51,7 @@ class MessageFrames(Frames):
         super().__init__(answer)
         self._max_tokens = max_tokens
         self._blocks = ContentBlocks()
-        self._parts = b"", b""  # around the text of the open block's events
+        self._template: JsonTemplate | None = None  # the events of the open block's text
         self._last: Delta | None = None
 
     def opening(self) -> bytes:
@@ -68,12 +67,12 @@ class MessageFrames(Frames):
     def _step(self, event: BlockEvent) -> bytes:
         match event:
             case content_blocks.BlockStart(block):
-                self._parts = _cut(block)
+                self._template = delta_template(block)
                 start = named_event(BlockStart(index=block.number, content_block=content_block(block)))
                 return start if block.number else start + named_event(Ping())
             case content_blocks.BlockDelta(_, text):
-                before, after = self._parts
-                return before + orjson.dumps(text) + after
+                assert self._template is not None
+                return self._template.fill(text)
             case content_blocks.BlockEnd(block):
                 return named_event(BlockStop(index=block.number))
 
@@ -90,12 +89,10 @@ class MessageFrames(Frames):
         return named_event(anthropic_envelope(error))
 
 
-def _cut(block: Block) -> tuple[bytes, bytes]:
-    """What stands before and after new text in the events of a block."""
-    mark = uuid4().hex
-    event = named_event(BlockDelta(index=block.number, delta=PIECES[block.kind](mark)))
-    before, after = event.split(b'"' + mark.encode() + b'"')
-    return before, after
+def delta_template(block: Block) -> JsonTemplate:
+    """Return the template of the events that add text to a block."""
+    piece = PIECES[block.kind]
+    return JsonTemplate(lambda _, text: named_event(BlockDelta(index=block.number, delta=piece(text))))
 
 
 def content_block(block: Block) -> ContentBlock:

@@ -7,11 +7,11 @@ from starlette.responses import Response
 
 from server.answer import Answer, collect_all
 from server.context import ServerContext
-from server.handler import answered, counted
+from server.endpoint import run_generation, run_plain
 from server.prompt import encode_chat
 from server.routes.anthropic.convert import chat_request
 from server.routes.anthropic.events import MessageFrames, whole_message
-from server.routes.chat import submit
+from server.routes.openai.chat import submit
 from server.schema.anthropic import (
     CountTokensRequest,
     CountTokensResponse,
@@ -23,7 +23,7 @@ from server.stream import stream_answer
 
 async def messages(http: HttpRequest) -> Response:
     """One answer to a conversation."""
-    return await answered(http, MessagesRequest, MESSAGES, "msg_", reply)
+    return await run_generation(http, MessagesRequest, MESSAGES, "msg_", reply)
 
 
 async def reply(context: ServerContext, wire: MessagesRequest, answer: Answer) -> Response:
@@ -40,7 +40,7 @@ async def reply(context: ServerContext, wire: MessagesRequest, answer: Answer) -
 
 async def count_tokens(http: HttpRequest) -> Response:
     """Number of tokens of a conversation's prompt; nothing is generated."""
-    return await counted(http, CountTokensRequest, COUNT_TOKENS, count_reply)
+    return await run_plain(http, CountTokensRequest, COUNT_TOKENS, count_reply)
 
 
 async def count_reply(context: ServerContext, wire: CountTokensRequest) -> Response:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import InvalidRequest
-from server.convert import Limits
+from server.limits import Limits
 from server.schema.completions import CompletionRequest
+from server.schema.generate_parameters import GenerateParameters
 from server.schema.native import GenerateRequest
-from server.schema.parameters import GenerateParameters
 from server.schema.sampling import INT64, SamplingRequest
 
 

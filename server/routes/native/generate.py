@@ -11,13 +11,13 @@ from starlette.responses import Response
 from server.answer import Answer, Delta, collect_all, render
 from server.context import ServerContext, context_of
 from server.convert import make_requests
-from server.handler import answered
+from server.endpoint import run_generation
 from server.prompt import encode_prompt
 from server.routes.native import lightllm, tgi
 from server.routes.native.convert import Defaults, completion_request
 from server.schema.dialects import PARAMETERS
-from server.schema.fields import unknown_fields
 from server.schema.native import GENERATE, GenerateRequest
+from server.schema.refused_fields import unknown_fields
 from server.stream import Frames, stream_answer
 
 
@@ -38,7 +38,7 @@ DIALECTS = {
 
 async def generate(http: HttpRequest) -> Response:
     """One continuation of a text; streamed if `stream` is true."""
-    return await answered(http, GenerateRequest, GENERATE, "gen-", reply)
+    return await run_generation(http, GenerateRequest, GENERATE, "gen-", reply)
 
 
 async def generate_stream(http: HttpRequest) -> Response:
@@ -47,7 +47,7 @@ async def generate_stream(http: HttpRequest) -> Response:
     async def stream(context: ServerContext, wire: GenerateRequest, answer: Answer) -> Response:
         return await reply(context, wire.model_copy(update={"stream": True}), answer)
 
-    return await answered(http, GenerateRequest, GENERATE, "gen-", stream)
+    return await run_generation(http, GenerateRequest, GENERATE, "gen-", stream)
 
 
 async def generate_compat(http: HttpRequest) -> Response:

@@ -7,13 +7,14 @@ from pydantic import BaseModel
 from engine.errors import InvalidRequest
 from engine.outputs import OutputToken, TextDelta
 from server.answer import Answer, Delta, finish_of
-from server.errors import UnsupportedField, native_envelope
+from server.errors import native_envelope
 from server.logprobs import finite
 from server.routes.native.convert import Defaults
 from server.routes.native.tgi import data_event, prefix
 from server.routes.native.tokens import TokenTexts
 from server.schema.native import GenerateRequest, LightllmEvent, LightllmResponse, LightllmToken
-from server.stream import Frames, Numbered
+from server.schema.refused_fields import UnsupportedField
+from server.stream import Frames, JsonTemplate
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ class LightllmFrames(Frames):
         self._prefix = prefix(wire)
         self._texts = TokenTexts() if wire.parameters.return_details else None
         self._num_told = 0
-        self._delta = Numbered(lambda number, text: data_event(self._event(number, TextDelta(text, 1))))
+        self._delta = JsonTemplate(lambda number, text: data_event(self._event(number, TextDelta(text, 1))))
 
     def opening(self) -> bytes:
         """Nothing stands before the text."""
@@ -90,7 +91,7 @@ class LightllmFrames(Frames):
         num_tokens = self.answer.streams[0].num_output_tokens
         if delta.finish_reason is not None:
             return data_event(self._event(num_tokens, delta._replace(text=text)))
-        return self._delta.fill(num_tokens, text) if text else b""
+        return self._delta.fill_numbered(num_tokens, text) if text else b""
 
     def _token_events(self, delta: Delta, texts: TokenTexts) -> bytes:
         """An event for each token."""

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from engine.errors import InvalidRequest
 from engine.outputs import OutputToken, TokenPiece
 from server.answer import Answer, Delta, finish_of
-from server.errors import UnsupportedField, native_envelope
+from server.errors import native_envelope
 from server.logprobs import finite, mean_logprob
 from server.routes.native.convert import Defaults
 from server.routes.native.tokens import TokenTexts
@@ -23,7 +23,8 @@ from server.schema.native import (
     TgiStreamDetails,
     TgiToken,
 )
-from server.stream import Frames, Numbered
+from server.schema.refused_fields import UnsupportedField
+from server.stream import Frames, JsonTemplate
 
 DEFAULTS = Defaults(max_new_tokens=100, samples_if_set=True, uses_generation_config=False, best_of_is_n=False)
 
@@ -125,7 +126,7 @@ class TgiFrames(Frames):
         self._texts: list[str] = []
         self._num_told = 0
         self._told = TokenTexts()
-        self._delta = Numbered(lambda number, text: data_event(tgi_event(number, text)))
+        self._delta = JsonTemplate(lambda number, text: data_event(tgi_event(number, text)))
 
     def opening(self) -> bytes:
         """Nothing stands before the text."""
@@ -140,7 +141,7 @@ class TgiFrames(Frames):
         if delta.finish_reason is not None:
             whole = prefix(self._wire) + "".join(self._texts)
             return data_event(tgi_event(num_tokens, delta.text, whole))
-        return self._delta.fill(num_tokens, delta.text) if delta.text else b""
+        return self._delta.fill_numbered(num_tokens, delta.text) if delta.text else b""
 
     def _token_events(self, delta: Delta) -> bytes:
         """An event for each token."""

@@ -5,8 +5,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from engine.errors import InvalidRequest
-from server.convert import check_text
 from server.errors import invalid_request
+from server.limits import check_text
 from server.schema.chat import ChatRequest
 from server.schema.responses import InputItem, InputPart, ResponsesRequest, TextFormat
 from server.schema.sampling import SamplingRequest

@@ -9,21 +9,21 @@ from engine.errors import InvalidRequest
 from server.answer import Answer, collect_all, render
 from server.context import ServerContext
 from server.convert import token_details
-from server.errors import UnsupportedField
-from server.handler import answered
+from server.endpoint import run_generation
 from server.parsing.answer_format import AnswerFormat
-from server.routes.chat import submit
+from server.routes.openai.chat import submit
 from server.routes.responses.convert import chat_request
 from server.routes.responses.events import ResponseFrames
 from server.routes.responses.items import begun, whole
 from server.schema.dialects import RESPONSES
+from server.schema.refused_fields import UnsupportedField
 from server.schema.responses import LOGPROBS_INCLUDED, ResponsesRequest
 from server.stream import stream_answer
 
 
 async def create_response(http: HttpRequest) -> Response:
     """One answer to a conversation, which the client sends whole."""
-    return await answered(http, ResponsesRequest, RESPONSES, "resp_", reply)
+    return await run_generation(http, ResponsesRequest, RESPONSES, "resp_", reply)
 
 
 async def reply(context: ServerContext, wire: ResponsesRequest, answer: Answer) -> Response:

@@ -31,7 +31,7 @@ from server.schema.response_events import (
     TextDoneEvent,
 )
 from server.schema.responses import ReasoningText, ResponseError, ResponseObject
-from server.stream import Frames, Numbered, named_event
+from server.stream import Frames, JsonTemplate, named_event
 
 
 class ItemPlace(TypedDict):
@@ -56,7 +56,7 @@ class ResponseFrames(Frames):
         self._details = details
         self._numbers = count()
         self._blocks = ContentBlocks()
-        self._more: Numbered | None = None  # the events of the open block's text
+        self._more: JsonTemplate | None = None  # the events of the open block's text
         self._last: Delta | None = None
 
     def opening(self) -> bytes:
@@ -105,7 +105,7 @@ class ResponseFrames(Frames):
                 assert self._more is not None
                 if tokens and self._details:
                     return self._told(block, text, tokens)
-                return self._more.fill(next(self._numbers), text)
+                return self._more.fill_numbered(next(self._numbers), text)
             case BlockEnd(block):
                 return self._end(block)
 
@@ -121,7 +121,7 @@ class ResponseFrames(Frames):
         )
 
     def _begin(self, block: Block) -> bytes:
-        self._more = Numbered(lambda number, text: more(number, text, block, self._at(block)))
+        self._more = JsonTemplate(lambda number, text: more(number, text, block, self._at(block)))
         item = item_of(self.answer, block, "in_progress", self._details)
         added = ItemEvent(
             type="response.output_item.added",

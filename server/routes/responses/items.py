@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from engine.outputs import FinishReason, OutputToken
 from server.answer import Answer, Delta
-from server.convert import Limits
+from server.limits import Limits
 from server.logprobs import TokenDetails
 from server.parsing.content_blocks import Block, Kind, blocks_of
 from server.schema.logprobs import TokenLogprob

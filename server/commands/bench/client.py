@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from server.bench.workload import Job
+from server.commands.bench.workload import Job
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections import deque
 REQUESTS_PER_TURN = 4
 
 
-class Turnstile:
+class ArrivalLimiter:
     """Lets at most REQUESTS_PER_TURN requests begin in one turn of the loop, in the order they came.
 
     The loop runs everything that is ready before it looks at the clock or at the device again, so hundreds of

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.client import ClientSettings
+from server.commands.client import ClientSettings
 
 IDLE_SECONDS = "monoloop_device_idle_seconds_total"
 LOOP_LAG_BUCKET = "monoloop_loop_lag_seconds_bucket"

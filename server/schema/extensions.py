@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from engine.request import MAX_REPEATED_SIZES, MAX_REPEATED_TOKENS, RepetitionStop
+from server.schema.aliases import OTHER_NAMES, described_names
 from server.schema.beam import BeamRequest
-from server.schema.names import OTHER_NAMES, described_names
 from server.schema.sampling import WireRequest
 
 NOT_WITH_BEAM_SEARCH = "it cannot be used together with use_beam_search"

@@ -14,8 +14,8 @@ from server.metrics import Histogram, Metrics, token_buckets
 from server.openapi import document, stored_copy
 from server.routes.table import ENDPOINTS, Endpoint
 from server.schema.dialects import CHAT, COMPLETION, PARAMETERS
-from server.schema.fields import NO_OPS
-from server.schema.parameters import GenerateParameters
+from server.schema.generate_parameters import GenerateParameters
+from server.schema.refused_fields import NO_OPS
 from tests.server.conftest import ROOT, client_for
 from tests.server.fake_engine import MODEL_NAME, FakeEngine
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from server import body
-from server.turnstile import REQUESTS_PER_TURN, Turnstile
+from server.arrivals import REQUESTS_PER_TURN, ArrivalLimiter
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
 
@@ -19,9 +19,9 @@ class Counter:
         self.turn = 0
         self.begun: list[tuple[int, int]] = []
 
-    def enter(self, turnstile: Turnstile, number: int) -> asyncio.Task[None]:
+    def enter(self, arrivals: ArrivalLimiter, number: int) -> asyncio.Task[None]:
         async def begin() -> None:
-            await turnstile.enter()
+            await arrivals.enter()
             self.begun.append((self.turn, number))
 
         return asyncio.create_task(begin())
@@ -33,9 +33,9 @@ class Counter:
 
 
 async def test_a_burst_begins_a_few_per_turn_and_in_order() -> None:
-    counter, turnstile = Counter(), Turnstile()
+    counter, arrivals = Counter(), ArrivalLimiter()
     for number in range(50):
-        counter.enter(turnstile, number)
+        counter.enter(arrivals, number)
     await counter.count(50)
     assert [number for _, number in counter.begun] == list(range(50))
     turns = [turn for turn, _ in counter.begun]
@@ -44,8 +44,8 @@ async def test_a_burst_begins_a_few_per_turn_and_in_order() -> None:
 
 
 async def test_one_that_is_cancelled_takes_no_place() -> None:
-    counter, turnstile = Counter(), Turnstile()
-    tasks = [counter.enter(turnstile, number) for number in range(20)]
+    counter, arrivals = Counter(), ArrivalLimiter()
+    tasks = [counter.enter(arrivals, number) for number in range(20)]
     await counter.count(1)
     for task in tasks[8:16]:
         task.cancel()
@@ -56,26 +56,26 @@ async def test_one_that_is_cancelled_takes_no_place() -> None:
 
 
 async def test_it_rests_when_nobody_comes() -> None:
-    counter, turnstile = Counter(), Turnstile()
-    counter.enter(turnstile, 0)
+    counter, arrivals = Counter(), ArrivalLimiter()
+    counter.enter(arrivals, 0)
     await counter.count(5)
-    assert not turnstile._is_turning
-    counter.enter(turnstile, 1)
+    assert not arrivals._is_turning
+    counter.enter(arrivals, 1)
     await counter.count(2)
     assert [number for _, number in counter.begun] == [0, 1]
 
 
 @pytest.fixture
-def entered(monkeypatch: pytest.MonkeyPatch) -> list[Turnstile]:
+def entered(monkeypatch: pytest.MonkeyPatch) -> list[ArrivalLimiter]:
     """Every turn that is taken."""
-    taken: list[Turnstile] = []
-    enter = Turnstile.enter
+    taken: list[ArrivalLimiter] = []
+    enter = ArrivalLimiter.enter
 
-    async def note(turnstile: Turnstile) -> None:
-        taken.append(turnstile)
-        await enter(turnstile)
+    async def note(arrivals: ArrivalLimiter) -> None:
+        taken.append(arrivals)
+        await enter(arrivals)
 
-    monkeypatch.setattr(Turnstile, "enter", note)
+    monkeypatch.setattr(ArrivalLimiter, "enter", note)
     return taken
 
 
@@ -92,7 +92,7 @@ QUESTION = {"messages": [{"role": "user", "content": "hi"}]}
     ],
 )
 async def test_only_what_will_be_read_takes_a_turn(
-    engine: FakeEngine, entered: list[Turnstile], method: str, headers: dict[str, str], num_turns: int
+    engine: FakeEngine, entered: list[ArrivalLimiter], method: str, headers: dict[str, str], num_turns: int
 ) -> None:
     async with client_for(engine, api_key=["secret"]) as client:
         await client.request(method, "/v1/chat/completions", json=QUESTION, headers=headers)
@@ -100,7 +100,7 @@ async def test_only_what_will_be_read_takes_a_turn(
 
 
 async def test_a_turn_is_taken_when_the_body_is_complete(
-    client: httpx.AsyncClient, entered: list[Turnstile]
+    client: httpx.AsyncClient, entered: list[ArrivalLimiter]
 ) -> None:
     half, rest = asyncio.Event(), asyncio.Event()
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from server.client import ClientSettings
+from server.commands.client import ClientSettings
 
 
 class BenchSettings(ClientSettings):

@@ -4,7 +4,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from engine.request import MAX_LOGPROBS
 from server.schema.beam import MAX_BEST_OF
-from server.schema.fields import ONE, Refused
+from server.schema.refused_fields import ONE, Refused
 from server.schema.sampling import INT64, SamplingRequest, Stop
 from server.schema.structured import Source, TypedGrammar
 

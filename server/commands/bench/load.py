@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from server.bench.client import Client, Result
-from server.bench.workload import Job
+from server.commands.bench.client import Client, Result
+from server.commands.bench.workload import Job
 
 LAG_TIMER_SECONDS = 0.010
 

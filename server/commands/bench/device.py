@@ -13,7 +13,7 @@ from rich.table import Table
 
 from engine.config import EngineConfig
 from engine.request import SamplingParams
-from server.bench.command import check_writable
+from server.commands.bench.command import check_writable
 from server.flags import SettingsError, flag
 from server.settings import Names, split_commas, to_int
 
@@ -90,7 +90,7 @@ def static(settings: StaticSettings) -> int:
                 lambda row: None,
             )
     except ValueError as error:
-        raise blame(error) from error
+        raise explain(error) from error
     return show(console, settings.shape, settings.json_file, asdict(ceilings), [asdict(row) for row in rows])
 
 
@@ -111,11 +111,11 @@ def kernel(settings: KernelSettings) -> int:
                 lambda row: status.update(f"{row.op}: {row.shape}"),
             )
     except ValueError as error:
-        raise blame(error) from error
+        raise explain(error) from error
     return show(console, "kernels", settings.json_file, asdict(ceilings), [asdict(row) for row in rows])
 
 
-def blame(error: ValueError) -> SettingsError:
+def explain(error: ValueError) -> SettingsError:
     """The engine's "kv_tokens: ..." under the name of the flag."""
     name, _, rest = str(error).partition(":")
     return SettingsError(f"{flag(name)}:{rest}")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from server.bench.load import Run
+from server.commands.bench.load import Run
 
 
 def plot(run: Run, title: str, path: Path) -> None:

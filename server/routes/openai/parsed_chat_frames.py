@@ -1,4 +1,4 @@
-"""The chunks of a chat whose answers are parsed: reasoning and calls beside content."""
+"""Chunks of a chat whose answers are parsed: reasoning and tool calls beside content."""
 
 from collections.abc import Callable
 
@@ -6,26 +6,27 @@ from server.answer import Answer, Delta
 from server.logprobs import NO_DETAILS, TokenDetails
 from server.parsing.events import Arguments, CallEnd, CallStart, Content, Event, Reasoning
 from server.parsing.output import ParsedDelta
+from server.routes.openai.frames import ChatFrames, bare_choice
 from server.schema.chat import ChatDelta
 from server.schema.sampling import StreamOptions
 from server.schema.tools import FunctionDelta, ToolCallDelta
-from server.stream import ChatFrames, bare_choice
+from server.stream import JsonTemplate
 
 
 class ParsedChatFrames(ChatFrames):
-    """Content as in any chat; a chunk each for reasoning and for what is new of a call."""
+    """Makes one chunk per event of the parser: content, reasoning, new parts of a tool call."""
 
     def __init__(
         self, answer: Answer, options: StreamOptions | None, details: TokenDetails = NO_DETAILS
     ) -> None:
         super().__init__(answer, options, details)
-        self._other_parts: dict[tuple[int, int | None], tuple[bytes, bytes]] = {}
+        self._other_templates: dict[tuple[int, int | None], JsonTemplate] = {}
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        """The events for what is new; an ending that has more to say than content is one of its own."""
+        """Return the events for what is new; the ending has its own unless all is content."""
         assert isinstance(delta, ParsedDelta)
         if self.details:
-            return self._told(index, delta)
+            return self._with_details(index, delta)
         if all(isinstance(event, Content) for event in delta.events):
             return super().delta(index, delta)
         events = [self._piece(index, event) for event in delta.events]
@@ -33,8 +34,8 @@ class ParsedChatFrames(ChatFrames):
             events.append(super().delta(index, delta._replace(text="")))
         return b"".join(events)
 
-    def _told(self, index: int, delta: ParsedDelta) -> bytes:
-        """The same where tokens are told: the first event tells all of them, text or none."""
+    def _with_details(self, index: int, delta: ParsedDelta) -> bytes:
+        """As `delta`, when logprobs or token ids are returned: all of them go into the first event."""
         contents = [content for event in delta.events if (content := chat_delta(event)) is not None]
         if delta.finish_reason is not None or (delta.tokens and not contents):
             contents.append(ChatDelta())
@@ -57,10 +58,10 @@ class ParsedChatFrames(ChatFrames):
         )
 
     def _piece(self, index: int, event: Event) -> bytes:
-        """One event as prepared bytes around its text, where it is one that comes again and again."""
+        """Return the chunk for one event, from a template for the kinds that repeat."""
         match event:
             case Content(text):
-                return self.fill(self.parts[index], text)
+                return self.fill(self.templates[index], text)
             case Reasoning(text):
                 return self._other(index, None, text, lambda text: ChatDelta(reasoning_content=text))
             case Arguments(number, text):
@@ -69,16 +70,16 @@ class ParsedChatFrames(ChatFrames):
         return self.event([bare_choice(index, content)], with_counts=self.is_continuous) if content else b""
 
     def _other(self, index: int, number: int | None, text: str, make: Callable[[str], ChatDelta]) -> bytes:
-        """The event for text that is no content: of call `number`, else of the reasoning."""
-        parts = self._other_parts.get((index, number))
-        if parts is None:
-            parts = self.cut(lambda mark: bare_choice(index, make(mark)))
-            self._other_parts[index, number] = parts
-        return self.fill(parts, text)
+        """Return the event for text that is not content: of call `number`, or of the reasoning (None)."""
+        template = self._other_templates.get((index, number))
+        if template is None:
+            template = self.template(lambda text: bare_choice(index, make(text)))
+            self._other_templates[index, number] = template
+        return self.fill(template, text)
 
 
 def chat_delta(event: Event) -> ChatDelta | None:
-    """What an event adds to the message; nothing where a call ends."""
+    """Return what an event adds to the message; None for the end of a call."""
     match event:
         case Content(text):
             return ChatDelta(content=text)
@@ -95,5 +96,5 @@ def chat_delta(event: Event) -> ChatDelta | None:
 
 
 def more_arguments(number: int, text: str) -> ChatDelta:
-    """More of the arguments of call `number`."""
+    """Return a delta with more of the arguments of call `number`."""
     return ChatDelta(tool_calls=[ToolCallDelta(index=number, function=FunctionDelta(arguments=text))])

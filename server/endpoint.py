@@ -11,8 +11,8 @@ from server.body import read_json
 from server.context import ServerContext, context_of
 from server.schema.anthropic import CountTokensRequest
 from server.schema.embeddings import EmbeddingsRequest
-from server.schema.fields import Refused, unknown_fields
 from server.schema.native import GenerateRequest
+from server.schema.refused_fields import Refused, unknown_fields
 from server.schema.sampling import SamplingRequest
 from server.schema.tokenize import DetokenizeRequest, TokenizeRequest, TokensRequest
 
@@ -28,7 +28,9 @@ Wire = TypeVar(
 )
 
 
-async def received(http: HttpRequest, schema: type[Wire], refused: dict[str, Refused]) -> tuple[Wire, str]:
+async def read_request(
+    http: HttpRequest, schema: type[Wire], refused: dict[str, Refused]
+) -> tuple[Wire, str]:
     """The checked body, and the name of the model to answer with.
 
     Raises NotReady, what read_json() raises, ModelNotFound.
@@ -39,7 +41,7 @@ async def received(http: HttpRequest, schema: type[Wire], refused: dict[str, Ref
     return wire, context.model_name(wire.model)
 
 
-async def counted(
+async def run_plain(
     http: HttpRequest,
     schema: type[Wire],
     refused: dict[str, Refused],
@@ -47,14 +49,14 @@ async def counted(
 ) -> Response:
     """Read and check the body of what generates nothing, and `reply` unless the client leaves meanwhile.
 
-    Raises what received() raises, ClientGone, DeadlinePassed.
+    Raises what read_request() raises, ClientGone, DeadlinePassed.
     """
     context = context_of(http)
-    wire, _ = await received(http, schema, refused)
+    wire, _ = await read_request(http, schema, refused)
     return await while_connected(http, context.config.request_timeout_seconds, lambda: reply(context, wire))
 
 
-async def answered(
+async def run_generation(
     http: HttpRequest,
     schema: type[Wire],
     refused: dict[str, Refused],
@@ -63,11 +65,11 @@ async def answered(
 ) -> Response:
     """Read and check the body, begin an answer, and `reply` unless the client leaves or the time is up.
 
-    Raises Draining, EngineDead, what received() raises, ClientGone, DeadlinePassed.
+    Raises Draining, EngineDead, what read_request() raises, ClientGone, DeadlinePassed.
     """
     context = context_of(http)
     context.check_ready()
-    wire, name = await received(http, schema, refused)
+    wire, name = await read_request(http, schema, refused)
     answer = Answer(id_prefix, name, context.engine.model)
     http.state.answer = answer
     return await while_connected(

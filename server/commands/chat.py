@@ -14,7 +14,8 @@ import orjson
 from pydantic import Field
 from rich.console import Console
 
-from server.client import ClientSettings, default_url
+from server.commands.client import ClientSettings, default_url
+from server.flags import parse_flags
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -133,13 +134,14 @@ class LocalBackend:
         except FetchFailed as error:
             raise ChatError(str(error)) from error
         except (ModelError, ValueError) as error:
-            raise found.blame(error) from error
+            raise found.explain(error) from error
         return cls(engine, settings)
 
     async def answer(self, messages: Messages) -> AsyncGenerator[str, None]:
         """The next turn, piece by piece. Raises ChatError."""
         from engine.errors import EngineError
-        from server.convert import Limits, make_requests
+        from server.convert import make_requests
+        from server.limits import Limits
         from server.prompt import encode_chat
         from server.schema.chat import ChatRequest
 
@@ -228,6 +230,11 @@ class Chat:
 
     def _note(self, text: str) -> None:
         self._errors.print(text, style="dim", markup=False, highlight=False)
+
+
+def main(arguments: list[str]) -> int:
+    """Chat until the input ends; return the exit code. Raises SettingsError."""
+    return run(parse_flags(arguments, "chat", ChatSettings))
 
 
 def run(settings: ChatSettings) -> int:

@@ -6,8 +6,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 from rich.table import Table
 
-from server.bench.load import Run
-from server.bench.scrape import Snapshot, idle_share, lag_quantile
+from server.commands.bench.load import Run
+from server.commands.bench.scrape import Snapshot, idle_share, lag_quantile
 
 
 class Percentiles(BaseModel):

@@ -6,23 +6,23 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from server.answer import Answer, Delta, collect_all, finish_of, render
-from server.beams import submit_beams
 from server.context import ServerContext
 from server.convert import make_requests, token_details
-from server.echo import Echo
-from server.handler import answered
+from server.endpoint import run_generation
 from server.logprobs import TokenDetails, mean_logprob
 from server.prompt import encode_prompts
+from server.routes.openai.echo import Echo
+from server.routes.openai.frames import CompletionFrames
 from server.schema.completions import CompletionChoice, CompletionRequest, CompletionResponse
 from server.schema.dialects import COMPLETION
-from server.stream import CompletionFrames, stream_answer
+from server.stream import stream_answer
 
 DEFAULT_MAX_TOKENS = 16
 
 
 async def completions(http: HttpRequest) -> Response:
     """One continuation, or n, of each prompt."""
-    return await answered(http, CompletionRequest, COMPLETION, "cmpl-", reply)
+    return await run_generation(http, CompletionRequest, COMPLETION, "cmpl-", reply)
 
 
 async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer) -> Response:
@@ -40,7 +40,7 @@ async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer)
     )
     echo = await Echo.of(wire, prompts, context.engine.tokenizer)
     if wire.beams is not None:
-        submit_beams(answer, context.engine, requests, wire.num_samples, wire.beams, limits)
+        answer.submit_beams(context.engine, requests, wire.num_samples, wire.beams, limits)
     else:
         await answer.submit(context.engine, requests, n=wire.num_samples)
     context.metrics.request_params(answer.n)

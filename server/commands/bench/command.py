@@ -8,13 +8,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from server.bench.client import Client, Result
-from server.bench.load import Run, drive
-from server.bench.plot import plot
-from server.bench.report import make_report, table, to_json
-from server.bench.scrape import ServerInfo
-from server.bench.settings import BenchSettings
-from server.bench.workload import Job, jobs, read_lengths
+from server.commands.bench.client import Client, Result
+from server.commands.bench.load import Run, drive
+from server.commands.bench.plot import plot
+from server.commands.bench.report import make_report, table, to_json
+from server.commands.bench.scrape import ServerInfo
+from server.commands.bench.settings import BenchSettings
+from server.commands.bench.workload import Job, jobs, read_lengths
 from server.flags import SettingsError
 
 # Above this a latency in the table says as much of the client as of the server.

@@ -9,7 +9,11 @@ of their own, and logged once.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from server.errors import UnsupportedField
+from engine.errors import InvalidRequest
+
+
+class UnsupportedField(InvalidRequest):
+    """A field that is known and would change the output, but does not act here."""
 
 
 class Refused(NamedTuple):

@@ -7,26 +7,26 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from server.answer import Answer, Delta, chat_finish_of, collect_all, render
-from server.beams import submit_beams
 from server.context import ServerContext
 from server.convert import make_requests, token_details
-from server.errors import UnsupportedField
-from server.handler import answered
+from server.endpoint import run_generation
 from server.logprobs import TokenDetails
 from server.parsing.answer_format import AnswerFormat
-from server.parsing.chunks import ParsedChatFrames
 from server.parsing.events import Message
 from server.parsing.output import ParsedDelta
 from server.prompt import encode_chat
+from server.routes.openai.frames import ChatFrames
+from server.routes.openai.parsed_chat_frames import ParsedChatFrames
 from server.schema.chat import AssistantMessage, ChatChoice, ChatRequest, ChatResponse
 from server.schema.dialects import CHAT
+from server.schema.refused_fields import UnsupportedField
 from server.schema.tools import AnswerFunction, AnswerToolCall
-from server.stream import ChatFrames, stream_answer
+from server.stream import stream_answer
 
 
 async def chat_completions(http: HttpRequest) -> Response:
     """One answer, or n, to a conversation."""
-    return await answered(http, ChatRequest, CHAT, "chatcmpl-", reply)
+    return await run_generation(http, ChatRequest, CHAT, "chatcmpl-", reply)
 
 
 async def submit(
@@ -53,7 +53,7 @@ async def submit(
                 "use_beam_search is not available where tools may be called or the model reasons.",
                 "use_beam_search",
             )
-        submit_beams(answer, context.engine, requests, len(requests), wire.beams, limits)
+        answer.submit_beams(context.engine, requests, len(requests), wire.beams, limits)
         context.metrics.request_params(answer.n)
         return
     setup = (

@@ -7,7 +7,7 @@ import pytest
 
 from engine.request import RepetitionStop
 from tests.server.fake_engine import FakeEngine
-from tests.server.test_names import BOTH, CHAT, TEXT, error_of
+from tests.server.test_aliases import BOTH, CHAT, TEXT, error_of
 
 
 @BOTH

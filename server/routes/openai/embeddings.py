@@ -14,8 +14,8 @@ from engine.errors import InvalidRequest, StepFailed
 from engine.request import Request, SamplingParams
 from server.answer import Answer, collect_all
 from server.context import ServerContext
-from server.convert import check_num_answers, room_behind
-from server.handler import answered
+from server.endpoint import run_generation
+from server.limits import check_num_answers, room_behind
 from server.parsing.output import ParsedStream
 from server.prompt import encode_each
 from server.schema.dialects import EMBEDDINGS
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 async def embeddings(http: HttpRequest) -> Response:
     """One vector for each input: pooled hidden states, of length 1."""
-    return await answered(http, EmbeddingsRequest, EMBEDDINGS, "embd-", reply)
+    return await run_generation(http, EmbeddingsRequest, EMBEDDINGS, "embd-", reply)
 
 
 async def reply(context: ServerContext, wire: EmbeddingsRequest, answer: Answer) -> Response:

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from server.routes.table import ENDPOINTS
+from server.schema.aliases import OTHER_NAMES
 from server.schema.anthropic import CountTokensRequest, MessagesRequest
 from server.schema.chat import ChatRequest
 from server.schema.completions import CompletionRequest
@@ -21,10 +22,9 @@ from server.schema.dialects import (
     TOKENIZE,
 )
 from server.schema.embeddings import EmbeddingsRequest
-from server.schema.fields import FOREIGN, NEUTRAL, NO_OPS, PROMPT_FIELDS, Refused
-from server.schema.names import OTHER_NAMES
+from server.schema.generate_parameters import GenerateParameters
 from server.schema.native import GENERATE, GenerateRequest
-from server.schema.parameters import GenerateParameters
+from server.schema.refused_fields import FOREIGN, NEUTRAL, NO_OPS, PROMPT_FIELDS, Refused
 from server.schema.responses import ResponsesRequest
 from server.schema.sampling import WireRequest
 from server.schema.tokenize import TokenizeRequest
