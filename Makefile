@@ -1,7 +1,7 @@
 # make serve         install into $(VENV), fetch the default model, serve on 127.0.0.1:8000
 # make quick         format, lint, types, import contracts and the fast tests: for every change
 # make test          install with the development tools, run every check and every CPU test
-# make docs          regenerate docs/tree.md, configs/default.yaml and docs/openapi.json
+# make docs          regenerate docs/tree.md, configs/default.yaml and docs/openapi.sha256
 # make fmt           format the code and apply ruff's fixes
 # make test-long     the scheduler's state machine with more than 100,000 operations
 # make test-clients  published clients against a real server, in a separate environment: minutes, a few GB
@@ -97,7 +97,7 @@ $(CLIENTS)/.installed: $(CLIENT_FILES) | $(BIN)/python
 docs: $(VENV)/.installed
 	$(BIN)/python docs/tree.py >docs/tree.md
 	$(BIN)/python -m server.settings >configs/default.yaml
-	$(BIN)/python -m server.openapi >docs/openapi.json
+	$(BIN)/python -m server.openapi --write
 
 fmt: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

@@ -1,13 +1,16 @@
 """/openapi.json: OpenAPI 3.1 from the schema's models and the table of endpoints.
 
-Run as a module it writes the stored copy: python -m server.openapi > docs/openapi.json
+`python -m server.openapi` prints it. docs/openapi.sha256 holds its digest, so that no change of the API goes
+unnoticed: --write stores the digest, --check compares it.
 """
 
+import hashlib
 import inspect
 import json
 import re
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -21,6 +24,7 @@ from server.schema.dialects import PARAMETERS
 from server.schema.generate_parameters import GenerateParameters
 from server.schema.refused_fields import NO_OPS, described
 
+DIGEST_FILE = Path(__file__).parents[1] / "docs" / "openapi.sha256"
 Mode = Literal["validation", "serialization"]
 
 REFERENCE = "#/components/schemas/{model}"
@@ -128,10 +132,21 @@ def reference(model: type[BaseModel]) -> dict[str, str]:
     return {"$ref": REFERENCE.format(model=model.__name__)}
 
 
-def stored_copy() -> str:
-    """The document as docs/openapi.json holds it."""
-    return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
+def digest() -> str:
+    """Return the SHA-256 of the document in hexadecimal, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(document(), sort_keys=True).encode()).hexdigest()
+
+
+def main(arguments: list[str]) -> int:
+    """Print the document, or with --write store its digest; with --check return 1 if that differs."""
+    if arguments == ["--write"]:
+        DIGEST_FILE.write_text(f"{digest()}\n")
+    elif arguments == ["--check"]:
+        return int(DIGEST_FILE.read_text().strip() != digest())
+    else:
+        sys.stdout.write(json.dumps(document(), indent=1, ensure_ascii=False) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    sys.stdout.write(stored_copy())
+    sys.exit(main(sys.argv[1:]))
