@@ -9,9 +9,7 @@ import importlib
 import logging
 import secrets
 import time
-from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections import abc, deque
 from contextlib import suppress
 from dataclasses import replace
 
@@ -31,6 +29,7 @@ from engine.errors import (
     RequestTimeout,
     StepFailed,
 )
+from engine.listener import StepListener
 from engine.mailbox import Mailbox
 from engine.model_info import ModelInfo
 from engine.outputs import FinishReason, StepOutput, StepPlan, logprobs_by_sequence
@@ -46,6 +45,8 @@ from engine.text.tokenizer import TokenizerPool
 logger = logging.getLogger("monoloop.engine")
 
 LAG_TIMER_SECONDS = 0.010
+# One entry per listener: it opens the listener, or returns None if the settings do not switch it on.
+LISTENERS: tuple[abc.Callable[[EngineConfig], StepListener | None], ...] = (Recorder.from_config,)
 
 
 class Engine:
@@ -60,7 +61,7 @@ class Engine:
         grammars: GrammarCompiler,
         token_budget: int,
         observer: EngineObserver | None = None,
-        recorder: Recorder | None = None,
+        listeners: abc.Sequence[StepListener] = (),
     ) -> None:
         self.config = config
         self.model = model
@@ -68,7 +69,7 @@ class Engine:
         self._device = device
         self._grammars = grammars
         self._observer = observer or NullObserver()
-        self._recorder = recorder
+        self._listeners = tuple(listeners)
         self._scheduler = Scheduler(
             num_pages=model.num_pages,
             page_size=model.page_size,
@@ -117,22 +118,24 @@ class Engine:
         config: EngineConfig,
         *,
         observer: EngineObserver | None = None,
-        on_progress: Callable[[str], None] | None = None,
+        on_progress: abc.Callable[[str], None] | None = None,
     ) -> "Engine":
         """Find and load the model, start the threads and the step loop.
 
         `on_progress` gets one line per stage. Raises ModelError, or ValueError naming the setting.
         """
-        recorder = None if config.record is None else Recorder.open(config.record)
+        listeners = open_listeners(config)
         try:
             # It imports torch, which takes seconds: not here, and not on the loop.
             startup = await asyncio.to_thread(importlib.import_module, "engine.startup")
             parts = await startup.load(config, on_progress or (lambda line: None))
-            if recorder is not None:
-                recorder.begin(parts.model, config, parts.token_budget, parts.fingerprint())
+            if listeners:
+                fingerprint = await asyncio.to_thread(parts.fingerprint)
+                for listener in listeners:
+                    listener.started(parts.model, config, parts.token_budget, fingerprint)
         except BaseException:
-            if recorder is not None:
-                recorder.discard()
+            for listener in listeners:
+                listener.discard()
             raise
         return cls(
             config,
@@ -142,12 +145,12 @@ class Engine:
             parts.grammars,
             parts.token_budget,
             observer,
-            recorder,
+            listeners,
         )
 
     # Requests
 
-    async def prepare(self, requests: Many[Request]) -> list[Request]:
+    async def prepare(self, requests: abc.Sequence[Request]) -> list[Request]:
         """Make ready, off the loop, what restricts the tokens of requests; submit what it returns.
 
         Raises InvalidRequest. Requests that nothing restricts need not come here.
@@ -161,7 +164,9 @@ class Engine:
         """
         return self.submit_group([request])[0]
 
-    def submit_group(self, requests: Many[Request], series: Series | None = None) -> list[RequestStream]:
+    def submit_group(
+        self, requests: abc.Sequence[Request], series: Series | None = None
+    ) -> list[RequestStream]:
         """Check and queue requests with the same prompt, all or none: it is computed once.
 
         Raises as submit() does; behind the first of a `series` neither QueueFull nor, while it may end in
@@ -181,8 +186,8 @@ class Engine:
             now=now,
             series=series,
         )
-        if self._recorder is not None:
-            self._recorder.arrived(sequences, now)
+        for listener in self._listeners:
+            listener.arrived(sequences, now)
         streams = [self._open(sequence, now) for sequence in sequences]
         self._idle_meter.work_arrived(now)
         self._is_empty.clear()
@@ -303,8 +308,8 @@ class Engine:
         await asyncio.wait([self._step_loop, self._lag_timer])
         await self._device.stop()
         self._delivery.stop()
-        if self._recorder is not None:
-            await asyncio.to_thread(self._recorder.close)
+        for listener in self._listeners:
+            await asyncio.to_thread(listener.close)
         self._grammars.close()
         self.tokenizer.close()
 
@@ -323,36 +328,36 @@ class Engine:
             self._reap()
             plan = self._scheduler.plan(time.perf_counter())
             if plan is not None:
-                if self._recorder is not None:
-                    self._recorder.planned(plan, time.perf_counter())
+                for listener in self._listeners:
+                    listener.planned(plan, time.perf_counter())
                 self._in_flight.append((plan, self._device.launch(plan)))
             elif self._in_flight:
                 self._device.flush()
             self._delivery.send()
             if self._in_flight and (plan is None or len(self._in_flight) > self.config.run_ahead):
-                await self._land(*self._in_flight.popleft())
+                await self._complete_step(*self._in_flight.popleft())
             elif plan is None:
                 self._scheduler.check_idle()
                 self._idle_meter.work_ended()
                 self._wake.clear()
                 await self._wake.wait()
 
-    async def _land(self, plan: StepPlan, future: StepFuture) -> None:
+    async def _complete_step(self, plan: StepPlan, future: StepFuture) -> None:
         try:
             output = await future
         except DeviceLost:
             raise  # ends the step loop, and with it the engine
         except Exception as fault:
             logger.exception("step %d failed; its %d requests end with an error", plan.step_id, plan.num_rows)
-            if self._recorder is not None:
-                self._recorder.failed(plan, time.perf_counter())
+            for listener in self._listeners:
+                listener.failed(plan, time.perf_counter())
             error = fault if isinstance(fault, StepFailed) else StepFailed("Computing this request failed.")
             for sequence in self._scheduler.fail(plan):
                 self._end(sequence.id, FinishReason.ERROR, error)
             return
         now = time.perf_counter()
-        if self._recorder is not None:
-            self._recorder.landed(output)
+        for listener in self._listeners:
+            listener.completed(output)
         for row, scores in zip(plan.chunks, output.scores or (), strict=bool(output.scores)):
             if row.scored is not None and row.sequence_id in self._live:
                 self._delivery.tell_prompt(row.sequence_id, row.scored.token_ids, scores)
@@ -432,8 +437,8 @@ class Engine:
         live = self._live.pop(sequence_id, None)
         if live is None:
             return
-        if self._recorder is not None:
-            self._recorder.ended(sequence_id, reason, time.perf_counter())
+        for listener in self._listeners:
+            listener.ended(sequence_id, reason, time.perf_counter())
         self._delivery.close(sequence_id, has_ended=live.mailbox.is_closed)
         if not live.mailbox.is_closed:
             live.mailbox.fail(error or EngineError("The request was aborted."))
@@ -462,6 +467,18 @@ class Engine:
                 await asyncio.sleep(LAG_TIMER_SECONDS)
                 self._loop_lag = max(0.0, self._loop.time() - due)
                 self._observer.loop_lag(self._loop_lag)
+
+
+def open_listeners(config: EngineConfig) -> list[StepListener]:
+    """Open the listeners that the settings switch on. Raises ValueError, naming the setting."""
+    listeners: list[StepListener] = []
+    try:
+        listeners.extend(listener for make in LISTENERS if (listener := make(config)) is not None)
+    except BaseException:
+        for listener in listeners:
+            listener.discard()
+        raise
+    return listeners
 
 
 def _no_token(sequence: Sequence, problem: str | None) -> EngineError:

@@ -8,8 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections import abc
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,6 +17,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from engine.config import EngineConfig
+from engine.listener import StepListener
 from engine.model_info import ModelInfo
 from engine.outputs import NO_PAGE, FinishReason, Row, StepOutput, StepPlan
 from engine.request import Request
@@ -34,7 +34,7 @@ MAX_PENDING = 4_000_000
 Line = dict[str, Any]
 
 
-class Recorder:
+class Recorder(StepListener):
     """Writes a record. Its methods are called on the loop and do not wait, but for open() and close().
 
     A record that cannot go on, since the disk is full or slower than the engine, ends with a line in the log;
@@ -44,13 +44,18 @@ class Recorder:
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path = path
         self._file = file
-        self._events: SimpleQueue[tuple[int, Callable[..., Line], tuple[Any, ...]] | None] = SimpleQueue()
+        self._events: SimpleQueue[tuple[int, abc.Callable[..., Line], tuple[Any, ...]] | None] = SimpleQueue()
         self._num_put = 0  # numbers handed over, counted by the loop
         self._num_written = 0  # and written, counted by the thread
         self._has_stopped = False
         self._start = 0.0
         self._decode: list[int] = []
         self._thread = threading.Thread(target=self._run, name="record", daemon=True)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> "Recorder | None":
+        """Open a recorder if the settings name a file for it. Raises ValueError, naming the setting."""
+        return None if config.record is None else cls.open(config.record)
 
     @classmethod
     def open(cls, path: Path) -> "Recorder":
@@ -68,7 +73,7 @@ class Recorder:
         self._file.close()
         self._path.unlink(missing_ok=True)
 
-    def begin(self, model: ModelInfo, config: EngineConfig, token_budget: int, fingerprint: str) -> None:
+    def started(self, model: ModelInfo, config: EngineConfig, token_budget: int, fingerprint: str) -> None:
         """Write who is recorded, and start the thread."""
         self._start = time.perf_counter()
         header = {
@@ -93,7 +98,7 @@ class Recorder:
 
     # What the loop tells
 
-    def arrived(self, sequences: Many[Sequence], now: float) -> None:
+    def arrived(self, sequences: abc.Sequence[Sequence], now: float) -> None:
         """Requests with one prompt were queued."""
         first = sequences[0].id
         for sequence in sequences:
@@ -104,7 +109,7 @@ class Recorder:
         """A step goes to the device."""
         self._put(plan.num_tokens, self._plan, plan, self._seconds(now))
 
-    def landed(self, output: StepOutput) -> None:
+    def completed(self, output: StepOutput) -> None:
         """A step has come back."""
         self._put(len(output.tokens), self._tokens, output)
 
@@ -121,7 +126,7 @@ class Recorder:
         self._events.put(None)
         self._thread.join()
 
-    def _put(self, size: int, make: Callable[..., Line], *values: Any) -> None:
+    def _put(self, size: int, make: abc.Callable[..., Line], *values: Any) -> None:
         """Let the thread make a line of `values`, which hold about `size` numbers."""
         if self._has_stopped:
             return

@@ -12,8 +12,8 @@ from engine import Engine, ModelInfo
 from engine.config import EngineConfig
 from engine.constraints.grammar import GrammarCompiler
 from engine.device.thread import DeviceThread
+from engine.engine import open_listeners
 from engine.outputs import StepPlan
-from engine.record.writer import Recorder
 from engine.text.token_bytes import TokenPieces
 from engine.text.tokenizer import TokenizerPool
 from tests.engine.toy import EOS, HIDDEN_SIZE, VOCAB_SIZE, ToyRunner
@@ -42,6 +42,7 @@ async def toy_engine(
     max_model_len: int | None = None,
     before_step: Callable[[StepPlan], None] | None = None,
     observer: Any = None,
+    listeners: Sequence[Any] = (),
     **config: Any,
 ):
     """A running engine; yields it and checks at the end that nothing leaked."""
@@ -70,11 +71,11 @@ async def toy_engine(
         added_tokens={},
     )
     pool = TokenizerPool(tokenizer, num_threads=1, max_model_len=model.max_model_len)
-    recorder = None if settings.record is None else Recorder.open(settings.record)
-    if recorder is not None:
-        recorder.begin(model, settings, token_budget, "toy")
+    listeners = [*open_listeners(settings), *listeners]
+    for listener in listeners:
+        listener.started(model, settings, token_budget, "toy")
     grammars = GrammarCompiler(None)  # the toy model chooses as it likes
-    engine = Engine(settings, model, pool, device, grammars, token_budget, observer, recorder)
+    engine = Engine(settings, model, pool, device, grammars, token_budget, observer, listeners)
     engine.toy_runner = runner
     try:
         yield engine

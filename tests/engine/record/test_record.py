@@ -277,9 +277,9 @@ async def test_a_bad_disk_ends_the_record_and_nothing_else(tmp_path, monkeypatch
             streams = [engine.submit(request(COUNTING[:index], 50)) for index in range(1, 20)]
             if error is not None:
                 disks[0].may_write.set()
-                engine._recorder._thread.join(10)  # the fault comes before more waits than may
+                engine._listeners[0]._thread.join(10)  # the fault comes before more waits than may
             await asyncio.gather(*(stream.collect() for stream in streams))
-            assert engine._recorder._events.qsize() < 200
+            assert engine._listeners[0]._events.qsize() < 200
             disks[0].may_write.set()
     [told] = [record.message for record in caplog.records if "ends here" in record.message]
     assert ("takes longer" in told) == (error is None)
