@@ -95,7 +95,7 @@ def _folder_files(name: str, folder: Path) -> ModelFiles:
 
 def _gguf_files(name: str, gguf: Path, folder: Path) -> ModelFiles:
     """The tokenizer of a .gguf file is converted once and kept in `folder`."""
-    from models.gguf_file import GGUFFile  # the gguf package is needed for such files only
+    from models.gguf.file import GGUFFile  # the gguf package is needed for such files only
 
     metadata = GGUFFile(gguf).metadata
     tokenizer_dir = convert_tokenizer(gguf, str(metadata.get("tokenizer.ggml.pre", "")), folder)

@@ -1,7 +1,7 @@
 """Checkpoints: a configuration, and tensors by name, streamed from safetensors files."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from models.errors import ModelError
 from models.families import Family, family_of
+from models.formats import stored_format
 from models.spec import DecoderSpec
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -22,13 +23,17 @@ class Checkpoint(Protocol):
     family: Family
     spec: DecoderSpec
     weight_map: dict[str, str | None]
+    quantization: Mapping[str, Any] | None  # of the stored weights, as in `quantization_config`
     total_bytes: int
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, int]]:
-        """Name, values on the CPU, bytes on disk, tensor after tensor. Quantized ones come in `dtype`."""
+        """Yield name, values on the CPU and bytes on disk of each tensor.
 
-    def restore(self, slot: str, tensor: Tensor) -> Tensor:
-        """Bring the tensor of a decoder slot into our layout."""
+        Values that the checkpoint dequantizes itself are in `dtype`.
+        """
+
+    def restore(self, address: str, tensor: Tensor) -> Tensor:
+        """Return the tensor at an address of the decoder in the decoder's layout."""
 
 
 class SafetensorsCheckpoint:
@@ -36,11 +41,12 @@ class SafetensorsCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         config = read_json(folder / "config.json")
-        if quantization := config.get("quantization_config"):
-            method = quantization.get("quant_method", "of unknown kind")
-            raise ModelError(
-                f"{folder}: quantization '{method}' is not supported yet; use an unquantized one"
-            )
+        self.quantization = config.get("quantization_config") or None
+        if self.quantization is not None:
+            try:
+                stored_format(self.quantization)  # refuses an unknown one before anything is read
+            except ModelError as error:
+                raise ModelError(f"{folder}: {error}") from None
         self.family = family_of(list(config.get("architectures") or []))
         self.spec = read_family_spec(self.family, config, folder)
         self.weight_map = self.family.WEIGHT_MAP
@@ -57,7 +63,7 @@ class SafetensorsCheckpoint:
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{file} cannot be read: {error}") from error
 
-    def restore(self, slot: str, tensor: Tensor) -> Tensor:
+    def restore(self, address: str, tensor: Tensor) -> Tensor:
         return tensor
 
 

@@ -1,47 +1,64 @@
 """The decoder-only transformer that a DecoderSpec describes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from kernels.kv_layer import KVLayer
-from models.formats.base import LinearShape
+from models.formats.base import WHOLE, LinearShape, MakeLinear, Shard
 from models.forward_batch import ForwardBatch
 from models.layers import Attention, Embedding, Leaf, Linear, Mlp, Norm, Part, Rotary
 from models.spec import DecoderSpec, LayerSpec
+
+NormMaker = Callable[[int], Norm]
 
 
 class DecoderLayer(Part):
     """Attention and MLP, each after its norm."""
 
     def __init__(
-        self, layer: LayerSpec, spec: DecoderSpec, rotary: Rotary, dtype: torch.dtype, device: torch.device
+        self, layer: LayerSpec, spec: DecoderSpec, rotary: Rotary, shard: Shard, norm: NormMaker
     ) -> None:
         size = spec.hidden_size
-        self.attention_norm = Norm(size, spec.norm_eps, dtype, device)
-        self.attention = Attention(layer.attention, size, rotary, dtype, device)
-        self.mlp_norm = Norm(size, spec.norm_eps, dtype, device)
-        self.mlp = Mlp(layer.mlp, size, dtype, device)
+        self.attention_norm = norm(size)
+        self.attention = Attention(layer.attention, size, rotary, shard)
+        self.mlp_norm = norm(size)
+        self.mlp = Mlp(layer.mlp, size)
 
 
 class Decoder(Part):
     """Computes hidden states and logits from token ids. Keeps no state between steps.
 
-    It is built without weights: the loader fills `parameters()`, then calls `finish()`.
+    It is built without weights: the loader fills `parameters()`, then calls `finish()`. `make_linear` makes
+    the weights of each linear, in whatever format. With a shard of several ranks it computes its rank's part
+    of each linear; combining the parts is left to the caller.
     """
 
-    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        make_linear: MakeLinear,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard = WHOLE,
+    ) -> None:
         self.spec = spec
         self.dtype = dtype
         self.device = device
+        self.shard = shard
         self.embedding = Embedding((spec.vocab_size, spec.hidden_size), dtype, device)
         rotary = Rotary(spec.rope, spec.max_position, device)
-        self.layers = [DecoderLayer(layer, spec, rotary, dtype, device) for layer in spec.layers]
-        self.norm = Norm(spec.hidden_size, spec.norm_eps, dtype, device)
-        self.output = Linear(LinearShape(spec.hidden_size, {"": spec.vocab_size}), dtype, device)
+        norm = partial(Norm, eps=spec.norm_eps, dtype=dtype, device=device)
+        self.layers = [DecoderLayer(layer, spec, rotary, shard, norm) for layer in spec.layers]
+        self.norm = norm(spec.hidden_size)
+        self.output = Linear(LinearShape(spec.hidden_size, {"": spec.vocab_size}, shard="column"))
         # The norm before the next block is fused with the residual addition after this one.
         self._next_norms = [*(layer.attention_norm for layer in self.layers[1:]), self.norm]
+        for address, leaf in self.leaves():
+            if isinstance(leaf, Linear):
+                leaf.weights = make_linear(address, leaf.shape)
 
     def leaves(self) -> Iterator[tuple[str, Leaf]]:
         yield from super().leaves()
@@ -60,8 +77,9 @@ class Decoder(Part):
 
     def finish(self) -> None:
         """Complete the model after all parameters are filled: a tied output reads the embedding's table."""
-        if self.spec.tie_embeddings:
-            self.output.weights.share(self.embedding.weight)
+        table = self.embedding.weight
+        if self.spec.tie_embeddings and not self.output.weights.share(table):
+            self.output.fill("weight", table)
 
     def __call__(self, batch: ForwardBatch, kv: Sequence[KVLayer]) -> Tensor:
         """Return hidden states after the final norm at `batch.hidden_indices`, [num_hidden, hidden_size].

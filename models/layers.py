@@ -20,8 +20,8 @@ from kernels.kv_layer import KVLayer
 from kernels.paged_attention import paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_kv_write import rope_kv_write
-from models.formats.base import LinearShape
-from models.formats.dense import DenseWeights
+from models.errors import ModelError
+from models.formats.base import LinearShape, LinearWeights, Shard
 from models.forward_batch import ForwardBatch
 from models.rope import RopeSpec, cos_sin_table
 from models.spec import AttentionSpec, MlpSpec
@@ -53,18 +53,28 @@ class Leaf(ABC):
     def fill(self, name: str, tensor: Tensor) -> None:
         """Load one parameter, converted to the leaf's dtype and device."""
 
+    @abstractmethod
+    def random(self, name: str, generator: torch.Generator) -> Tensor:
+        """Return a random tensor for one parameter, on the generator's device."""
+
 
 class Linear(Leaf):
     """x Wᵀ + b with one or several fused outputs, computed by the weight format."""
 
-    def __init__(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> None:
-        self.weights = DenseWeights(shape, dtype, device)
+    weights: LinearWeights
+    """Made by the decoder, which knows the linear's address."""
+
+    def __init__(self, shape: LinearShape) -> None:
+        self.shape = shape
 
     def parameters(self) -> dict[str, tuple[int, ...]]:
         return self.weights.parameters()
 
     def fill(self, name: str, tensor: Tensor) -> None:
         self.weights.fill(name, tensor)
+
+    def random(self, name: str, generator: torch.Generator) -> Tensor:
+        return self.weights.random(name, generator)
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Return [num_tokens, out_features] for x [num_tokens, in_features], the tokens of `batch`."""
@@ -87,6 +97,11 @@ class _SingleTensor(Leaf):
     def fill(self, name: str, tensor: Tensor) -> None:
         self.weight = torch.empty(self._shape, dtype=self._dtype, device=self._device).copy_(tensor)
 
+    def random(self, name: str, generator: torch.Generator) -> Tensor:
+        shape, device = self._shape, generator.device
+        values = torch.randn(shape, dtype=self._dtype, device=device, generator=generator)
+        return values.mul_(shape[-1] ** -0.5)
+
 
 class Embedding(_SingleTensor):
     """A table [vocab_size, hidden_size] of rows by token id."""
@@ -102,6 +117,9 @@ class Norm(_SingleTensor):
     def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__((size,), dtype, device)
         self.eps = eps
+
+    def random(self, name: str, generator: torch.Generator) -> Tensor:
+        return torch.ones(self._shape, dtype=self._dtype, device=generator.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the norm of x [num_tokens, size] as a new tensor."""
@@ -129,21 +147,19 @@ class Rotary:
 class Attention(Part):
     """Grouped-query self-attention over pages, with rotary positions: attend(), then `output`."""
 
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        hidden_size: int,
-        rotary: Rotary,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: AttentionSpec, hidden_size: int, rotary: Rotary, shard: Shard) -> None:
+        if spec.num_kv_heads % shard.world:
+            raise ModelError(
+                f"{spec.num_kv_heads} key/value heads cannot be divided among {shard.world} ranks"
+            )
         queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         outputs = {"q": queries, "k": keys, "v": keys}
-        self.qkv = Linear(LinearShape(hidden_size, outputs, bias=spec.qkv_bias), dtype, device)
-        self.output = Linear(LinearShape(queries, {"": hidden_size}, bias=spec.output_bias), dtype, device)
+        self.qkv = Linear(LinearShape(hidden_size, outputs, spec.qkv_bias, shard="column"))
+        self.output = Linear(LinearShape(queries, {"": hidden_size}, spec.output_bias, shard="row"))
         self._rotary = rotary
         self._head_dim = spec.head_dim
-        self._heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
+        num_kv_heads = spec.num_kv_heads // shard.world
+        self._heads = (spec.num_heads // shard.world, num_kv_heads, num_kv_heads)
         self._scale = spec.scale
         self._window = spec.window
 
@@ -164,12 +180,10 @@ class Attention(Part):
 class Mlp(Part):
     """The gated feed-forward block (Shazeer, 2020)."""
 
-    def __init__(self, spec: MlpSpec, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: MlpSpec, hidden_size: int) -> None:
         halves = {"gate": spec.intermediate_size, "up": spec.intermediate_size}
-        self.gate_up = Linear(LinearShape(hidden_size, halves, bias=spec.bias), dtype, device)
-        self.down = Linear(
-            LinearShape(spec.intermediate_size, {"": hidden_size}, bias=spec.bias), dtype, device
-        )
+        self.gate_up = Linear(LinearShape(hidden_size, halves, spec.bias, shard="column"))
+        self.down = Linear(LinearShape(spec.intermediate_size, {"": hidden_size}, spec.bias, shard="row"))
         self._activation = _ACTIVATIONS[spec.activation]
 
     def __call__(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:

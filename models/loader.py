@@ -1,6 +1,5 @@
-"""Checkpoint tensors to a ready Decoder: streamed, straight to the device, each slot filled exactly once."""
+"""Loads a checkpoint into a Decoder: streamed, straight to the device, each parameter filled exactly once."""
 
-import re
 from collections.abc import Callable, Iterator
 
 import torch
@@ -10,17 +9,27 @@ from kernels.linear import computes_bfloat16
 from models.checkpoint import Checkpoint, SafetensorsCheckpoint
 from models.decoder import Decoder
 from models.errors import ModelError
+from models.formats import conversion_to, stored_format
+from models.formats.base import WHOLE, LinearShape, LinearWeights, MakeLinear, Shard
 from models.model_files import ModelFiles
 from models.spec import DecoderSpec
+from models.weight_names import address_of, is_excluded
 
-__all__ = ["ModelError", "default_dtype", "load", "random_decoder", "random_tensors", "read_spec"]
+__all__ = [
+    "ModelError",
+    "default_dtype",
+    "empty_decoder",
+    "load",
+    "random_decoder",
+    "random_tensors",
+    "read_spec",
+]
 
-_LAYER_NUMBER = re.compile(r"\.(\d+)\.")
 _NAMES_SHOWN = 5
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the device multiplies it in hardware (CUDA; AMX, AVX512-BF16), else float32."""
+    """Return bfloat16 where the device multiplies it in hardware (CUDA; AMX, AVX512-BF16), else float32."""
     if device.type == "cpu" and not computes_bfloat16():
         return torch.float32
     return torch.bfloat16
@@ -35,77 +44,108 @@ def load(
     files: ModelFiles,
     dtype: torch.dtype,
     device: torch.device,
+    *,
+    quantization: str = "dense",
+    shard: Shard = WHOLE,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """Build the model and fill it from its checkpoint.
 
-    `on_progress` gets bytes read so far and bytes in all. Raises ModelError, naming the tensor, when one is
-    unknown, missing, there twice, or of another shape than the configuration says.
+    `quantization` is the weight format that unquantized weights are converted to. `on_progress` gets bytes
+    read so far and bytes in all. Raises ModelError, naming the tensor, when one is unknown, missing, there
+    twice, or of another shape than the configuration says.
     """
     checkpoint = _open(files)
-    decoder = Decoder(checkpoint.spec, dtype, device)
+    make_linear = _linear_maker(checkpoint, quantization, dtype, device, shard)
+    decoder = Decoder(checkpoint.spec, make_linear, dtype, device, shard)
     _fill(decoder, _renamed(checkpoint, dtype, on_progress))
     return decoder
 
 
-def random_decoder(spec: DecoderSpec, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Decoder:
+def random_decoder(
+    spec: DecoderSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int = 0,
+    *,
+    quantization: str = "dense",
+    shard: Shard = WHOLE,
+) -> Decoder:
     """Build a model with the weights of `random_tensors`."""
-    decoder = Decoder(spec, dtype, device)
+    decoder = empty_decoder(spec, dtype, device, quantization=quantization, shard=shard)
     _fill(decoder, random_tensors(decoder, seed))
     return decoder
 
 
+def empty_decoder(
+    spec: DecoderSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    quantization: str = "dense",
+    shard: Shard = WHOLE,
+) -> Decoder:
+    """Build a model whose parameters are not filled yet."""
+    make_linear = conversion_to(quantization).linear_maker({}, dtype, device, shard)
+    return Decoder(spec, make_linear, dtype, device, shard)
+
+
 def random_tensors(decoder: Decoder, seed: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Tensors for the decoder's slots, made on its device: norms 1, the rest normal, keeping variance."""
-    dtype, device = decoder.dtype, decoder.device
-    generator = torch.Generator(device).manual_seed(seed)
-    for address, (_, _, shape) in decoder.parameters().items():
-        if address.endswith("norm.weight"):
-            yield address, torch.ones(shape, dtype=dtype, device=device)
-        else:
-            values = torch.randn(shape, dtype=dtype, device=device, generator=generator)
-            yield address, values.mul_(shape[-1] ** -0.5)
+    """Yield a random tensor for each parameter, made on the decoder's device.
+
+    Norms are 1; floats of linears are normal and keep the variance of their input.
+    """
+    generator = torch.Generator(decoder.device).manual_seed(seed)
+    for address, (leaf, name, _) in decoder.parameters().items():
+        yield address, leaf.random(name, generator)
 
 
 def _open(files: ModelFiles) -> Checkpoint:
     if files.format == "gguf":
-        # Imported where it is needed: models with random weights and safetensors do without the gguf package.
-        from models.gguf_checkpoint import GGUFCheckpoint
+        # Imported only here: models with random weights and safetensors do without the gguf package.
+        from models.gguf.checkpoint import GGUFCheckpoint
 
         return GGUFCheckpoint(files.weights)
     return SafetensorsCheckpoint(files.weights)
 
 
+def _linear_maker(
+    checkpoint: Checkpoint, quantization: str, dtype: torch.dtype, device: torch.device, shard: Shard
+) -> MakeLinear:
+    """Return what makes the model's linears: in the checkpoint's format, or in the one to convert to."""
+    stored = checkpoint.quantization
+    convert = conversion_to(quantization).linear_maker({}, dtype, device, shard)
+    if stored is None:
+        return convert
+    if quantization != "dense":
+        raise ModelError(
+            f"quantization '{quantization}' needs unquantized weights; these are quantized already"
+        )
+    read = stored_format(stored).linear_maker(stored, dtype, device, shard)
+    excluded = stored.get("modules_to_not_convert") or ()
+
+    def make_linear(address: str, shape: LinearShape) -> LinearWeights:
+        is_dense = is_excluded(address, checkpoint.weight_map, excluded)
+        return convert(address, shape) if is_dense else read(address, shape)
+
+    return make_linear
+
+
 def _renamed(
     checkpoint: Checkpoint, dtype: torch.dtype, on_progress: Callable[[int, int], None] | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """The checkpoint's tensors under the addresses of decoder slots, in the decoder's layout."""
+    """Yield the checkpoint's tensors with their addresses in the decoder, in the decoder's layout."""
     done = 0
     for name, tensor, size in checkpoint.tensors(dtype):
-        slot = _slot(name, checkpoint.weight_map)
+        address = address_of(name, checkpoint.weight_map)
         # Some checkpoints store a tied output a second time.
-        if slot is not None and not (slot == "output.weight" and checkpoint.spec.tie_embeddings):
-            yield slot, checkpoint.restore(slot, tensor)
+        if address is not None and not (address == "output.weight" and checkpoint.spec.tie_embeddings):
+            yield address, checkpoint.restore(address, tensor)
         done += size
         if on_progress is not None:
             on_progress(min(done, checkpoint.total_bytes), checkpoint.total_bytes)
     if on_progress is not None:
         on_progress(checkpoint.total_bytes, checkpoint.total_bytes)  # headers and padding count, too
-
-
-def _slot(name: str, weight_map: dict[str, str | None]) -> str | None:
-    """Translate a checkpoint's tensor name, or return None for one that is not needed."""
-    stem, _, kind = name.rpartition(".")
-    numbers = _LAYER_NUMBER.findall(f"{stem}.")
-    pattern = _LAYER_NUMBER.sub(".*.", f"{stem}.").removesuffix(".")
-    if pattern not in weight_map:
-        raise ModelError(f"the checkpoint has a tensor this architecture does not know: {name}")
-    target = weight_map[pattern]
-    if target is None:
-        return None
-    for number in numbers:
-        target = target.replace("*", number, 1)
-    return f"{target}.{kind}"
 
 
 def _fill(decoder: Decoder, tensors: Iterator[tuple[str, Tensor]]) -> None:

@@ -12,9 +12,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from models.decoder import Decoder
 from models.families.llama import WEIGHT_MAP
-from models.loader import random_decoder, random_tensors
+from models.loader import empty_decoder, random_decoder, random_tensors
 from models.shapes import CONFIGS, SHAPES
 from tests.gpu.driver import relative_error
 from tests.models.harness import forward_logits
@@ -44,8 +43,8 @@ def their_logits(
     shape: str, dtype: torch.dtype, computed_in: torch.dtype, token_ids: list[int], device: torch.device
 ) -> torch.Tensor:
     """Logits [num_tokens, vocab_size] on the CPU, of random weights rounded to `dtype`."""
-    slots = Decoder(SHAPES[shape], dtype, device)
-    state = {name: tensor.to(computed_in) for name, tensor in hugging_face_names(random_tensors(slots))}
+    decoder = empty_decoder(SHAPES[shape], dtype, device)
+    state = {name: tensor.to(computed_in) for name, tensor in hugging_face_names(random_tensors(decoder))}
     config = LlamaConfig(**CONFIGS[shape])
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
@@ -61,8 +60,8 @@ def their_logits(
 
 def skip_unless_it_fits(shape: str, device: torch.device) -> None:
     """The float32 model takes 4 bytes a parameter, and a little beside them."""
-    slots = Decoder(SHAPES[shape], torch.float32, torch.device("meta")).slots()
-    needed = 5 * sum(torch.Size(size).numel() for _, _, size in slots.values())
+    parameters = empty_decoder(SHAPES[shape], torch.float32, torch.device("meta")).parameters()
+    needed = 5 * sum(torch.Size(size).numel() for _, _, size in parameters.values())
     if device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory < needed:
         pytest.skip(f"{shape} in float32 needs {needed / 2**30:.0f} GiB")
 

@@ -35,7 +35,7 @@ def forward_logits(decoder: Decoder, token_ids: list[int], chunks: list[int] | N
     num_pages = -(-len(token_ids) // PAGE_SIZE)
     # Pages in descending order, so that a slot is never its position.
     page_table = torch.arange(num_pages - 1, -1, -1, dtype=torch.int32, device=device)[None]
-    shape = (num_pages, PAGE_SIZE, spec.num_kv_heads, spec.head_dim)
+    shape = (num_pages, PAGE_SIZE, spec.num_kv_heads // decoder.shard.world, spec.head_dim)
     empty = torch.full(shape, torch.nan, dtype=decoder.dtype, device=device)
     kv = [KVLayer(empty.clone(), empty.clone()) for _ in range(spec.num_layers)]
     found, start = [], 0

@@ -7,8 +7,8 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from models.errors import ModelError
-from models.formats.gguf import dequantise
-from models.gguf_file import GGUFFile, GGUFTensor
+from models.gguf.dequantize import dequantize
+from models.gguf.file import GGUFFile, GGUFTensor
 
 # Where a block keeps its float16 scales; all other bytes may be anything.
 SCALES = {"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
@@ -28,8 +28,8 @@ def test_blocks_equal_the_reference(kind):
     tensor = GGUFTensor("t", GGMLQuantizationType[kind], (rows, blocks * block_values), raw)
     expected = torch.from_numpy(gguf.dequantize(raw, tensor.type))
     # The reference multiplies in another order in places: two roundings of values up to a few hundred.
-    torch.testing.assert_close(dequantise(tensor, torch.float32), expected, rtol=1e-6, atol=1e-4)
-    assert torch.equal(dequantise(tensor, torch.bfloat16), dequantise(tensor, torch.float32).bfloat16())
+    torch.testing.assert_close(dequantize(tensor, torch.float32), expected, rtol=1e-6, atol=1e-4)
+    assert torch.equal(dequantize(tensor, torch.bfloat16), dequantize(tensor, torch.float32).bfloat16())
 
 
 @pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "IQ4_NL"])
@@ -38,13 +38,13 @@ def test_rare_types_go_through_the_reference(kind):
     rng = np.random.default_rng(0)
     raw = rng.integers(0, 60, (5, 3 * GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
     tensor = GGUFTensor("t", kind, (5, 3 * GGML_QUANT_SIZES[kind][0]), raw)
-    assert torch.equal(dequantise(tensor, torch.float32), torch.from_numpy(gguf.dequantize(raw, kind)))
+    assert torch.equal(dequantize(tensor, torch.float32), torch.from_numpy(gguf.dequantize(raw, kind)))
 
 
 def test_a_type_nobody_unpacks():
     tensor = GGUFTensor("blk.0.odd", GGMLQuantizationType.Q8_1, (1, 32), np.zeros((1, 36), dtype=np.uint8))
     with pytest.raises(ModelError, match=r"blk\.0\.odd is of type Q8_1"):
-        dequantise(tensor, torch.float32)
+        dequantize(tensor, torch.float32)
 
 
 @pytest.fixture
@@ -81,9 +81,9 @@ def test_container(tiny):
         "texts": ["a", "ä", ""],
         "numbers": [1, -2, 3],
     }
-    matrix = dequantise(file.tensors["matrix"], torch.float32)
+    matrix = dequantize(file.tensors["matrix"], torch.float32)
     assert matrix.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert dequantise(file.tensors["halves"], torch.float32).shape == (2, 3, 5)
+    assert dequantize(file.tensors["halves"], torch.float32).shape == (2, 3, 5)
 
 
 def test_a_file_cut_off_anywhere(tiny, tmp_path):

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from kernels.linear import computes_bfloat16
 from models.errors import ModelError
-from models.loader import default_dtype, load, random_decoder, read_spec
+from models.loader import default_dtype, empty_decoder, load, random_decoder, read_spec
 from models.shapes import SHAPES
 from tests.models.harness import CPU, files_of, forward_logits
 
@@ -45,7 +45,7 @@ def change_json(path, **changes):
 
 
 def load_folder(folder, on_progress=None):
-    return load(files_of(folder), torch.float32, CPU, on_progress)
+    return load(files_of(folder), torch.float32, CPU, on_progress=on_progress)
 
 
 def test_missing_tensor(checkpoint):
@@ -200,9 +200,7 @@ def test_random_decoder_depends_on_its_seed():
     [("smollm2-135m", 134_515_008), ("llama-1b", 1_235_814_400), ("llama-8b", 8_030_261_248)],
 )
 def test_named_shapes_have_the_published_size(shape, parameters):
-    from models.decoder import Decoder
-
-    decoder = Decoder(SHAPES[shape], torch.bfloat16, torch.device("meta"))
+    decoder = empty_decoder(SHAPES[shape], torch.bfloat16, torch.device("meta"))
     assert sum(torch.Size(size).numel() for _, _, size in decoder.parameters().values()) == parameters
 
 

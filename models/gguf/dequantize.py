@@ -13,7 +13,7 @@ from gguf import quants
 from torch import Tensor
 
 from models.errors import ModelError
-from models.gguf_file import GGUFTensor
+from models.gguf.file import GGUFTensor
 
 # Values unpacked at a time. Temporaries stay in the cache, and torch keeps operations of this size on the
 # calling thread: 98 MB take 0.6 s, and little more while the tokenizer loads on another core. Larger ones,
@@ -21,7 +21,7 @@ from models.gguf_file import GGUFTensor
 _CHUNK_VALUES = 1 << 15
 
 
-def dequantise(tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
+def dequantize(tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
     """Return the tensor's values, of its shape, in `dtype`. Raises ModelError for an unknown type."""
     rows = tensor.raw.shape[0]
     values = tensor.shape[-1]

@@ -1,8 +1,9 @@
 """A .gguf file as a checkpoint."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,13 +11,13 @@ from torch import Tensor
 from models.checkpoint import read_family_spec
 from models.errors import ModelError
 from models.families import gguf_family_of
-from models.formats.gguf import dequantise
-from models.gguf_file import GGUFFile
+from models.gguf.dequantize import dequantize
+from models.gguf.file import GGUFFile
 from models.rope import FactorScaling
 
 
 class GGUFCheckpoint:
-    """One .gguf file. Its tensors are dequantised on the way."""
+    """One .gguf file. Its tensors are dequantized as they are read."""
 
     def __init__(self, path: Path) -> None:
         self._file = GGUFFile(path)
@@ -31,15 +32,16 @@ class GGUFCheckpoint:
         config["tie_word_embeddings"] = "output.weight" not in self._file.tensors
         self.spec = read_family_spec(self.family, config, path)
         if (factors := self._file.tensors.get("rope_freqs.weight")) is not None:
-            divisors = tuple(dequantise(factors, torch.float32).tolist())
+            divisors = tuple(dequantize(factors, torch.float32).tolist())
             rope = dataclasses.replace(self.spec.rope, scaling=FactorScaling(divisors))
             self.spec = dataclasses.replace(self.spec, rope=rope)
         self.weight_map = self.family.GGUF_WEIGHT_MAP
+        self.quantization: Mapping[str, Any] | None = None
         self.total_bytes = sum(tensor.raw.nbytes for tensor in self._file.tensors.values())
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, int]]:
         for name, tensor in self._file.tensors.items():
-            yield name, dequantise(tensor, dtype), tensor.raw.nbytes
+            yield name, dequantize(tensor, dtype), tensor.raw.nbytes
 
-    def restore(self, slot: str, tensor: Tensor) -> Tensor:
-        return self.family.from_gguf(slot, tensor, self.spec)
+    def restore(self, address: str, tensor: Tensor) -> Tensor:
+        return self.family.from_gguf(address, tensor, self.spec)

@@ -1,0 +1,195 @@
+"""Weight formats: their registry, exclusions, and the parts that several ranks compute."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from models import formats
+from models.errors import ModelError
+from models.families.llama import WEIGHT_MAP
+from models.formats import FORMATS, conversion_to, dense, stored_format
+from models.formats.base import LinearShape, Shard
+from models.layers import Linear
+from models.loader import load
+from models.weight_names import is_excluded, names_of
+from tests.models.harness import CPU, files_of, forward_logits
+from tests.models.test_parity import BASE, TOLERANCE, prompt, randomised
+
+CONVERSIONS = [name for name in FORMATS if conversion_to(name).CONVERTS]
+ODD = {
+    **BASE,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 81,
+    "attention_bias": True,
+    "mlp_bias": True,
+}
+
+
+def made(name, shape, shard, tensors):
+    """The weights of one linear in a format, filled."""
+    weights = conversion_to(name).linear_maker({}, torch.float32, CPU, shard)("layers.0.mlp.down", shape)
+    assert weights.parameters() == {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    for key, tensor in tensors.items():
+        weights.fill(key, tensor)
+    return weights
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_parts_of_one_linear_make_the_whole(name, world):
+    torch.manual_seed(0)
+    x = torch.randn(4, 7)
+    outputs = {"a": 5, "b": 3}
+    tensors = {f"{key}.weight": torch.randn(n, 7) for key, n in outputs.items()}
+    tensors |= {f"{key}.bias": torch.randn(n) for key, n in outputs.items()}
+    whole = made(name, LinearShape(7, outputs, bias=True), Shard(), tensors).matmul(x).split([5, 3], 1)
+    shards = [Shard(rank, world) for rank in range(world)]
+
+    shape = LinearShape(7, outputs, bias=True, shard="column")
+    columns = [
+        made(name, shape, shard, tensors)
+        .matmul(x)
+        .split([len(range(n)[shard.slice(n)]) for n in outputs.values()], 1)
+        for shard in shards
+    ]
+    for index, expected in enumerate(whole):
+        together = torch.cat([part[index] for part in columns], 1)
+        torch.testing.assert_close(together, expected, rtol=1e-5, atol=1e-5)
+
+    shape = LinearShape(7, outputs, bias=True, shard="row")
+    rows = [made(name, shape, shard, tensors).matmul(x[:, shard.slice(7)]) for shard in shards]
+    torch.testing.assert_close(sum(rows), torch.cat(whole, 1), rtol=1e-5, atol=1e-5)
+
+
+class Together:
+    """Weights of one rank whose product waits for those of the others and is combined with them."""
+
+    def __init__(self, weights, rank, results, barrier, combine):
+        self._weights, self._rank, self._results = weights, rank, results
+        self._barrier, self._combine = barrier, combine
+
+    def matmul(self, x):
+        self._results[self._rank] = self._weights.matmul(x)
+        self._barrier.wait(10)
+        whole = self._combine(self._results)
+        self._barrier.wait(10)
+        return whole
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_two_ranks_compute_what_one_computes(name, tied, tmp_path):
+    """A whole model: rank by rank on two threads, row shards summed, logits concatenated."""
+    model = randomised(LlamaForCausalLM(LlamaConfig(**{**ODD, "tie_word_embeddings": tied})))
+    model.save_pretrained(tmp_path)
+    world = 2
+    whole, *ranks = (
+        load(files_of(tmp_path), torch.float32, CPU, quantization=name, shard=shard)
+        for shard in (Shard(), *(Shard(rank, world) for rank in range(world)))
+    )
+    barrier = threading.Barrier(world)
+    for address, linear in whole.leaves():
+        if not isinstance(linear, Linear) or address.endswith(("qkv", "gate_up")):
+            continue  # a rank uses its part of these itself
+        combine = sum if linear.shape.shard == "row" else partial(torch.cat, dim=1)
+        results = [None] * world
+        for rank, decoder in enumerate(ranks):
+            linear = dict(decoder.leaves())[address]
+            linear.weights = Together(linear.weights, rank, results, barrier, combine)
+    ids, chunks = prompt(40), [17, 1, 22]
+    expected = forward_logits(whole, ids, chunks)
+    with ThreadPoolExecutor(world) as pool:
+        found = list(pool.map(lambda decoder: forward_logits(decoder, ids, chunks), ranks))
+    for logits in found:
+        worst = (logits - expected).abs().max().item() / expected.abs().max().item()
+        assert worst < TOLERANCE, f"logits differ by {worst:.1e} of the largest"
+
+
+def test_ranks_that_heads_cannot_be_divided_among(tmp_path):
+    LlamaForCausalLM(LlamaConfig(**ODD)).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="2 key/value heads cannot be divided among 3 ranks"):
+        load(files_of(tmp_path), torch.float32, CPU, shard=Shard(0, 3))
+
+
+def test_every_format_is_one_module_of_its_name():
+    for name, path in FORMATS.items():
+        assert path == f"models.formats.{name}"
+        assert conversion_to(name) or stored_format({"quant_method": name})
+
+
+def test_unknown_formats_are_named_with_the_known_ones():
+    with pytest.raises(ModelError, match=r"quantization 'int3' is not known; known: dense"):
+        conversion_to("int3")
+    with pytest.raises(ModelError, match=r"'gptq' is not supported.*known: dense.*use an unquantized"):
+        stored_format({"quant_method": "gptq"})
+    with pytest.raises(ModelError, match="'dense' is not supported"):
+        stored_format({"quant_method": "dense"})
+
+
+class HalvedWeights(dense.DenseWeights):
+    """A format whose checkpoints store half of each weight, as integers."""
+
+    def fill(self, parameter, tensor):
+        assert tensor.dtype == torch.int32
+        super().fill(parameter, tensor.float() * 2)
+
+
+@pytest.fixture
+def halved(monkeypatch):
+    """A format for checkpoints with `quant_method: halved`."""
+    module = ModuleType("halved")
+    module.CONVERTS = False
+    module.linear_maker = lambda options, *where: lambda address, shape: HalvedWeights(shape, *where)
+    monkeypatch.setitem(FORMATS, "halved", "halved")
+    real = formats.import_module
+    monkeypatch.setattr(formats, "import_module", lambda path: module if path == "halved" else real(path))
+
+
+def halve(folder, excluded):
+    """Store the linears of a checkpoint in the format, but for the excluded ones."""
+    model = LlamaForCausalLM(LlamaConfig(**BASE))
+    for parameter in model.parameters():
+        parameter.data = torch.randint(-3, 4, parameter.shape) * 2.0
+    state, plain = {}, model.state_dict()
+    for name, tensor in plain.items():
+        is_dense = name.endswith(("norm.weight", "embed_tokens.weight")) or is_excluded_name(name, excluded)
+        state[name] = tensor if is_dense else (tensor / 2).int()
+    model.save_pretrained(folder, state_dict=state)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "halved", "modules_to_not_convert": excluded}
+    (folder / "config.json").write_text(json.dumps(config))
+    return plain
+
+
+def is_excluded_name(name, excluded):
+    return any(f".{part}." in f".{name}" for part in excluded)
+
+
+def test_a_checkpoint_names_its_format_and_what_is_excluded_from_it(halved, tmp_path):
+    plain = halve(tmp_path, ["lm_head", "model.layers.1.mlp"])
+    decoder = load(files_of(tmp_path), torch.float32, CPU)
+    formats_found = {type(linear.weights).__name__ for linear in (decoder.output, decoder.layers[1].mlp.down)}
+    assert formats_found == {"DenseWeights"}
+    assert isinstance(decoder.layers[0].mlp.down.weights, HalvedWeights)
+    x = torch.randn(2, BASE["intermediate_size"])
+    for index in (0, 1):
+        found = decoder.layers[index].mlp.down(x, SimpleNamespace())
+        expected = x @ plain[f"model.layers.{index}.mlp.down_proj.weight"].t()
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_half_of_a_fused_linear_cannot_be_excluded():
+    assert names_of("layers.3.attention.qkv", WEIGHT_MAP) == [
+        f"model.layers.3.self_attn.{name}_proj" for name in "qkv"
+    ]
+    assert is_excluded("layers.3.attention.qkv", WEIGHT_MAP, ["self_attn"])
+    assert not is_excluded("layers.3.attention.qkv", WEIGHT_MAP, ["model.layers.33", "proj", "mlp"])
+    with pytest.raises(ModelError, match=r"only some of model\.layers\.3\.self_attn\.q_proj"):
+        is_excluded("layers.3.attention.qkv", WEIGHT_MAP, ["q_proj"])
