@@ -37,7 +37,7 @@ from pydantic_settings import (
 from engine.config import EngineConfig
 from engine.errors import ModelError
 from server.flags import SettingsError, add_flags, explain, flag, given_flags, is_text, members
-from server.parsing.registry import ReasoningSetting, ToolSetting
+from server.parsing.detect import ReasoningSetting, ToolSetting
 
 ENV_PREFIX = "MONOLOOP_"
 CONFIG_VARIABLE = "MONOLOOP_CONFIG"

@@ -1,18 +1,19 @@
-"""How the answers to one chat are parsed: from the request, the model's formats and the prompt."""
+"""Chooses how the answers to one chat are parsed, from the request, the model's formats and the prompt."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from engine.request import Grammar, ReasoningSpan, Request
 from server.parsing.detect import Formats, has_place_for_tools
-from server.parsing.formats.response_template import RegionParser, ResponseTemplateParser
+from server.parsing.formats import reasoning_formats, tool_formats
+from server.parsing.formats.hermes import HermesParser
+from server.parsing.formats.response_template import RESPONSE_TEMPLATE, RegionParser, ResponseTemplateParser
 from server.parsing.output import OutputParser, ParsedStream
 from server.parsing.parser import Marker, Tools
-from server.parsing.registry import RESPONSE_TEMPLATE, reasoning_parser, tool_parser
-from server.parsing.tool_call_grammar import demanded_format, forced_call_grammar, json_or_calls
+from server.parsing.tool_call_grammar import CallRules, forced_call_grammar, json_or_calls
 from server.parsing.tool_choice import callable_tools, called_tools, check_choice, offered_tools
 from server.schema.chat import ChatRequest
 from server.schema.refused_fields import UnsupportedField
@@ -20,12 +21,12 @@ from server.schema.refused_fields import UnsupportedField
 if TYPE_CHECKING:
     from engine import RequestStream
 
-# Enough to see a marker at the end of the prompt, with the blanks behind it.
+# Enough to see a marker at the end of the prompt, and the whitespace after it.
 NUM_TAIL_TOKENS = 16
 
 
 class Tokenizer(Protocol):
-    """What is used of the engine's TokenizerPool."""
+    """The part of the engine's TokenizerPool that is used here."""
 
     async def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str: ...
 
@@ -35,7 +36,7 @@ class Tokenizer(Protocol):
 
 
 class AnswerFormat(NamedTuple):
-    """What to look for in the answers to a chat: calls of `tools`, reasoning, or both."""
+    """What the answers to a chat may contain beside content: calls of `tools`, reasoning, or both."""
 
     wire: ChatRequest
     formats: Formats
@@ -43,7 +44,7 @@ class AnswerFormat(NamedTuple):
 
     @classmethod
     def of(cls, wire: ChatRequest, formats: Formats, chat_template: str | None) -> "AnswerFormat | None":
-        """None if the answers are all content. Raises InvalidRequest, UnsupportedField."""
+        """Return None if the answers are all content. Raises InvalidRequest, UnsupportedField."""
         check_choice(wire)
         tools = callable_tools(wire)
         if tools is not None:
@@ -66,10 +67,10 @@ class AnswerFormat(NamedTuple):
         return cls(wire, formats, tools) if tools or formats.reasoning else None
 
     async def setup(self, prompt: list[int], tokenizer: Tokenizer, asked: Grammar | None) -> "ParserSetup":
-        """What the engine needs to know, and the parsers, for answers to `prompt`.
+        """Return the parsers of the answers to `prompt`, and what the engine does for them.
 
-        What is `asked` of an answer is asked of its content: calls may stand in its place. Raises
-        UnsupportedField if it isn't JSON, which is told from calls.
+        `asked` is the grammar of the request: calls may take the place of what it allows. Raises
+        UnsupportedField if that is not JSON, which can be distinguished from calls.
         """
         if self.tools is not None and (asked is not None or self.tools.is_forced):
             if asked is not None and asked.kind not in ("json_object", "json_schema"):
@@ -93,38 +94,38 @@ class AnswerFormat(NamedTuple):
 
     @property
     def shows_reasoning(self) -> bool:
-        """Whether the client wants to see what the model thinks."""
+        """Return True if reasoning is part of the answer."""
         return self.wire.include_reasoning is not False
 
     async def _constrained_setup(
         self, prompt: list[int], tokenizer: Tokenizer, tools: Tools, asked: Grammar | None
     ) -> "ParserSetup":
-        """The same where a grammar has the calls written, in a format that there is one of."""
-        written = demanded_format(self.formats.tools or "hermes")
-        formats = self.formats._replace(tools=written)
+        """See setup(); a grammar makes the model write calls in a format that has rules for them."""
+        tool_format, rules = grammar_format(self.formats.tools, self.formats.tokens)
+        formats = self.formats._replace(tools=tool_format)
         if formats.reasoning == RESPONSE_TEMPLATE:  # it would parse the calls, too
             formats = formats._replace(reasoning=None)
-        bound = self._replace(formats=formats, tools=replace(tools, is_constrained=True))
-        setup = await bound._native_setup(prompt, tokenizer)
+        constrained = self._replace(formats=formats, tools=replace(tools, is_constrained=True))
+        setup = await constrained._native_setup(prompt, tokenizer)
         make = forced_call_grammar if asked is None or tools.is_forced else partial(json_or_calls, asked)
         grammar = await asyncio.to_thread(  # the schemas may be megabytes
-            make, called_tools(self.wire, tools), written, formats.tokens, is_one=not tools.parallel
+            make, rules, called_tools(self.wire, tools), is_one=not tools.parallel
         )
         return setup._replace(grammar=grammar)
 
     async def _native_setup(self, prompt: list[int], tokenizer: Tokenizer) -> "ParserSetup":
+        """See setup(); the formats have parsers here."""
         marker = Marker(self.formats.tokens)
         markers: list[str] = []
-        reasoning_class = tools_class = span = None
+        reasoning_class = reasoning_formats().get(self.formats.reasoning or "")
+        tools_class = tool_formats().get(self.formats.tools or "") if self.tools else None
+        span = None
         is_open = False
-        if self.formats.reasoning not in (None, RESPONSE_TEMPLATE):
-            reasoning_class = reasoning_parser(self.formats.reasoning)
-            opener, closer = reasoning_class.opener, reasoning_class.closer
-            markers += (opener, closer)
-            is_open = await self._is_open(prompt, tokenizer, opener, closer)
+        if reasoning_class is not None:
+            markers += reasoning_class.markers
+            is_open = await self._is_open(prompt, tokenizer, *reasoning_class.markers)
             span = reasoning_class.span(marker, is_open=is_open)
-        if self.tools is not None and self.formats.tools not in (None, RESPONSE_TEMPLATE):
-            tools_class = tool_parser(self.formats.tools)
+        if tools_class is not None:
             markers += tools_class.markers
 
         def make() -> OutputParser:
@@ -139,7 +140,7 @@ class AnswerFormat(NamedTuple):
         return ParserSetup(make, marks=marks, reasoning=span)
 
     async def _is_open(self, prompt: list[int], tokenizer: Tokenizer, opener: str, closer: str) -> bool:
-        """Whether the prompt ends inside reasoning, begun by the template or by the turn that goes on."""
+        """Return True if the prompt ends inside reasoning that the template or a continued turn began."""
         if self.wire.continue_final_message:
             text = self.wire.messages[-1].plain_text
             return text.rfind(opener) > text.rfind(closer)
@@ -148,7 +149,7 @@ class AnswerFormat(NamedTuple):
 
 
 class ParserSetup(NamedTuple):
-    """A parser for each answer to one prompt, and what the engine does for it."""
+    """Makes a parser for each answer to one prompt; the rest are sampling parameters it depends on."""
 
     make_parser: Callable[[], OutputParser]
     marks: tuple[tuple[int, str], ...] = ()
@@ -157,7 +158,7 @@ class ParserSetup(NamedTuple):
     grammar: Grammar | None = None
 
     def configure(self, requests: Sequence[Request]) -> list[Request]:
-        """The requests, with markers, reasoning and what is demanded told to the engine."""
+        """Return the requests with markers, reasoning and the grammar in their sampling parameters."""
         changes: dict[str, Any] = {"marks": self.marks, "reasoning": self.reasoning}
         if self.shows_special_tokens:
             changes = {"skip_special_tokens": False}
@@ -166,5 +167,14 @@ class ParserSetup(NamedTuple):
         return [replace(request, sampling=replace(request.sampling, **changes)) for request in requests]
 
     def wrap(self, stream: "RequestStream") -> ParsedStream:
-        """A stream behind a parser of its own."""
+        """Return a stream of parsed deltas, with a parser of its own."""
         return ParsedStream(stream, self.make_parser())
+
+
+def grammar_format(own: str | None, tokens: Mapping[str, int]) -> tuple[str, CallRules]:
+    """Return the format in which a grammar writes calls, and its rules: `own` if it has any, else Hermes."""
+    parser = tool_formats().get(own or "", HermesParser)
+    rules = parser.call_rules(tokens)
+    if rules is None:
+        parser, rules = HermesParser, HermesParser.call_rules(tokens)
+    return parser.name, rules

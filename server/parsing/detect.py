@@ -1,41 +1,23 @@
-"""Which formats the served model writes in: by the settings, or by what its chat template shows."""
+"""Chooses the formats in which the served model writes: by the settings, or by its chat template."""
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from server.flags import SettingsError
-from server.parsing.formats.response_template import REASONING
-from server.parsing.registry import (
-    RESPONSE_TEMPLATE,
-    ReasoningFormat,
-    ReasoningSetting,
-    ToolFormat,
-    ToolSetting,
-    Whole,
-)
+from server.parsing.formats import reasoning_formats, tool_formats
+from server.parsing.formats.response_template import CALLS, REASONING, RESPONSE_TEMPLATE
 
-# What a template contains that renders calls of a format; the first counts. GLM's <tool_call> holds no JSON.
-TOOL_SIGNS: tuple[tuple[str, ToolFormat | None], ...] = (
-    ("<function=", "qwen3_coder"),
-    ("<arg_key>", None),
-    ("<tool_call>", "hermes"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<|python_tag|>", "llama3_json"),
-    ('"parameters": dictionary', "llama3_json"),
-    ("<|python_start|>", "pythonic"),
-    ("<|tool_call_start|>", "pythonic"),
-    ("<function_calls>", "pythonic"),
-)
-REASONING_SIGNS: tuple[tuple[str, ReasoningFormat], ...] = (
-    ("[THINK]", "mistral"),
-    ("<think>", "think"),
-    ("</think>", "think"),
-)
+if TYPE_CHECKING:
+    ToolSetting = str
+    ReasoningSetting = str
+else:
+    ToolSetting = Literal["auto", "none", *sorted(tool_formats()), RESPONSE_TEMPLATE]
+    ReasoningSetting = Literal["auto", "none", *sorted(reasoning_formats()), RESPONSE_TEMPLATE]
 
 
 class TokenizerFacts(Protocol):
-    """What the engine's TokenizerPool tells about the model's formats."""
+    """The part of the engine's TokenizerPool that shows the model's formats."""
 
     @property
     def chat_template(self) -> str | None: ...
@@ -48,15 +30,15 @@ class TokenizerFacts(Protocol):
 
 
 class Formats(NamedTuple):
-    """The formats, None where nothing is parsed; `tokens` are the ids of the vocabulary's added tokens."""
+    """Names of the formats, None where nothing is parsed; `tokens` are ids of added tokens by their text."""
 
-    tools: ToolFormat | Whole | None
-    reasoning: ReasoningFormat | Whole | None
+    tools: str | None
+    reasoning: str | None
     tokens: Mapping[str, int]
 
     @classmethod
     def of(cls, tokenizer: TokenizerFacts, tools: ToolSetting, reasoning: ReasoningSetting) -> "Formats":
-        """What the settings tool_parser and reasoning_parser mean for this model. Raises SettingsError."""
+        """Return the formats that tool_parser and reasoning_parser mean for a model. Raises SettingsError."""
         template = tokenizer.chat_template or ""
         own = tokenizer.response_template
         for name, setting in (("tool_parser", tools), ("reasoning_parser", reasoning)):
@@ -64,12 +46,8 @@ class Formats(NamedTuple):
                 raise SettingsError(f"{name}: this model's tokenizer has no response template")
         fields = frozenset(own["fields"]) if own is not None else frozenset()
         return cls(
-            tool_format(template, "tool_calls" in fields)
-            if tools == "auto"
-            else (None if tools == "none" else tools),
-            reasoning_format(template, bool(fields & REASONING))
-            if reasoning == "auto"
-            else (None if reasoning == "none" else reasoning),
+            _chosen(tools, tool_format(template, CALLS in fields)),
+            _chosen(reasoning, reasoning_format(template, bool(fields & REASONING))),
             tokenizer.added_tokens,
         )
 
@@ -77,24 +55,25 @@ class Formats(NamedTuple):
 NO_FORMATS = Formats(None, None, {})
 
 
+def _chosen(setting: str, detected: str | None) -> str | None:
+    """Return the format of a setting."""
+    return {"auto": detected, "none": None}.get(setting, setting)
+
+
 def has_place_for_tools(template: str) -> bool:
-    """Whether a chat template renders tools; others are told of them in text, see in_text.py."""
+    """Return True if a chat template renders tools; for others see tools_in_prompt.py."""
     return re.search(r"\btools\b", template) is not None
 
 
-def tool_format(template: str, has_own: bool) -> ToolFormat | Whole | None:
-    """The format of calls that a template shows; `has_own`: a response template parses them."""
+def tool_format(template: str, has_own: bool) -> str | None:
+    """Return the format of calls that a template shows; `has_own`: a response template parses calls."""
     if not has_place_for_tools(template):
         return "hermes"
-    for sign, name in TOOL_SIGNS:
-        if sign in template:
-            return name or (RESPONSE_TEMPLATE if has_own else None)
-    return RESPONSE_TEMPLATE if has_own else None
+    shown = (name for name, parser in tool_formats().items() if parser.is_shown_by(template))
+    return next(shown, RESPONSE_TEMPLATE if has_own else None)
 
 
-def reasoning_format(template: str, has_own: bool) -> ReasoningFormat | Whole | None:
-    """The format of reasoning that a template shows; `has_own`: a response template parses it."""
-    for sign, name in REASONING_SIGNS:
-        if sign in template:
-            return name
-    return RESPONSE_TEMPLATE if has_own else None
+def reasoning_format(template: str, has_own: bool) -> str | None:
+    """Return the format of reasoning that a template shows; `has_own`: a response template parses it."""
+    shown = (name for name, parser in reasoning_formats().items() if parser.is_shown_by(template))
+    return next(shown, RESPONSE_TEMPLATE if has_own else None)

@@ -1,4 +1,4 @@
-"""What the parsers of all formats share: content up to a marker, calls, a way back to content."""
+"""Base classes of the parsers of all formats: content up to a marker, calls, and back to content."""
 
 import json
 import re
@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from engine.outputs import MARK
 from server.parsing.events import Arguments, CallEnd, CallStart, Content, Event, join
+from server.parsing.tool_call_grammar import CallRules
 
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 BLANKS = re.compile(r"\s*")
@@ -17,12 +18,12 @@ BLANKS = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of a request: `parameters` is the JSON schema of each one's arguments, by name.
+    """The tools of a request; `parameters` are the JSON schemas of their arguments, by name.
 
     With `only` calls of other names are content. Without `parallel` an answer ends after its first call, else
     after a call that repeats an earlier one.
-    `is_named`: the request names the one that must be called. `is_forced`: one must be. `is_constrained`: a
-    grammar sees to it that the answer is calls, or that it is these or JSON.
+    `is_named`: the request names the tool that must be called. `is_forced`: some tool must be called.
+    `is_constrained`: a grammar restricts the answer to calls, or to calls or JSON.
     """
 
     parameters: Mapping[str, Mapping[str, Any]]
@@ -33,33 +34,38 @@ class Tools:
     is_constrained: bool = False
 
     def properties(self, name: str) -> Mapping[str, Any]:
-        """The schemas of the arguments of `name`, in the order they are declared."""
+        """Return the schemas of the arguments of tool `name`, in the order of their declaration."""
         properties = self.parameters.get(name, {}).get("properties")
         return properties if isinstance(properties, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """How a parser finds a format's markers: one that is a control token has a mark before it.
+    """Finds a format's markers: one that is a control token is marked, text that merely spells it is not.
 
-    So text that merely spells it is no marker. `tokens` are the ids of the vocabulary's added tokens.
+    `tokens` are the ids of the vocabulary's added tokens.
     """
 
     tokens: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, text: str) -> str:
-        """The marker `text` as it stands in what the engine delivers."""
+        """Return the marker `text` as the engine delivers it."""
         return MARK + text if text in self.tokens else text
 
 
 class Parser(ABC):
-    """A state machine over text that comes in pieces.
+    """The parser of one format, a state machine over text that comes in pieces.
 
-    A state is a method that takes from the text what it can decide about, whatever may follow, and returns
-    whether it got anywhere; what it cannot decide about yet stays until more text has come.
+    A state is a method that consumes the text it can decide about, whatever may follow, and returns False if
+    it needs more text to go on. What it cannot decide about yet stays until more text has come.
     """
 
-    markers: ClassVar[tuple[str, ...]] = ()
+    name: ClassVar[str]
+    """The format's name in the settings."""
+    template_signs: ClassVar[tuple[str, ...]]
+    """A chat template that contains one of these renders the format."""
+    markers: ClassVar[tuple[str, ...]]
+    """Texts that are markers, also where they are control tokens of the vocabulary."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -69,15 +75,20 @@ class Parser(ABC):
         self._words: list[str] = []  # the pieces of a word
         self._state: Callable[[], bool]
 
+    @classmethod
+    def is_shown_by(cls, template: str) -> bool:
+        """Return True if a chat template renders the format."""
+        return any(sign in template for sign in cls.template_signs)
+
     def feed(self, text: str) -> list[Event]:
-        """Take in more text; returns what it made certain."""
+        """Parse more text; return the events it makes certain."""
         self._text = self._text[self._at :] + text if self._at < len(self._text) else text
         self._at = 0
         self._run()
         return self._take()
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
-        """There is no more text; with `is_cut` it broke off, so that what is open stays incomplete."""
+        """End the text; with `is_cut` it broke off, and an open call stays incomplete."""
         self._is_final = True
         self._run()
         self._end(is_cut=is_cut)
@@ -89,24 +100,24 @@ class Parser(ABC):
 
     @abstractmethod
     def _end(self, *, is_cut: bool) -> None:
-        """Give out what is held, and close what is open."""
+        """Emit what is held, and close what is open."""
 
     def _take(self) -> list[Event]:
         events, self._events = self._events, []
         return join(events) if len(events) > 1 else events
 
     def _rest(self) -> str:
-        """Take all text that is left."""
+        """Consume all text that is left."""
         rest, self._at = self._text[self._at :], len(self._text)
         return rest
 
     def _skip_blanks(self) -> bool:
-        """Take blanks; returns whether any other text is left."""
+        """Consume whitespace; return True if any other text is left."""
         self._at = BLANKS.match(self._text, self._at).end()  # type: ignore[union-attr]
         return self._at < len(self._text)
 
     def _word(self, pattern: re.Pattern[str]) -> str | None:
-        """The word that begins here, once something else follows."""
+        """Consume a word; return it once something else follows."""
         found = pattern.match(self._text, self._at)
         if found is not None:
             self._words.append(found[0])
@@ -118,7 +129,7 @@ class Parser(ABC):
         return word
 
     def _accept(self, marker: str) -> bool | None:
-        """Take a marker if the text goes on with it; None if that cannot be said yet."""
+        """Consume `marker` if the text continues with it; return None if that is not certain yet."""
         if self._text.startswith(marker, self._at):
             self._at += len(marker)
             return True
@@ -126,7 +137,7 @@ class Parser(ABC):
         return None if is_open and marker.startswith(self._text[self._at :]) else False
 
     def _accept_one(self, markers: Iterable[str]) -> str | None:
-        """Take the one of `markers` that the text goes on with; "" if it is none, None if unknown yet."""
+        """Consume the one of `markers` that the text continues with; "" for none, None if not certain yet."""
         is_open = False
         for marker in markers:
             answer = self._accept(marker)
@@ -136,7 +147,7 @@ class Parser(ABC):
         return None if is_open else ""
 
     def _num_held(self, markers: Iterable[str]) -> int:
-        """Length of the longest end of the text that may begin one of `markers`."""
+        """Return the length of the longest suffix of the text that may begin one of `markers`."""
         longest = 0
         for marker in () if self._is_final else markers:
             for length in range(min(len(marker) - 1, len(self._text) - self._at), longest, -1):
@@ -149,8 +160,8 @@ class Parser(ABC):
 class ToolParser(Parser):
     """Content, and calls in it.
 
-    Blanks between content and a call belong to neither. What turns out to be no call is content, as it was
-    written; that can only be said before the call has begun, so a call begins as late as its name is known.
+    Whitespace between content and a call belongs to neither. What turns out to be no call is content, as it
+    was written; that must be decided before a call begins, so a call begins when its name is known.
     """
 
     def __init__(self, tools: Tools, marker: Marker) -> None:
@@ -171,16 +182,24 @@ class ToolParser(Parser):
         self._opener = re.compile(pattern)
         self._state = self._content
 
+    @classmethod
+    @abstractmethod
+    def call_rules(cls, tokens: Mapping[str, int]) -> CallRules | None:
+        """Return how a grammar writes calls in this format; None if there is no grammar of it.
+
+        `tokens` are the ids of the vocabulary's added tokens.
+        """
+
     def _openers(self) -> Mapping[str, Callable[[], bool]]:
-        """The markers that end content, and the state that follows each."""
+        """Return the markers that end content, and the state that follows each."""
         return {}
 
     def feed(self, text: str) -> list[Event]:
-        """As Parser.feed(); text after the last call an answer may have is dropped."""
+        """See Parser; text after the last call of a full answer is dropped."""
         return [] if self.is_full else super().feed(text)
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
-        """As Parser.finish(); what is held of a call that broke off is dropped where it can be no content."""
+        """See Parser; a call that broke off before its name is dropped where it cannot be content."""
         is_behind_call = self.num_calls > 0 and not self.is_call_open and self._state != self._content
         if is_cut and (self.tools.is_constrained or is_behind_call):
             return []
@@ -191,7 +210,7 @@ class ToolParser(Parser):
             pass
 
     def _content(self) -> bool:
-        """Text up to the next marker; what may begin one is held back."""
+        """Emit text up to the next marker; what may begin one is held back."""
         found = self._opener.search(self._text, self._at)
         if found is None:
             end = len(self._text) - self._num_held(self._content_markers)
@@ -205,7 +224,7 @@ class ToolParser(Parser):
         return True
 
     def _say(self, text: str) -> None:
-        """Content, without the blanks at its end, which may stand before a call."""
+        """Emit content, but hold whitespace at its end, which may come before a call."""
         text = text.replace(MARK, "")
         said = text.rstrip()
         if said:
@@ -214,7 +233,7 @@ class ToolParser(Parser):
         self._blanks.append(text[len(said) :])
 
     def _no_call(self) -> bool:
-        """What was held for a call is content, and so is what follows."""
+        """Emit what was held for a call as content, and continue with content."""
         self._say("".join(self._raw))
         self._raw = []
         self._state = self._content
@@ -242,7 +261,7 @@ class ToolParser(Parser):
             self._events.append(Arguments(self.num_calls, text))
 
     def argument(self, name: str) -> None:
-        """The next argument of a call whose arguments come one by one; its value follows."""
+        """Begin the next argument of a call whose arguments come one by one; its value follows."""
         self.arguments(f"{', ' if self._num_arguments else ''}{json.dumps(name, ensure_ascii=False)}: ")
         self._num_arguments += 1
 

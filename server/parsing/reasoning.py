@@ -4,8 +4,6 @@ Many templates write the opening marker themselves, so that the text begins insi
 engine.text.reasoning: reasoning comes first or not at all.
 """
 
-from typing import ClassVar
-
 from engine.outputs import MARK
 from engine.request import ReasoningSpan
 from server.parsing.events import Content, Reasoning
@@ -13,28 +11,27 @@ from server.parsing.parser import Marker, Parser
 
 
 class ReasoningParser(Parser):
-    """Reasoning, then content. Blanks next to the markers belong to neither.
+    """Reasoning, then content. Whitespace next to the markers belongs to neither.
 
-    Marks stay in the content: what parses that further needs them.
+    `markers` of a format are the opening and the closing one. Marks of control tokens stay in the content,
+    for the parser of calls.
     """
-
-    opener: ClassVar[str]
-    closer: ClassVar[str]
 
     def __init__(self, marker: Marker, *, is_open: bool) -> None:
         super().__init__()
-        self._open_marker, self._close_marker = marker(self.opener), marker(self.closer)
+        self._open_marker, self._close_marker = map(marker, self.markers)
         self._is_open = is_open
         self._blanks: list[str] = []
         self._state = self._first
 
     @classmethod
     def span(cls, marker: Marker, *, is_open: bool) -> ReasoningSpan:
-        """What the engine looks for: stop strings have no effect inside, and tokens are counted."""
-        return ReasoningSpan(marker(cls.opener), marker(cls.closer), is_open)
+        """Return what the engine looks for: it counts reasoning tokens and ignores stop strings in them."""
+        opener, closer = map(marker, cls.markers)
+        return ReasoningSpan(opener, closer, is_open)
 
     def _first(self) -> bool:
-        """Does the text begin with reasoning? A marker is repeated at times that is in the prompt already."""
+        """Decide if the text begins with reasoning; models may repeat the marker that ends the prompt."""
         start = self._at
         is_there = self._skip_blanks()
         self._blanks.append(self._text[start : self._at])
@@ -85,15 +82,3 @@ class ReasoningParser(Parser):
     def _end(self, *, is_cut: bool) -> None:
         if (blanks := "".join(self._blanks)) and self._state == self._first and not self._is_open:
             self._events.append(Content(blanks))
-
-
-class ThinkParser(ReasoningParser):
-    """DeepSeek R1, Qwen 3, SmolLM3, GLM 4.5 and most others."""
-
-    opener, closer = "<think>", "</think>"
-
-
-class MistralThinkParser(ReasoningParser):
-    """Magistral and later models of Mistral."""
-
-    opener, closer = "[THINK]", "[/THINK]"

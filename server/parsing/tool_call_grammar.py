@@ -1,111 +1,85 @@
-"""Calls that must be made, or may be made in place of JSON -> the grammar that answers follow.
+"""Grammars of answers that must be tool calls, or may be tool calls in place of JSON.
 
 The grammars are in llguidance's Lark, with a JSON schema for the arguments of each tool. JSON is laid out as
-models have learned to write it, one blank behind each comma and colon: no other blanks can be written.
+models have learned to write it, with one space after each comma and colon and no other whitespace.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.request import Grammar
-from server.parsing.formats.hermes import CLOSE, OPEN
-from server.parsing.formats.mistral import ARGS, TOOL_CALLS
-from server.parsing.registry import ToolFormat, Whole
 from server.schema.tools import FunctionDefinition
 
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 NO_PARAMETERS = {"properties": {}, "additionalProperties": False}
-DEFINITIONS = ("$defs", "definitions")
+
+Layout = Mapping[str, Any]
 
 
-def demanded_format(own: ToolFormat | Whole) -> ToolFormat:
-    """The format that grammars have calls written in: the model's own if there is a grammar of it."""
-    return own if own in ("llama3_json", "mistral") else "hermes"
+class CallRules(NamedTuple):
+    """How a format writes calls, in pieces of Lark rules.
 
-
-def forced_call_grammar(
-    tools: Sequence[FunctionDefinition], written: ToolFormat, tokens: Mapping[str, int], *, is_one: bool
-) -> Grammar:
-    """What an answer must be that calls one of `tools`, or, unless `is_one`, several, as `written`.
-
-    `tokens` are the ids of the vocabulary's added tokens: a marker among them is that token, by its id, since
-    text never spells a control token.
+    `call` is one call, with the rule `tool` in it; several are joined by `separator` and replace the `{}` of
+    `around`. `tool(function, layout)` returns the body of the rule for a call of `function`; `layout` is that
+    of the JSON answer which calls may take the place of, None if the answer must be calls.
     """
-    rules = call_rules(tools, written, tokens, is_one=is_one)
-    return Grammar("lark", f"start: calls\n{rules}", param="tools", label="parameters of a tool")
+
+    call: str
+    separator: str
+    tool: Callable[[FunctionDefinition, Layout | None], str]
+    around: str = "{}"
+
+
+def forced_call_grammar(rules: CallRules, tools: Sequence[FunctionDefinition], *, is_one: bool) -> Grammar:
+    """Return the grammar of an answer that is one call of `tools`, or several unless `is_one`."""
+    source = f"start: calls\n{lark_rules(rules, tools, is_one=is_one)}"
+    return Grammar("lark", source, param="tools", label="parameters of a tool")
 
 
 def json_or_calls(
-    grammar: Grammar,
-    tools: Sequence[FunctionDefinition],
-    written: ToolFormat,
-    tokens: Mapping[str, int],
-    *,
-    is_one: bool,
+    grammar: Grammar, rules: CallRules, tools: Sequence[FunctionDefinition], *, is_one: bool
 ) -> Grammar:
-    """What an answer must be that is JSON, as `grammar` says, or calls, as forced_call_grammar() says."""
-    rules = call_rules(tools, written, tokens, is_one=is_one, layout=grammar.json_options)
-    return replace(grammar, or_calls=rules)
+    """Return the grammar of an answer that is JSON, as `grammar` says, or calls."""
+    return replace(grammar, or_calls=lark_rules(rules, tools, is_one=is_one, layout=grammar.json_options))
 
 
-def call_rules(
-    tools: Sequence[FunctionDefinition],
-    written: ToolFormat,
-    tokens: Mapping[str, int],
-    *,
-    is_one: bool,
-    layout: Mapping[str, Any] | None = None,
+def lark_rules(
+    rules: CallRules, tools: Sequence[FunctionDefinition], *, is_one: bool, layout: Layout | None = None
 ) -> str:
-    """The rules, of which the first is `calls`. `layout` is that of the JSON which they stand in place of."""
-
-    def marker(text: str) -> str:
-        return f"<[{tokens[text]}]>" if text in tokens else json.dumps(text)
-
-    is_by_name = written == "mistral" and ARGS in tokens
-    if is_by_name:
-        call, between, around = f"{marker(TOOL_CALLS)} tool", "", "{}"
-    elif written == "mistral":
-        call, between, around = "tool", '", "', f'{marker(TOOL_CALLS)} "[" {{}} "]"'
-    elif written == "llama3_json":
-        call, between, around = "tool", '"; "', "{}"
-    else:
-        call, between, around = f'{marker(OPEN)} "\\n" tool "\\n" {marker(CLOSE)}', '"\\n"', "{}"
-    rules = [
-        f"calls: {around.format('call' if is_one else f'call ({between} call)*')}",
-        f"call: {call}",
+    """Return Lark rules, the first of which is `calls`."""
+    lines = [
+        "calls: " + rules.around.format("call" if is_one else f"call ({rules.separator} call)*"),
+        f"call: {rules.call}",
         "tool: " + " | ".join(f"tool{number}" for number in range(len(tools))),
     ]
-    key = "parameters" if written == "llama3_json" else "arguments"
-    for number, tool in enumerate(tools):
-        arguments = {"type": "object", **(tool.parameters or NO_PARAMETERS)}
-        if is_by_name:
-            written_call = f"{json.dumps(tool.name)} {marker(ARGS)} {json_rule(tool, arguments, LAYOUT)}"
-        elif written == "llama3_json" and layout is not None:
-            written_call = json_rule(tool, call_schema(tool.name, arguments), layout)
-        else:
-            head = json.dumps(f'{{"name": "{tool.name}", "{key}": ')
-            written_call = f'{head} {json_rule(tool, arguments, LAYOUT)} "}}"'
-        rules.append(f"tool{number}: {written_call}")
-    return "\n".join(rules)
+    lines += (f"tool{number}: {rules.tool(function, layout)}" for number, function in enumerate(tools))
+    return "\n".join(lines)
 
 
-def call_schema(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """A call of Llama's as JSON, told from an answer in JSON as it goes: no text begins one alone."""
-    return {
-        "type": "object",
-        "properties": {
-            "name": {"const": name},
-            "parameters": {key: value for key, value in arguments.items() if key not in DEFINITIONS},
-        },
-        "required": ["name", "parameters"],
-        "additionalProperties": False,
-        **{key: arguments[key] for key in DEFINITIONS if key in arguments},  # where references look for them
-    }
+def marker_rule(text: str, tokens: Mapping[str, int]) -> str:
+    """Return the Lark for a marker: by its id if it is a control token, which no text spells."""
+    return f"<[{tokens[text]}]>" if text in tokens else json.dumps(text)
 
 
-def json_rule(tool: FunctionDefinition, schema: dict[str, Any], layout: Mapping[str, Any]) -> str:
-    """JSON of a schema. Only that of a strict tool has to be obeyed to the letter."""
-    options = {**layout, "lenient": not tool.strict}
+def json_call_rule(function: FunctionDefinition, key: str = "arguments") -> str:
+    """Return the Lark for {"name": …, "arguments": {…}}, where `key` names the arguments."""
+    head = json.dumps(f'{{"name": "{function.name}", "{key}": ')
+    return f'{head} {arguments_rule(function)} "}}"'
+
+
+def arguments_rule(function: FunctionDefinition) -> str:
+    """Return the Lark for the arguments of a call."""
+    return json_rule(function, arguments_schema(function), LAYOUT)
+
+
+def arguments_schema(function: FunctionDefinition) -> dict[str, Any]:
+    """Return the JSON schema of the arguments; they are an object."""
+    return {"type": "object", **(function.parameters or NO_PARAMETERS)}
+
+
+def json_rule(function: FunctionDefinition, schema: dict[str, Any], layout: Layout) -> str:
+    """Return the Lark for JSON of a schema; only for a strict function must all of it be enforceable."""
+    options = {**layout, "lenient": not function.strict}
     return "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)

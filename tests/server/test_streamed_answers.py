@@ -23,10 +23,10 @@ from server.answer import Answer, Delta
 from server.limits import Limits
 from server.logprobs import TokenDetails
 from server.parsing.events import Message
+from server.parsing.formats import tool_formats
+from server.parsing.formats.think import ThinkParser
 from server.parsing.output import OutputParser, ParsedDelta, ParsedStream, content_of
 from server.parsing.parser import Marker, Tools
-from server.parsing.reasoning import ThinkParser
-from server.parsing.registry import TOOL_PARSERS, ToolFormat
 from server.routes.anthropic.events import MessageFrames, whole_message
 from server.routes.openai.chat import response_of
 from server.routes.openai.parsed_chat_frames import ParsedChatFrames
@@ -49,7 +49,7 @@ FULL_DETAILS = TokenDetails(num_logprobs=0, has_ids=True)
 class Case(NamedTuple):
     """An answer of a model: its text in pieces, and how it is parsed and ends."""
 
-    format: ToolFormat
+    format: str
     pieces: list[str]
     tools: Tools
     finish: FinishReason
@@ -258,7 +258,7 @@ def test_any_cut_of_an_answer_reassembles_to_the_plain_answer(case: Case, sizes:
 
 
 def test_every_format_is_tried() -> None:
-    assert {text.format for text in TEXTS} == set(TOOL_PARSERS)
+    assert {text.format for text in TEXTS} == set(tool_formats())
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,42 @@
-"""One file per format in which models write tool calls."""
+"""The formats in which models write tool calls and reasoning: one file each, and one line in a list here.
+
+Names, detection by chat templates and grammars of forced calls are read off the parsers.
+"""
+
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from server.parsing.parser import ToolParser
+    from server.parsing.reasoning import ReasoningParser
+
+# In the order in which a chat template is searched for their signs.
+TOOL_FORMATS = (
+    "server.parsing.formats.qwen_coder:QwenCoderParser",
+    "server.parsing.formats.hermes:HermesParser",
+    "server.parsing.formats.mistral:MistralParser",
+    "server.parsing.formats.llama:LlamaParser",
+    "server.parsing.formats.pythonic:PythonicParser",
+)
+REASONING_FORMATS = (
+    "server.parsing.formats.mistral_think:MistralThinkParser",
+    "server.parsing.formats.think:ThinkParser",
+)
+
+
+def tool_formats() -> "dict[str, type[ToolParser]]":
+    """Return the parsers of tool calls by name."""
+    return {parser.name: parser for parser in map(_load, TOOL_FORMATS)}
+
+
+def reasoning_formats() -> "dict[str, type[ReasoningParser]]":
+    """Return the parsers of reasoning by name."""
+    return {parser.name: parser for parser in map(_load, REASONING_FORMATS)}
+
+
+@cache
+def _load(path: str) -> Any:
+    """Import the class at `module:name`."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

@@ -1,10 +1,11 @@
-"""Mistral's formats: [TOOL_CALLS][{"name": …, "arguments": …}, …], and [TOOL_CALLS]name[ARGS]{…} per call.
+"""Mistral: [TOOL_CALLS][{"name": …, "arguments": …}, …], or [TOOL_CALLS]name[ARGS]{…} for each call.
 
-The id of a call has nine letters or digits, or its templates refuse it when it comes back; some models write
-it themselves, [TOOL_CALLS]name[CALL_ID]id[ARGS]{…}.
+The id of a call has nine letters or digits; its chat templates refuse others in later turns. Some models
+write the id themselves, [TOOL_CALLS]name[CALL_ID]id[ARGS]{…}.
 https://docs.mistral.ai/capabilities/function_calling, mistral-common's tokenizers v3 to v13
 """
 
+import json
 import re
 import secrets
 import string
@@ -13,6 +14,8 @@ from collections.abc import Callable, Mapping
 from server.parsing.json_call import JsonToolParser
 from server.parsing.json_repair import JsonRepair
 from server.parsing.parser import Marker, Tools
+from server.parsing.tool_call_grammar import CallRules, Layout, arguments_rule, json_call_rule, marker_rule
+from server.schema.tools import FunctionDefinition
 
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 BLANKS = re.compile(r"\s*")
@@ -24,8 +27,10 @@ ID_LETTERS = string.ascii_letters + string.digits
 
 
 class MistralParser(JsonToolParser):
-    """Calls after a marker, as a JSON list or by name."""
+    """A JSON list, or names with arguments, after a marker."""
 
+    name = "mistral"
+    template_signs = (TOOL_CALLS,)
     markers = (TOOL_CALLS, CALL_ID, ARGS)
 
     def __init__(self, tools: Tools, marker: Marker) -> None:
@@ -34,6 +39,19 @@ class MistralParser(JsonToolParser):
         self._name = self._call_id = ""
         self._writer: JsonRepair | None = None
 
+    @classmethod
+    def call_rules(cls, tokens: Mapping[str, int]) -> CallRules:
+        """See ToolParser; models whose vocabulary has [ARGS] write calls by name."""
+        opener = marker_rule(TOOL_CALLS, tokens)
+        if ARGS not in tokens:
+            around = f'{opener} "[" {{}} "]"'
+            return CallRules("tool", '", "', lambda function, layout: json_call_rule(function), around)
+
+        def call_by_name(function: FunctionDefinition, layout: Layout | None) -> str:
+            return f"{json.dumps(function.name)} {marker_rule(ARGS, tokens)} {arguments_rule(function)}"
+
+        return CallRules(f"{opener} tool", "", call_by_name)
+
     def _openers(self) -> Mapping[str, Callable[[], bool]]:
         return {TOOL_CALLS: self._first}
 
@@ -41,7 +59,7 @@ class MistralParser(JsonToolParser):
         return "".join(secrets.choice(ID_LETTERS) for _ in range(9))
 
     def _first(self) -> bool:
-        """After the marker: JSON, or a name."""
+        """Read JSON, or a name, after the marker."""
         if not self._take_raw(BLANKS):
             return False
         if self._text[self._at] in "[{":
@@ -55,7 +73,7 @@ class MistralParser(JsonToolParser):
         return self._take_raw(START) and self._next_call()
 
     def _read_name(self) -> bool:
-        """A name, up to the marker that ends it; the arguments may also begin without one."""
+        """Read a name, up to a marker; the arguments may also begin without one."""
         name = self._raw_word()
         if name is None:
             return False
@@ -84,7 +102,7 @@ class MistralParser(JsonToolParser):
         return word
 
     def _follow(self, states: Mapping[str, Callable[[], bool]]) -> bool:
-        """Go on with the state of the marker that follows, else with the arguments."""
+        """Continue with the state of the marker that follows, else with the arguments."""
         marker = self._accept_one(states)
         if marker is None:
             return False
@@ -113,7 +131,7 @@ class MistralParser(JsonToolParser):
         return True
 
     def _between(self) -> bool:
-        """After a call in JSON: the next one, or content."""
+        """After a call in JSON: read the next one, or content."""
         self._at = STRAY.match(self._text, self._at).end()  # type: ignore[union-attr]
         if self._at == len(self._text):
             return False

@@ -1,8 +1,8 @@
-"""Calls as a Python list, [f(a=1), g(b="x")], of Llama 3.2 and 4, Olmo 3, LFM2.
+"""Llama 3.2 and 4, Olmo 3, LFM2: calls as a Python list, [f(a=1), g(b="x")].
 
-The list stands at the beginning of the answer, where it must call a tool of the request, or between markers,
-where its brackets may be missing. Values are read as literals and never evaluated; one without a name gets
-that of the parameter in its place.
+The list begins the answer, where it must call a tool of the request, or is enclosed by markers, where its
+brackets may be missing. Values are read as literals and never evaluated; a positional one gets the name of
+the parameter at its position.
 https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_2/
 """
 
@@ -28,8 +28,10 @@ REST = re.compile(rf"[^,){MARK}]*")
 
 
 class PythonicParser(ToolParser):
-    """Calls in Python's syntax."""
+    """Python's syntax."""
 
+    name = "pythonic"
+    template_signs = tuple(PAIRS)
     markers = (*PAIRS, *PAIRS.values())
 
     def __init__(self, tools: Tools, marker: Marker) -> None:
@@ -41,6 +43,10 @@ class PythonicParser(ToolParser):
         self._writer: JsonRepair | None = None
         self._state = self._first
 
+    @classmethod
+    def call_rules(cls, tokens: Mapping[str, int]) -> None:
+        """See ToolParser; there is no grammar of Python literals with a schema."""
+
     def _openers(self) -> Mapping[str, Callable[[], bool]]:
         return dict.fromkeys(PAIRS, self._marked)
 
@@ -51,7 +57,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _first(self) -> bool:
-        """A list of calls, or the first of them."""
+        """Read the start of a list of calls, or the first call."""
         start = self._at
         self._at = START.match(self._text, start).end()  # type: ignore[union-attr]
         self._raw.append(self._text[start : self._at])
@@ -64,7 +70,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _call(self) -> bool:
-        """A name and an opening bracket."""
+        """Read a name and an opening bracket."""
         start = self._at
         name = self._word(NAME)
         self._raw.append(self._text[start : self._at])
@@ -80,7 +86,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _argument(self) -> bool:
-        """The next argument, or the end of the call."""
+        """Read the next argument, or the end of the call."""
         self._at = BETWEEN_ARGUMENTS.match(self._text, self._at).end()  # type: ignore[union-attr]
         if self._at == len(self._text):
             return False
@@ -96,7 +102,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _keyword(self) -> bool:
-        """A word is the name of the argument if `=` follows, else it begins the value."""
+        """Read a word: the name of the argument if `=` follows, else the start of the value."""
         word = self._word(WORD)
         if word is None:
             return False
@@ -121,7 +127,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _place(self) -> str:
-        """The name of an argument that came without one."""
+        """Return the name of a positional argument."""
         names = list(self.tools.properties(self._name))
         number = self._num_arguments
         return names[number] if number < len(names) else f"arg{number}"
@@ -148,7 +154,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _between(self) -> bool:
-        """After a call: the next one, or the end of the list."""
+        """After a call: read the next one, or the end of the list."""
         self._at = BETWEEN_CALLS.match(self._text, self._at).end()  # type: ignore[union-attr]
         if self._at == len(self._text):
             return False
@@ -163,7 +169,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _after(self) -> bool:
-        """After the list: its marker, or content."""
+        """After the list: read its marker, or content."""
         if not self._skip_blanks():
             return False
         if self._accept_one(self._closers) is None:

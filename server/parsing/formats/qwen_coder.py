@@ -1,4 +1,4 @@
-"""Qwen3-Coder's and Qwen 3.5's format: calls in tags, the values of the arguments as they are.
+"""Qwen3-Coder, Qwen 3.5: calls in tags, with the values of arguments as plain text.
 
     <tool_call><function=f><parameter=a>
     1
@@ -27,8 +27,10 @@ END_VALUE = re.compile(f"{END_PARAMETER}|{MARK}")
 
 
 class QwenCoderParser(ToolParser):
-    """Calls in tags."""
+    """Tags."""
 
+    name = "qwen3_coder"
+    template_signs = (FUNCTION,)
     markers = (OPEN, CLOSE)
 
     def __init__(self, tools: Tools, marker: Marker) -> None:
@@ -36,6 +38,10 @@ class QwenCoderParser(ToolParser):
         self._open_marker, self._close_marker = marker(OPEN), marker(CLOSE)
         self._name = ""
         self._value: _Value | None = None
+
+    @classmethod
+    def call_rules(cls, tokens: Mapping[str, int]) -> None:
+        """See ToolParser; there is no grammar of plain text that obeys a schema."""
 
     def _openers(self) -> Mapping[str, Callable[[], bool]]:
         return {OPEN: self._function, FUNCTION: self._function_name}

@@ -1,7 +1,7 @@
-"""The tokenizer's own response template: transformers parses, this makes events of it.
+"""The tokenizer's own response template, parsed by transformers, for calls and reasoning.
 
-A template (`response_template` in tokenizer_config.json) says how the model writes each field of a message.
-A call is known when its region closes, so its arguments come at once.
+A template (`response_template` in tokenizer_config.json) describes how the model writes each field of a
+message. A call is known only when its region closes, so its arguments come in one event.
 https://huggingface.co/docs/transformers/main/chat_response_parsing
 """
 
@@ -13,12 +13,13 @@ from server.parsing.events import Reasoning
 from server.parsing.json_call import object_text
 from server.parsing.parser import Marker, ToolParser, Tools
 
+RESPONSE_TEMPLATE = "response_template"
 REASONING = frozenset(("reasoning_content", "reasoning", "thinking"))
 CALLS = "tool_calls"
 
 
 class RegionParser(Protocol):
-    """transformers' ResponseParser. About a malformed region it may raise anything."""
+    """transformers' ResponseParser. It may raise any exception on a malformed region."""
 
     initial_events: list[dict[str, Any]]
 
@@ -28,10 +29,15 @@ class RegionParser(Protocol):
 
 
 class ResponseTemplateParser(ToolParser):
-    """Content, reasoning and calls, by the regions of a template; `make` begins to parse an answer.
+    """Content, reasoning and calls, by the regions of a template; `make` returns a parser of one answer.
 
-    A malformed region is content, and so is all that follows it.
+    A malformed region is content, and so is all that follows it. This format is chosen by the tokenizer, not
+    by signs of a chat template, and is therefore not registered.
     """
+
+    name = RESPONSE_TEMPLATE
+    template_signs = ()
+    markers = ()
 
     def __init__(self, tools: Tools, make: Callable[[], RegionParser]) -> None:
         super().__init__(tools, Marker())
@@ -46,6 +52,10 @@ class ResponseTemplateParser(ToolParser):
         self._events.clear()  # the prompt is no part of the answer
         self._state = self._region
 
+    @classmethod
+    def call_rules(cls, tokens: Mapping[str, int]) -> None:
+        """See ToolParser; transformers has no grammar of a template."""
+
     def _region(self) -> bool:
         text = self._rest()
         try:
@@ -58,7 +68,7 @@ class ResponseTemplateParser(ToolParser):
         return True
 
     def _read_until_fault(self, text: str) -> None:
-        """Something in `text` cannot be parsed, and what came before it is lost: read it by the character."""
+        """Read `text` by the character up to its fault: a failed feed() loses what came before it."""
         regions = self._make()
         regions.feed("".join(self._seen))
         for at, char in enumerate(text):
@@ -114,7 +124,7 @@ class ResponseTemplateParser(ToolParser):
             self._say(text)
 
     def _call(self, value: Any) -> bool:
-        """One call, or a list of them; returns whether it was that."""
+        """Read one call, or a list of them; return False for any other value."""
         calls = [function_of(call) for call in (value if isinstance(value, list) else [value])]
         for name, arguments in calls:
             if self.is_full:
@@ -126,11 +136,11 @@ class ResponseTemplateParser(ToolParser):
         return bool(calls)
 
     def _close_call(self) -> None:
-        """Calls are never left open here."""
+        """Do nothing: calls are never left open."""
 
 
 def function_of(call: Any) -> tuple[str, str]:
-    """Name and arguments of a parsed call; the latter are empty if it is none."""
+    """Return the name and the arguments of a parsed call; without arguments it is no call."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return "", ""

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.outputs import MARK
+from server.parsing.formats import tool_formats
 from server.parsing.parser import Marker
-from server.parsing.registry import TOOL_PARSERS, ToolFormat, tool_parser
 from tests.server.parsing.texts import TEXTS, Text, make, parse, summary
 
 
@@ -21,9 +21,9 @@ def cuts(text: str) -> Iterator[list[str]]:
         yield [text[:place], text[place:]]
 
 
-def marked(name: ToolFormat, text: str) -> tuple[str, Marker]:
+def marked(name: str, text: str) -> tuple[str, Marker]:
     """The same text where all markers are control tokens."""
-    markers = tool_parser(name).markers
+    markers = tool_formats()[name].markers
     for number, marker in enumerate(markers):
         text = text.replace(marker, f"\0{number}\0")
     for number, marker in enumerate(markers):
@@ -58,7 +58,7 @@ def test_every_cut_of_every_beginning_joins_to_the_same(case: Text, has_tokens: 
         assert got == whole, f"in pieces {pieces!r}"
 
 
-WORDS: dict[ToolFormat, list[str]] = {
+WORDS: dict[str, list[str]] = {
     "hermes": [
         "<tool_call>", "</tool_call>", '{"name": "now", "arguments": ', '{"arguments": {"a": "<"}, "name": ',
     ],
@@ -95,7 +95,7 @@ COMMON = [
 
 
 @st.composite
-def texts(draw: st.DrawFn) -> tuple[ToolFormat, str, list[int], bool, bool]:
+def texts(draw: st.DrawFn) -> tuple[str, str, list[int], bool, bool]:
     """A format, a text of its words in any order, places to cut it, whether it breaks off, control tokens."""
     name = draw(st.sampled_from(sorted(WORDS)))
     words = st.sampled_from(WORDS[name] + COMMON) | st.text(max_size=3)
@@ -106,7 +106,7 @@ def texts(draw: st.DrawFn) -> tuple[ToolFormat, str, list[int], bool, bool]:
 
 @settings(max_examples=600, deadline=None)
 @given(texts())
-def test_any_text_however_it_is_cut(drawn: tuple[ToolFormat, str, list[int], bool, bool]) -> None:
+def test_any_text_however_it_is_cut(drawn: tuple[str, str, list[int], bool, bool]) -> None:
     name, text, places, is_cut, has_tokens = drawn
     text, marker = marked(name, text) if has_tokens and "\0" not in text else (text, Marker())
     places = [0, *places, len(text)]
@@ -123,4 +123,4 @@ def test_any_text_however_it_is_cut(drawn: tuple[ToolFormat, str, list[int], boo
 
 
 def test_every_format_is_tried() -> None:
-    assert set(WORDS) == set(TOOL_PARSERS) == {text.format for text in TEXTS}
+    assert set(WORDS) == set(tool_formats()) == {text.format for text in TEXTS}

@@ -5,19 +5,8 @@ from typing import Any, get_args
 import pytest
 
 from server.flags import SettingsError
-from server.parsing.detect import Formats
-from server.parsing.parser import ToolParser
-from server.parsing.reasoning import ReasoningParser
-from server.parsing.registry import (
-    REASONING_PARSERS,
-    TOOL_PARSERS,
-    ReasoningFormat,
-    ReasoningSetting,
-    ToolFormat,
-    ToolSetting,
-    reasoning_parser,
-    tool_parser,
-)
+from server.parsing.detect import Formats, ReasoningSetting, ToolSetting
+from server.parsing.formats import reasoning_formats, tool_formats
 
 
 class Facts:
@@ -70,11 +59,7 @@ def test_settings_win_and_none_is_none() -> None:
         Formats.of(facts, "auto", "response_template")
 
 
-def test_every_name_has_its_parser_and_is_a_setting() -> None:
-    assert set(get_args(ToolFormat)) == set(TOOL_PARSERS)
-    assert set(get_args(ReasoningFormat)) == set(REASONING_PARSERS)
+def test_every_format_is_a_setting() -> None:
     others = {"auto", "none", "response_template"}
-    assert set(get_args(ToolSetting)) == {*TOOL_PARSERS, *others}
-    assert set(get_args(ReasoningSetting)) == {*REASONING_PARSERS, *others}
-    assert all(issubclass(tool_parser(name), ToolParser) for name in TOOL_PARSERS)
-    assert all(issubclass(reasoning_parser(name), ReasoningParser) for name in REASONING_PARSERS)
+    assert set(get_args(ToolSetting)) == {*tool_formats(), *others}
+    assert set(get_args(ReasoningSetting)) == {*reasoning_formats(), *others}

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 from engine.outputs import MARK, FinishReason
 from server.parsing.events import Content, Message, Reasoning
+from server.parsing.formats.think import ThinkParser
 from server.parsing.output import MAX_CHARS_ON_LOOP, OutputParser, ParsedStream
 from server.parsing.parser import Marker, Tools
-from server.parsing.reasoning import ThinkParser
 from tests.server.parsing.texts import TOOLS, Stream, make
 
 CALL = '<tool_call>{"name": "now", "arguments": {"a": 1}}</tool_call>'

@@ -7,8 +7,8 @@ import pytest
 
 from engine.outputs import MARK
 from server.parsing.events import Arguments, CallEnd, CallStart, Content
+from server.parsing.formats import tool_formats
 from server.parsing.parser import Marker, Tools
-from server.parsing.registry import TOOL_PARSERS, ToolFormat
 from tests.server.parsing.texts import TOOLS, make, parse
 
 BEFORE_BLANKS = [
@@ -27,7 +27,7 @@ BEFORE_BLANKS = [
 
 
 @pytest.mark.parametrize(("name", "text"), BEFORE_BLANKS)
-def test_blanks_in_many_pieces_are_read_in_linear_time(name: ToolFormat, text: str) -> None:
+def test_blanks_in_many_pieces_are_read_in_linear_time(name: str, text: str) -> None:
     parser = make(name)
     parser.feed(text)
     for _ in range(20_000):  # what copies what it holds for each of them takes a minute
@@ -68,7 +68,7 @@ def test_mistral_ids_have_nine_letters_or_digits() -> None:
         ("qwen3_coder", "<tool_call></tool_call>"),
     ],
 )
-def test_text_that_spells_a_control_token_is_content(name: ToolFormat, text: str) -> None:
+def test_text_that_spells_a_control_token_is_content(name: str, text: str) -> None:
     markers = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<|python_start|>"]
     marker = Marker(dict.fromkeys(markers, 1))
     assert parse(make(name, marker=marker), *text).content == text
@@ -112,7 +112,7 @@ def test_nothing_follows_a_call_with_the_name_and_the_values_of_another(
 
 
 @pytest.mark.parametrize("name", ["llama3_json", "pythonic"])
-def test_without_a_marker_only_tools_of_the_request_are_called(name: ToolFormat) -> None:
+def test_without_a_marker_only_tools_of_the_request_are_called(name: str) -> None:
     text = '{"name": "rm", "parameters": {}}' if name == "llama3_json" else "[rm()]"
     message = parse(make(name), *text)
     assert (message.content, message.calls) == (text, [])
@@ -140,7 +140,7 @@ def test_tools_that_are_not_allowed_are_not_called() -> None:
         ("qwen3_coder", "<function=now></function><function=now></function>more"),
     ],
 )
-def test_without_parallel_calls_nothing_follows_the_first(name: ToolFormat, text: str) -> None:
+def test_without_parallel_calls_nothing_follows_the_first(name: str, text: str) -> None:
     for pieces in ([text], list(text)):
         parser = make(name, Tools(TOOLS.parameters, parallel=False))
         message = parse(parser, *pieces)
@@ -157,7 +157,7 @@ def test_without_parallel_calls_nothing_follows_the_first(name: ToolFormat, text
         ("mistral", '[TOOL_CALLS]now[ARGS]{"a": 1}[TOOL_CALLS]now[AR'),
     ],
 )
-def test_a_demanded_call_that_broke_off_leaves_no_content(name: ToolFormat, text: str) -> None:
+def test_a_demanded_call_that_broke_off_leaves_no_content(name: str, text: str) -> None:
     for length in range(len(text) + 1):
         parser = make(name, Tools(TOOLS.parameters, is_constrained=True))
         message = parse(parser, *text[:length], is_cut=True)
@@ -185,7 +185,7 @@ def test_a_call_that_broke_off_stays_incomplete() -> None:
     ],
 )
 def test_long_nonsense_is_read_to_its_end(text: str) -> None:
-    for name in TOOL_PARSERS:
+    for name in tool_formats():
         pieces = [text[start : start + 7] for start in range(0, len(text), 7)]
         for call in parse(make(name), *pieces).calls:
             json.loads(call.arguments)

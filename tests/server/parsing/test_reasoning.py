@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from engine.outputs import MARK
 from engine.text.reasoning import Watch
 from server.parsing.events import Event, Message
+from server.parsing.formats.mistral_think import MistralThinkParser
+from server.parsing.formats.think import ThinkParser
 from server.parsing.parser import Marker
-from server.parsing.reasoning import MistralThinkParser, ReasoningParser, ThinkParser
+from server.parsing.reasoning import ReasoningParser
 
 TOKENS = Marker({"<think>": 1, "</think>": 2})
 

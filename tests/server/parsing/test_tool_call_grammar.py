@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,11 @@ from tokenizers import AddedToken, Tokenizer
 from engine.constraints.grammar import Vocabulary, compile_grammar
 from engine.outputs import MARK, FinishReason
 from engine.request import Grammar
+from server.parsing.answer_format import grammar_format
 from server.parsing.events import Message
+from server.parsing.formats import tool_formats
 from server.parsing.parser import Marker, Tools
-from server.parsing.registry import ToolFormat, tool_parser
-from server.parsing.tool_call_grammar import demanded_format, forced_call_grammar, json_or_calls
+from server.parsing.tool_call_grammar import CallRules, forced_call_grammar, json_or_calls
 from server.schema.tools import FunctionDefinition
 from tests.engine.tiny_engine import EOS, answers, tiny_engine, tiny_request, tiny_tokenizer
 
@@ -29,13 +32,20 @@ WEATHER = FunctionDefinition(
     },
 )
 NOW = FunctionDefinition(name="ns.now-1")
-FORMATS: list[tuple[ToolFormat, tuple[str, ...]]] = [
+FORMATS: list[tuple[str, tuple[str, ...]]] = [
     ("hermes", ()),
     ("hermes", ("<tool_call>", "</tool_call>")),
     ("llama3_json", ("<|python_tag|>",)),
     ("mistral", ("[TOOL_CALLS]",)),
     ("mistral", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
 ]
+
+
+def rules_of(name: str, tokens: Mapping[str, int] = MappingProxyType({})) -> CallRules:
+    """Return the rules of a format that has some."""
+    rules = tool_formats()[name].call_rules(tokens)
+    assert rules is not None
+    return rules
 
 
 class Writer:
@@ -78,16 +88,16 @@ class Writer:
 @pytest.mark.parametrize(("written", "markers"), FORMATS)
 @pytest.mark.parametrize("is_one", [False, True])
 def test_what_a_grammar_allows_is_parsed_as_calls(
-    written: ToolFormat, markers: tuple[str, ...], is_one: bool
+    written: str, markers: tuple[str, ...], is_one: bool
 ) -> None:
     writer = Writer(markers)
-    grammar = forced_call_grammar([WEATHER, NOW], written, writer.tokens, is_one=is_one)
+    grammar = forced_call_grammar(rules_of(written, writer.tokens), [WEATHER, NOW], is_one=is_one)
     tools = Tools({"get_weather": WEATHER.parameters or {}, "ns.now-1": {}}, parallel=not is_one)
     found: set[tuple[str, ...]] = set()
     for seed in range(12):
         text = writer.write(grammar, seed)
         assert text is not None, "the arguments are short"
-        parser = tool_parser(written)(tools, Marker(writer.tokens))
+        parser = tool_formats()[written](tools, Marker(writer.tokens))
         message = Message.of([*parser.feed(text), *parser.finish()])
         assert message.content == "", text
         assert message.calls and all(call.is_complete for call in message.calls), text
@@ -106,7 +116,7 @@ def test_what_a_grammar_allows_is_parsed_as_calls(
 @pytest.mark.parametrize(("written", "markers"), FORMATS)
 @pytest.mark.parametrize("whitespace", [None, ""])
 def test_calls_may_stand_in_place_of_json(
-    written: ToolFormat, markers: tuple[str, ...], whitespace: str | None
+    written: str, markers: tuple[str, ...], whitespace: str | None
 ) -> None:
     writer = Writer(markers)
     person = {
@@ -127,7 +137,7 @@ def test_calls_may_stand_in_place_of_json(
             "$defs": {"City": {"enum": ["Rome", "Oslo"]}},
         },
     )
-    grammar = json_or_calls(asked, [tool], written, writer.tokens, is_one=True)
+    grammar = json_or_calls(asked, rules_of(written, writer.tokens), [tool], is_one=True)
     called = '{"name": "f", "parameters": {"to": "Oslo"}}'
     if written != "llama3_json":  # whose calls no marker begins: what is drawn at random is none
         kinds = set()
@@ -135,7 +145,7 @@ def test_calls_may_stand_in_place_of_json(
             text = writer.write(grammar, seed)
             if text is None:
                 continue
-            parser = tool_parser(written)(Tools({"f": {}}, parallel=False), Marker(writer.tokens))
+            parser = tool_formats()[written](Tools({"f": {}}, parallel=False), Marker(writer.tokens))
             message = Message.of([*parser.feed(text), *parser.finish()])
             if message.calls:
                 assert json.loads(message.calls[0].arguments)["to"] in ("Rome", "Oslo"), text
@@ -156,12 +166,12 @@ def test_calls_may_stand_in_place_of_json(
 
 
 async def test_a_model_of_random_weights_makes_the_calls() -> None:
-    grammar = forced_call_grammar([WEATHER, NOW], "hermes", {}, is_one=True)
+    grammar = forced_call_grammar(rules_of("hermes"), [WEATHER, NOW], is_one=True)
     async with tiny_engine() as engine:
         found = await answers(engine, [tiny_request("hi", seed=seed, grammar=grammar) for seed in range(4)])
     for delta in found:
         assert delta.finish_reason is FinishReason.STOP, delta
-        parser = tool_parser("hermes")(Tools({"get_weather": {}, "ns.now-1": {}}), Marker())
+        parser = tool_formats()["hermes"](Tools({"get_weather": {}, "ns.now-1": {}}), Marker())
         message = Message.of([*parser.feed(delta.text), *parser.finish()])
         assert len(message.calls) == 1 and not message.content, delta.text
         assert isinstance(json.loads(message.calls[0].arguments), dict)
@@ -172,10 +182,10 @@ def test_only_a_strict_schema_must_be_one_that_can_be_obeyed() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     for strict in (None, False):
         tool = FunctionDefinition(name="f", parameters=schema, strict=strict)
-        compile_grammar(forced_call_grammar([tool], "hermes", {}, is_one=True), vocabulary)
+        compile_grammar(forced_call_grammar(rules_of("hermes"), [tool], is_one=True), vocabulary)
     tool = FunctionDefinition(name="f", parameters=schema, strict=True)
     with pytest.raises(ValueError, match="uniqueItems"):
-        compile_grammar(forced_call_grammar([tool], "hermes", {}, is_one=True), vocabulary)
+        compile_grammar(forced_call_grammar(rules_of("hermes"), [tool], is_one=True), vocabulary)
 
 
 ZOD_EMAIL = (
@@ -193,9 +203,9 @@ def test_what_no_grammar_can_see_to_is_left_out_unless_the_tool_is_strict(value:
     schema = {"type": "object", "properties": {"a": value}, "required": ["a"], "additionalProperties": False}
     for strict, asked in ((False, None), (None, Grammar("json_object")), (True, None)):
         tool = FunctionDefinition(name="f", parameters=schema, strict=strict)
-        grammar = forced_call_grammar([tool], "hermes", {}, is_one=True)
+        grammar = forced_call_grammar(rules_of("hermes"), [tool], is_one=True)
         if asked is not None:
-            grammar = json_or_calls(asked, [tool], "llama3_json", {}, is_one=True)
+            grammar = json_or_calls(asked, rules_of("llama3_json"), [tool], is_one=True)
         if strict:
             with pytest.raises(ValueError, match=r"\w") as caught:
                 compile_grammar(grammar, vocabulary)
@@ -207,12 +217,13 @@ def test_what_no_grammar_can_see_to_is_left_out_unless_the_tool_is_strict(value:
 def test_patterns_that_libraries_write_are_obeyed_by_strict_tools_too() -> None:
     schema = {"type": "object", "properties": {"to": {"type": "string", "pattern": ZOD_EMAIL}}}
     tool = FunctionDefinition(name="mail", parameters=schema, strict=True)
-    compile_grammar(forced_call_grammar([tool], "hermes", {}, is_one=True), Writer(()).vocabulary)
+    compile_grammar(forced_call_grammar(rules_of("hermes"), [tool], is_one=True), Writer(()).vocabulary)
 
 
 def test_formats_without_a_grammar_are_written_as_hermes() -> None:
-    assert demanded_format("mistral") == "mistral"
-    assert demanded_format("qwen3_coder") == demanded_format("response_template") == "hermes"
+    assert grammar_format("mistral", {})[0] == "mistral"
+    for own in ("qwen3_coder", "response_template", None):
+        assert grammar_format(own, {})[0] == "hermes"
 
 
 @pytest.mark.parametrize("schema", [{"const": "<|end｜>"}, {"type": "string", "pattern": r"^<\|end｜>$"}])
@@ -225,5 +236,5 @@ def test_a_schema_that_spells_a_control_token_is_followed_in_plain_text(schema: 
         "additionalProperties": False,
     }
     tool = FunctionDefinition(name="f", parameters=parameters)
-    text = writer.write(forced_call_grammar([tool], "hermes", writer.tokens, is_one=True), seed=0)
+    text = writer.write(forced_call_grammar(rules_of("hermes", writer.tokens), [tool], is_one=True), seed=0)
     assert text is not None and "<|end｜>" in text and f"{MARK}<|end｜>" not in text

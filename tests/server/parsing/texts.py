@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from engine.outputs import FinishReason, TextDelta
 from server.parsing.events import Event, Message
+from server.parsing.formats import tool_formats
 from server.parsing.parser import Marker, ToolParser, Tools
-from server.parsing.registry import ToolFormat, tool_parser
 
 WEATHER = {
     "type": "object",
@@ -25,7 +25,7 @@ Calls = list[tuple[str, Any]]
 class Text(NamedTuple):
     """A text in a format, its content, and the names and arguments of its calls."""
 
-    format: ToolFormat
+    format: str
     text: str
     content: str
     calls: Calls
@@ -141,9 +141,9 @@ TEXTS = [
 ]
 
 
-def make(name: ToolFormat, tools: Tools = TOOLS, marker: Marker | None = None) -> ToolParser:
+def make(name: str, tools: Tools = TOOLS, marker: Marker | None = None) -> ToolParser:
     """A parser of a format, for text without control tokens unless `marker` knows some."""
-    return tool_parser(name)(tools, marker or Marker())
+    return tool_formats()[name](tools, marker or Marker())
 
 
 def parse(parser: ToolParser, *pieces: str, is_cut: bool = False) -> Message:
