@@ -200,10 +200,6 @@ class OutputToken(NamedTuple):
     rank: int | None = None
 
 
-# Stands before the text of a token that SamplingParams.marks names: a noncharacter, which no text contains.
-MARK = "\ufdd0"
-
-
 class TextDelta(NamedTuple):
     """What became visible of one request since its last delta. Deltas join by concatenation.
 

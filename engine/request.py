@@ -90,10 +90,10 @@ class SamplingParams:
     log-probability of each chosen token and of that many most likely ones (0 to MAX_LOGPROBS),
     `prompt_logprobs` for the same of each token of the prompt but the first; for these it is computed as a
     whole, whatever is in the prefix cache. With `max_tokens` 0 nothing else is computed.
-    `marks` are tokens (id, text) that are shown, with MARK before their text, so that they can be told from
-    other tokens that spell it. Inside `reasoning` stop strings have no effect, and its tokens are counted.
-    With a `grammar` the output ends where that lets nothing follow, be it before `min_tokens`. With a
-    `repetition_stop` it ends (stop) in circles, at `min_tokens` at the earliest; all of it is shown.
+    `marks` are tokens (id, text) that are shown, with a mark (control_tokens.py) that distinguishes them from
+    other tokens that spell the text. Inside `reasoning` stop strings have no effect, and its tokens are
+    counted. With a `grammar` the output ends where that lets nothing follow, be it before `min_tokens`. With
+    a `repetition_stop` it ends (stop) in circles, at `min_tokens` at the earliest; all of it is shown.
     """
 
     max_tokens: int

@@ -7,7 +7,7 @@ import numpy as np
 
 from engine.constraint import WORD_BITS, Constraint, MatchState
 from engine.constraints.grammar import CompiledGrammar, GrammarMatcher
-from engine.outputs import MARK
+from engine.control_tokens import mark, strip
 from engine.request import SamplingParams
 from engine.text.token_bytes import TokenPieces
 
@@ -28,7 +28,7 @@ def make(sampling: SamplingParams, pieces: TokenPieces, compiled: CompiledGramma
     assert compiled is not None
     if sampling.reasoning is None:
         return compiled
-    ids = {MARK + text: token_id for token_id, text in sampling.marks}
+    ids = {mark(text): token_id for token_id, text in sampling.marks}
     span = sampling.reasoning
     return AfterReasoning(compiled, ids.get(span.open), ids.get(span.close), span.close, span.is_open)
 
@@ -46,7 +46,7 @@ class AfterReasoning:
         self.grammar = grammar
         self.opener = opener
         self.closer = closer
-        self.close = close.removeprefix(MARK).encode()
+        self.close = strip(close).encode()
         self.is_open = is_open
 
     def start(self) -> "AfterReasoningMatcher":

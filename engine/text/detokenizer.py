@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from engine.outputs import MARK, FinishReason, TextDelta, TokenLogprobs, TokenScores
+from engine.control_tokens import mark, strip
+from engine.outputs import FinishReason, TextDelta, TokenLogprobs, TokenScores
 from engine.request import ReasoningSpan
 from engine.text.reasoning import Watch
 from engine.text.token_bytes import MAX_UNFINISHED_BYTES, REPLACEMENT, TokenPieces
@@ -248,7 +249,7 @@ class Detokenizer:
             stream.new_token_ids.popleft()
             stream.num_output_tokens += 1
             stream.num_unreported_tokens += 1
-            tail, text = _unfinished_tail(stream).replace(MARK, ""), MARK + watch.marks[token_id]
+            tail, text = strip(_unfinished_tail(stream)), mark(watch.marks[token_id])
             if stream.log is not None:
                 stream.log.settled(len(tail))
                 stream.log.decoded(len(text), is_whole=True)
@@ -289,7 +290,7 @@ class Detokenizer:
             num_healed = min(stream.num_healed, len(new))
             new, stream.num_healed = new[num_healed:], stream.num_healed - num_healed
         if stream.watch is not None:
-            new = new.replace(MARK, "")
+            new = strip(new)
         if stream.log is not None:
             stream.log.decoded(len(new), is_whole=not unfinished)
         if end > stream.num_settled:

@@ -8,10 +8,10 @@ import json
 import re
 from collections.abc import Callable
 
-from engine.outputs import MARK
+from engine.control_tokens import is_marked, until
 
 # What may stand in a string without being looked at one by one.
-RUN = re.compile(rf"[^\"'\\\x00-\x1f{MARK}]+")
+RUN = until(r"\"'\\\x00-\x1f")
 BLANKS = re.compile(r"[ \t\r\n]*")
 NO_BLANK = re.compile(r"[^ \t\r\n]+")
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -37,9 +37,9 @@ class JsonRepair:
 
     def __init__(self, ends: str = "") -> None:
         self.is_done = False
-        self._ends = frozenset(ends + MARK)
-        self._key_end = re.compile(rf"[\s:=,{{}}\[\]()\"'{re.escape(ends + MARK)}]")
-        self._bare_end = re.compile(rf"[\r\n,}}\])\"{re.escape(ends + MARK)}]")
+        self._ends = frozenset(ends)
+        self._key_word = until(rf"\s:=,{{}}\[\]()\"'{re.escape(ends)}")
+        self._bare_word = until(rf"\r\n,}}\])\"{re.escape(ends)}")
         self._out: list[str] = []
         self._stack: list[str] = []
         self._state: Callable[[str, int], int] = self._value
@@ -62,6 +62,10 @@ class JsonRepair:
             self._end()
         return self._take()
 
+    def _is_end(self, char: str) -> bool:
+        """Return True if `char` ends the value wherever it is."""
+        return char in self._ends or is_marked(char)
+
     def _take(self) -> str:
         out = "".join(self._out)
         self._out.clear()
@@ -75,7 +79,7 @@ class JsonRepair:
                 self._out.append(text[at:end])
             return end
         char = text[at]
-        if char in self._ends or char in ",}])":
+        if self._is_end(char) or char in ",}])":
             self._out.append("null")
             self._ended()
             return at
@@ -109,7 +113,7 @@ class JsonRepair:
             self._gap.append(text[at:end])
             return end
         char = text[at]
-        if char in self._ends:
+        if self._is_end(char):
             self._end()
             return at
         if char in "}])":
@@ -162,14 +166,14 @@ class JsonRepair:
         return end + 1 if text[end] in ":=" else end
 
     def _string(self, text: str, at: int) -> int:
-        if run := RUN.match(text, at):
-            self._out.append(run[0])
-            return run.end()
+        if (end := RUN.match(text, at).end()) > at:  # type: ignore[union-attr]
+            self._out.append(text[at:end])
+            return end
         char = text[at]
         if char == self._quote:
             self._out.append('"')
             self._ended()
-        elif char == MARK:
+        elif is_marked(char):
             self._end()
             return at
         elif char == "\\":
@@ -212,11 +216,10 @@ class JsonRepair:
 
     def _word(self, text: str, at: int) -> int:
         """A number, a name such as true, or words without quotes; only a key ends at a blank."""
-        end_of = self._key_end if self._is_key else self._bare_end
-        found = end_of.search(text, at)
-        end = found.start() if found else len(text)
+        word = self._key_word if self._is_key else self._bare_word
+        end = word.match(text, at).end()  # type: ignore[union-attr]
         self._parts.append(text[at:end])
-        if found:
+        if end < len(text):
             self._end_word()
         return end
 

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.outputs import MARK, FinishReason, OutputToken, TextDelta
+from engine.control_tokens import strip
+from engine.outputs import FinishReason, OutputToken, TextDelta
 from server.parsing.events import Content, Event, Reasoning, join
 from server.parsing.parser import ToolParser
 from server.parsing.reasoning import ReasoningParser
@@ -70,7 +71,7 @@ class OutputParser:
                 passed.append(event)
             elif self._tools:
                 passed += self._tools.feed(event.text)
-            elif text := event.text.replace(MARK, ""):
+            elif text := strip(event.text):
                 passed.append(Content(text))
         return self._shown(passed)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from engine.outputs import MARK
+from engine.control_tokens import mark, strip
 from server.parsing.events import Arguments, CallEnd, CallStart, Content, Event, join
 from server.parsing.tool_call_grammar import CallRules
 
@@ -50,7 +50,7 @@ class Marker:
 
     def __call__(self, text: str) -> str:
         """Return the marker `text` as the engine delivers it."""
-        return MARK + text if text in self.tokens else text
+        return mark(text) if text in self.tokens else text
 
 
 class Parser(ABC):
@@ -225,7 +225,7 @@ class ToolParser(Parser):
 
     def _say(self, text: str) -> None:
         """Emit content, but hold whitespace at its end, which may come before a call."""
-        text = text.replace(MARK, "")
+        text = strip(text)
         said = text.rstrip()
         if said:
             self._events.append(Content("".join(self._blanks) + said))

@@ -4,7 +4,7 @@ Many templates write the opening marker themselves, so that the text begins insi
 engine.text.reasoning: reasoning comes first or not at all.
 """
 
-from engine.outputs import MARK
+from engine.control_tokens import strip
 from engine.request import ReasoningSpan
 from server.parsing.events import Content, Reasoning
 from server.parsing.parser import Marker, Parser
@@ -55,7 +55,7 @@ class ReasoningParser(Parser):
         is_over = end >= 0
         if not is_over:
             end = len(self._text) - self._num_held((self._close_marker,))
-        text = self._text[self._at : end].replace(MARK, "")
+        text = strip(self._text[self._at : end])
         said = text.rstrip()
         if said:
             self._events.append(Reasoning("".join(self._blanks) + said))

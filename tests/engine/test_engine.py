@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.control_tokens import MARK
 from engine.errors import (
     ContextLengthExceeded,
     DeviceLost,
@@ -21,7 +22,7 @@ from engine.errors import (
     RequestTimeout,
     StepFailed,
 )
-from engine.outputs import MARK, NO_TOKEN, FinishReason, StepPlan
+from engine.outputs import NO_TOKEN, FinishReason, StepPlan
 from engine.request import ReasoningSpan, Request, SamplingParams
 from engine.stats import RequestTimes
 from tests.engine.toy import reference

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.outputs import MARK
+from engine.control_tokens import MARK
 from engine.request import ReasoningSpan
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine

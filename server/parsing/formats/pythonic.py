@@ -9,7 +9,7 @@ https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_2/
 import re
 from collections.abc import Callable, Mapping
 
-from engine.outputs import MARK
+from engine.control_tokens import is_marked, until
 from server.parsing.json_repair import JsonRepair
 from server.parsing.parser import Marker, ToolParser, Tools
 
@@ -24,7 +24,7 @@ WORD = re.compile(r"\w*")
 BETWEEN_ARGUMENTS = re.compile(r"[\s,]*")
 BETWEEN_CALLS = re.compile(r"[\s,;)]*")
 # What is left of a value that is no literal, such as the `+ 1` of `2 + 1`.
-REST = re.compile(rf"[^,){MARK}]*")
+REST = until(",)")
 
 
 class PythonicParser(ToolParser):
@@ -91,7 +91,7 @@ class PythonicParser(ToolParser):
         if self._at == len(self._text):
             return False
         char = self._text[self._at]
-        if char in (")", MARK):
+        if char == ")" or is_marked(char):
             self._at += char == ")"
             self._close_call()
             self._state = self._between

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.outputs import MARK
+from engine.control_tokens import first_of, is_marked, until
 from server.parsing.json_repair import JsonRepair
 from server.parsing.parser import Marker, ToolParser, Tools
 
@@ -22,8 +22,8 @@ PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 NAME = re.compile(r"[^<>\s]*")
 KEY = re.compile(r"[^>\n]*")
 # Between parameters nothing has a meaning but tags.
-NO_TAG = re.compile(rf"[^<{MARK}]*")
-END_VALUE = re.compile(f"{END_PARAMETER}|{MARK}")
+NO_TAG = until("<")
+END_VALUE = first_of(END_PARAMETER)
 
 
 class QwenCoderParser(ToolParser):
@@ -84,7 +84,7 @@ class QwenCoderParser(ToolParser):
             return False
         if tag == PARAMETER:
             self._state = self._key
-        elif tag or self._text[self._at] == MARK:
+        elif tag or is_marked(self._text[self._at]):
             self._close_call()
             self._state = self._content if tag == self._close_marker else self._between
         else:

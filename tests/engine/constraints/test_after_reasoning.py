@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from engine.outputs import MARK, FinishReason
+from engine.control_tokens import MARK
+from engine.outputs import FinishReason
 from engine.request import Grammar, ReasoningSpan
 from tests.engine.tiny_engine import answers, tiny_engine, tiny_request, tiny_tokenizer
 

@@ -6,7 +6,8 @@ import random
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from engine.outputs import MARK, FinishReason
+from engine.control_tokens import MARK
+from engine.outputs import FinishReason
 from engine.request import ReasoningSpan
 from engine.text.detokenizer import AddTokens, Decoded, Detokenizer, OpenStream
 from engine.text.reasoning import Watch

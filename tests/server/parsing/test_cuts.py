@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.outputs import MARK
+from engine.control_tokens import MARK
 from server.parsing.formats import tool_formats
 from server.parsing.parser import Marker
 from tests.server.parsing.texts import TEXTS, Text, make, parse, summary

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.outputs import MARK
+from engine.control_tokens import MARK
 from server.parsing.json_repair import MAX_DEPTH, JsonRepair
 
 

@@ -3,7 +3,8 @@
 import json
 from typing import Any, cast
 
-from engine.outputs import MARK, FinishReason
+from engine.control_tokens import MARK
+from engine.outputs import FinishReason
 from server.parsing.events import Content, Message, Reasoning
 from server.parsing.formats.think import ThinkParser
 from server.parsing.output import MAX_CHARS_ON_LOOP, OutputParser, ParsedStream

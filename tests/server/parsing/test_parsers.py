@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from engine.outputs import MARK
+from engine.control_tokens import MARK
 from server.parsing.events import Arguments, CallEnd, CallStart, Content
 from server.parsing.formats import tool_formats
 from server.parsing.parser import Marker, Tools

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.outputs import MARK
+from engine.control_tokens import MARK
 from engine.text.reasoning import Watch
 from server.parsing.events import Event, Message
 from server.parsing.formats.mistral_think import MistralThinkParser

@@ -11,7 +11,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from engine.constraints.grammar import Vocabulary, compile_grammar
-from engine.outputs import MARK, FinishReason
+from engine.control_tokens import MARK
+from engine.outputs import FinishReason
 from engine.request import Grammar
 from server.parsing.answer_format import grammar_format
 from server.parsing.events import Message
