@@ -29,6 +29,11 @@ class EngineConfig(BaseModel):
         description="dtype of weights, activations and KV; auto: bfloat16 on CUDA and on CPUs "
         "that compute it in hardware (AMX, AVX512-BF16), else float32",
     )
+    quantization: str | None = Field(
+        None,
+        description="weight format that unquantized weights are converted to while loading: int8 (half the "
+        "memory of 16 bits, one scale per output feature); default: as the checkpoint stores them",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if there is one, else cpu")
     page_size: Literal[1, 16, 32, 64] = Field(16, description="tokens per KV page")
     kv_tokens: int | None = Field(

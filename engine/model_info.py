@@ -19,3 +19,4 @@ class ModelInfo:
     num_pages: int
     page_size: int
     created: int
+    quantization: str | None = None

@@ -86,6 +86,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
             num_pages=runner.num_pages,
             page_size=config.page_size,
             created=int(time.time()),
+            quantization=config.quantization,
         ),
         tokenizer=TokenizerPool(
             tokenizer, num_threads=config.tokenizer_threads, max_model_len=runner.max_model_len

@@ -45,13 +45,13 @@ def load(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    quantization: str = "dense",
+    quantization: str | None = None,
     shard: Shard = WHOLE,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """Build the model and fill it from its checkpoint.
 
-    `quantization` is the weight format that unquantized weights are converted to. `on_progress` gets bytes
+    `quantization` is the weight format to convert unquantized weights to, if any. `on_progress` gets bytes
     read so far and bytes in all. Raises ModelError, naming the tensor, when one is unknown, missing, there
     twice, or of another shape than the configuration says.
     """
@@ -68,7 +68,7 @@ def random_decoder(
     device: torch.device,
     seed: int = 0,
     *,
-    quantization: str = "dense",
+    quantization: str | None = None,
     shard: Shard = WHOLE,
 ) -> Decoder:
     """Build a model with the weights of `random_tensors`."""
@@ -82,11 +82,11 @@ def empty_decoder(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    quantization: str = "dense",
+    quantization: str | None = None,
     shard: Shard = WHOLE,
 ) -> Decoder:
     """Build a model whose parameters are not filled yet."""
-    make_linear = conversion_to(quantization).linear_maker({}, dtype, device, shard)
+    make_linear = conversion_to(quantization or "dense").linear_maker({}, dtype, device, shard)
     return Decoder(spec, make_linear, dtype, device, shard)
 
 
@@ -110,14 +110,14 @@ def _open(files: ModelFiles) -> Checkpoint:
 
 
 def _linear_maker(
-    checkpoint: Checkpoint, quantization: str, dtype: torch.dtype, device: torch.device, shard: Shard
+    checkpoint: Checkpoint, quantization: str | None, dtype: torch.dtype, device: torch.device, shard: Shard
 ) -> MakeLinear:
     """Return what makes the model's linears: in the checkpoint's format, or in the one to convert to."""
     stored = checkpoint.quantization
-    convert = conversion_to(quantization).linear_maker({}, dtype, device, shard)
+    convert = conversion_to(quantization or "dense").linear_maker({}, dtype, device, shard)
     if stored is None:
         return convert
-    if quantization != "dense":
+    if quantization is not None:
         raise ModelError(
             f"quantization '{quantization}' needs unquantized weights; these are quantized already"
         )

@@ -142,8 +142,8 @@ class Answer:
 
 
 def fingerprint(info: "ModelInfo") -> str:
-    """Changes when the same seed may give another answer: version, model, dtype, device."""
-    parts = "\n".join((VERSION, info.name, info.dtype, info.device))
+    """Return a hash of what answers depend on beside the request: version, model, formats, device."""
+    parts = "\n".join((VERSION, info.name, info.dtype, info.quantization or "dense", info.device))
     return f"fp_{hashlib.sha256(parts.encode()).hexdigest()[:10]}"
 
 

@@ -23,6 +23,7 @@ from engine.bench.probe import Ceilings, Probe
 from engine.config import EngineConfig
 from engine.device.devices import choose_device
 from kernels.act_mul import gelu_mul, silu_mul
+from kernels.int8_linear import int8_linear
 from kernels.kv_layer import KVLayer
 from kernels.layer_norm import layer_norm
 from kernels.logprobs import top_logprobs
@@ -116,6 +117,18 @@ def elementwise(probe: Probe) -> Iterator[OpCase]:
         yield OpCase("gelu_mul", shape, partial(gelu_mul, gate_up), size)
 
 
+def products(probe: Probe) -> Iterator[OpCase]:
+    """Matrix products with int8 weights: the MLP's of an 8B model."""
+    for n, k in ((28672, 4096), (4096, 14336)) if probe.cuda else ((96, 64),):
+        weight = torch.randint(-127, 128, (n, k), dtype=torch.int8, device=probe.device)
+        scale = torch.rand(n, device=probe.device)
+        for tokens in (1, 16, 64, 256, 8192) if probe.cuda else (1, 4):
+            x = probe.randn(tokens, k)
+            num_bytes = n * k + tokens * (n + k) * probe.dtype.itemsize
+            call = partial(int8_linear, x, weight, scale)
+            yield OpCase("int8_linear", f"{tokens} x {k} x {n}", call, num_bytes, 2 * tokens * n * k)
+
+
 def rope(probe: Probe) -> Iterator[OpCase]:
     """Rotation, and the write of keys and values into their pages."""
     for heads in (LLAMA_8B, LLAMA_1B):
@@ -198,6 +211,7 @@ def sampling(probe: Probe) -> Iterator[OpCase]:
 
 SOURCES: dict[tuple[str, ...], Callable[[Probe], Iterator[OpCase]]] = {
     ("rms_norm", "add_rms_norm", "layer_norm", "silu_mul", "gelu_mul"): elementwise,
+    ("int8_linear",): products,
     ("rope_kv_write",): rope,
     ("decode_attention",): decode,
     ("prefill_attention",): prefill,

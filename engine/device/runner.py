@@ -132,7 +132,7 @@ class ModelRunner:
         set_up_thread(config, device)
         with torch.inference_mode():
             try:
-                model = loader.load(files, dtype, device)
+                model = loader.load(files, dtype, device, quantization=config.quantization)
             except loader.ModelError as error:
                 raise ModelError(str(error)) from error
             except torch.OutOfMemoryError as error:

@@ -32,6 +32,7 @@ class Header(BaseModel):
     token_budget: int
     run_ahead: int
     threads: int | None
+    quantization: str | None = None
 
 
 class Arrived(NamedTuple):

@@ -68,6 +68,7 @@ def replay(
     settings = {
         "model": header.model,
         "dtype": header.dtype,
+        "quantization": header.quantization,
         "device": device or header.device,
         "page_size": header.page_size,
         "kv_tokens": header.num_pages * header.page_size,

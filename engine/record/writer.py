@@ -83,6 +83,7 @@ class Recorder(StepListener):
             "model": config.model,
             "fingerprint": fingerprint,
             "dtype": model.dtype,
+            "quantization": model.quantization,
             "device": model.device.partition(":")[0],
             "vocab_size": model.vocab_size,
             "max_model_len": model.max_model_len,

@@ -9,6 +9,7 @@ from models.formats.base import WeightFormat
 
 FORMATS = {
     "dense": "models.formats.dense",
+    "int8": "models.formats.int8",
 }
 
 

@@ -9,6 +9,8 @@ from kernels.act_mul import _act_mul_kernel
 from kernels.decode_attention import _decode_kernel, launch_shape
 from kernels.decode_inputs import _decode_inputs_kernel
 from kernels.dispatch import HAS_TRITON
+from kernels.int8_linear import _int8_linear_kernel
+from kernels.int8_linear import tile_shape as int8_tile
 from kernels.layer_norm import _layer_norm_kernel
 from kernels.logprobs import _top_logprobs_kernel
 from kernels.penalties import _apply_penalties_kernel
@@ -117,6 +119,23 @@ def test_decode_attention_uses_the_matrix_unit(head_dim, dim_block, options):
     ptx = compile_for_h100(_decode_kernel, constants, launch.num_warps, launch.num_stages)
     assert "mma.sync" in ptx
     assert "cp.async" in ptx, "keys and values are loaded ahead"
+
+
+@pytest.mark.parametrize(("num_tokens", "instruction"), [(1, "mma.sync"), (64, "wgmma"), (2048, "wgmma")])
+def test_int8_linear_uses_the_matrix_unit(num_tokens, instruction):
+    tile = int8_tile(num_tokens, 2)
+    constants = {
+        "HAS_BIAS": True,
+        "EVEN_K": True,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+    }
+    ptx = compile_for_h100(
+        _int8_linear_kernel, constants, tile.num_warps, tile.num_stages, weight_ptr="i8", scale_ptr="fp32"
+    )
+    assert instruction in ptx
+    assert "cp.async" in ptx, "weights are loaded ahead"
 
 
 @pytest.mark.parametrize("rest", [0, 48])

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from models import formats
 from models.errors import ModelError
 from models.families.llama import WEIGHT_MAP
-from models.formats import FORMATS, conversion_to, dense, stored_format
+from models.formats import FORMATS, conversion_to, dense, int8, stored_format
 from models.formats.base import LinearShape, Shard
 from models.layers import Linear
 from models.loader import load
@@ -125,7 +125,7 @@ def test_every_format_is_one_module_of_its_name():
 
 
 def test_unknown_formats_are_named_with_the_known_ones():
-    with pytest.raises(ModelError, match=r"quantization 'int3' is not known; known: dense"):
+    with pytest.raises(ModelError, match=r"quantization 'int3' is not known; known: dense, int8"):
         conversion_to("int3")
     with pytest.raises(ModelError, match=r"'gptq' is not supported.*known: dense.*use an unquantized"):
         stored_format({"quant_method": "gptq"})
@@ -183,6 +183,8 @@ def test_a_checkpoint_names_its_format_and_what_is_excluded_from_it(halved, tmp_
         found = decoder.layers[index].mlp.down(x, SimpleNamespace())
         expected = x @ plain[f"model.layers.{index}.mlp.down_proj.weight"].t()
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ModelError, match="quantized already"):
+        load(files_of(tmp_path), torch.float32, CPU, quantization="int8")
 
 
 def test_half_of_a_fused_linear_cannot_be_excluded():
@@ -193,3 +195,48 @@ def test_half_of_a_fused_linear_cannot_be_excluded():
     assert not is_excluded("layers.3.attention.qkv", WEIGHT_MAP, ["model.layers.33", "proj", "mlp"])
     with pytest.raises(ModelError, match=r"only some of model\.layers\.3\.self_attn\.q_proj"):
         is_excluded("layers.3.attention.qkv", WEIGHT_MAP, ["q_proj"])
+
+
+def num_bytes(decoder):
+    """Bytes of everything the linears of the layers hold."""
+    weights = [
+        leaf.weights
+        for address, leaf in decoder.leaves()
+        if address.startswith("layers.") and isinstance(leaf, Linear)
+    ]
+    held = [value for one in weights for value in vars(one).values()]
+    held = [getattr(value, "blocked", getattr(value, "weight", value)) for value in held]
+    return sum(tensor.nbytes for tensor in held if isinstance(tensor, torch.Tensor))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_int8_is_its_own_dequantized_weights(tied, tmp_path):
+    """The same model, once in int8 and once with weights that were rounded to int8 before."""
+    config = LlamaConfig(**{**ODD, "tie_word_embeddings": tied})
+    model = randomised(LlamaForCausalLM(config))
+    model.model.layers[1].mlp.up_proj.weight.data[5] = 0  # a row without a scale
+    model.save_pretrained(tmp_path / "plain")
+    decoder = load(files_of(tmp_path / "plain"), torch.float32, CPU, quantization="int8")
+    for name, parameter in model.named_parameters():
+        if name.endswith("proj.weight"):
+            values, scale = int8.quantize(parameter.data)
+            assert values.abs().amax() <= 127
+            error = (values * scale[:, None] - parameter.data).abs()
+            assert (error <= scale[:, None] / 2 * 1.0001).all(), "each value is the nearest"
+            parameter.data = values * scale[:, None]
+    model.save_pretrained(tmp_path / "rounded")
+    ids, chunks = prompt(70), [30, 1, 39]
+    expected = forward_logits(load(files_of(tmp_path / "rounded"), torch.float32, CPU), ids, chunks)
+    found = forward_logits(decoder, ids, chunks)
+    worst = (found - expected).abs().max().item() / expected.abs().max().item()
+    assert worst < TOLERANCE, f"logits differ by {worst:.1e} of the largest"
+    assert isinstance(decoder.output.weights, dense.DenseWeights), "the head stays dense"
+
+
+def test_int8_takes_half_the_memory_of_16_bits(tmp_path):
+    config = LlamaConfig(**{**BASE, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 16})
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    plain, quantized = (
+        num_bytes(load(files_of(tmp_path), torch.bfloat16, CPU, quantization=name)) for name in (None, "int8")
+    )
+    assert 0.5 < quantized / plain < 0.52

@@ -1,0 +1,42 @@
+"""An engine that converts weights while loading: it answers, and its record replays in the same format."""
+
+import pytest
+
+from engine import Engine
+from engine.config import EngineConfig
+from engine.errors import ModelError
+from engine.record.replay import replay
+from engine.request import Request, SamplingParams
+from tests.tiny_checkpoint import write_checkpoint
+
+
+def settings(folder, **more):
+    return EngineConfig(
+        model=str(folder), device="cpu", dtype="float32", kv_tokens=128, max_num_seqs=4, threads=1, **more
+    )
+
+
+async def answer(config):
+    engine = await Engine.start(config)
+    try:
+        sampling = SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.0)
+        output = await engine.submit(Request("r", tuple(range(10, 40)), sampling)).collect()
+        return engine.model, output.num_tokens
+    finally:
+        await engine.stop()
+
+
+async def test_an_engine_answers_in_int8_and_its_record_replays(tmp_path):
+    folder = write_checkpoint(tmp_path / "model")
+    record = tmp_path / "record"
+    model, num_tokens = await answer(settings(folder, quantization="int8", record=record))
+    plain_model, _ = await answer(settings(folder))
+    assert (model.quantization, plain_model.quantization) == ("int8", None)
+    assert model.dtype == plain_model.dtype == "float32"
+    assert num_tokens == 20
+    assert replay(record).first is None, "the record says how its weights were quantized"
+
+
+async def test_an_unknown_quantization_names_the_known_ones(tmp_path):
+    with pytest.raises(ModelError, match=r"quantization 'int3' is not known; known: dense, int8"):
+        await Engine.start(settings(write_checkpoint(tmp_path), quantization="int3"))

@@ -1,0 +1,78 @@
+"""The int8 product against one in float64 with the dequantized weight."""
+
+import pytest
+import torch
+
+from kernels.int8_linear import TileShape, int8_linear, int8_linear_triton, tile_shape
+from tests.kernels.conftest import Target
+from tests.kernels.tolerances import assert_close
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+# (tokens, inputs, features): one of each, none a multiple of a tile, several tiles each way.
+SHAPES = [(1, 8, 1), (3, 100, 33), (17, 256, 96), (65, 130, 200)]
+LARGE = [(1, 4096, 6144), (16, 14336, 4096), (100, 2048, 8200), (1000, 4100, 1000), (8192, 4096, 4096)]
+
+
+def check(target: Target, num_tokens, in_features, out_features, dtype, with_bias=True, strided=False, **how):
+    if dtype == torch.bfloat16 and target.backend == "triton" and target.device.type == "cpu":
+        pytest.skip("Triton's interpreter multiplies the bit patterns of bfloat16 matrices")
+    x = torch.randn(num_tokens, in_features * (1 + strided)).to(dtype)[:, :in_features]
+    weight = torch.randint(-127, 128, (out_features, in_features), dtype=torch.int8)
+    scale = torch.rand(out_features) * 0.02
+    bias = torch.randn(out_features).to(dtype) if with_bias else None
+    device_x, device_weight, device_scale = target.to(x, weight, scale)
+    if strided:
+        device_x = target.to(torch.cat((x, x), 1))[0][:, :in_features]
+    op = int8_linear_triton if how else int8_linear
+    device_bias = None if bias is None else bias.to(target.device)
+    result = op(device_x, device_weight, device_scale, device_bias, **how)
+    exact = x.to(target.device).double() @ (device_weight.double() * device_scale.double()[:, None]).t()
+    if device_bias is not None:
+        exact += device_bias.double()
+    assert result.dtype == dtype
+    assert_close(result, exact, dtype, reduction=in_features)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_odd_shapes(target: Target, dtype: torch.dtype, with_bias: bool):
+    for shape in SHAPES + LARGE * target.large:
+        check(target, *shape, dtype, with_bias)
+
+
+def test_rows_of_a_wider_tensor(target: Target):
+    check(target, 5, 72, 40, torch.float16, strided=True)
+
+
+@pytest.mark.parametrize("num_tokens", [16, 64, 65])
+def test_every_tile(target: Target, num_tokens: int):
+    """The tiles of 16-bit activations, at a size the interpreter can afford."""
+    if target.backend == "torch":
+        pytest.skip("has no tiles")
+    shape = tile_shape(num_tokens, 2)
+    assert isinstance(shape, TileShape)
+    check(target, num_tokens + 3, shape.block_k + 8, shape.block_n + 5, torch.float16, shape=shape)
+
+
+def test_no_tokens(target: Target):
+    x, weight, scale = target.to(torch.empty(0, 64), torch.zeros(8, 64, dtype=torch.int8), torch.ones(8))
+    assert int8_linear(x, weight, scale).shape == (0, 8)
+
+
+@pytest.mark.gpu
+def test_a_captured_product_follows_its_input():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    x = torch.randn(16, 4096, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randint(-127, 128, (4096, 4096), dtype=torch.int8, device="cuda")
+    scale = torch.rand(4096, device="cuda")
+    int8_linear(x, weight, scale)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = int8_linear(x, weight, scale)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        x.copy_(torch.randn(16, 4096))
+        graph.replay()
+        assert torch.equal(captured, int8_linear(x, weight, scale))
