@@ -1,16 +1,16 @@
-# One process, no shell script around it: SIGTERM drains running streams, then the container ends.
+# One process without a wrapping shell script: SIGTERM drains running streams, then the container ends.
 #
 #   docker build -t monoloop .
 #   docker run --rm -p 127.0.0.1:8000:8000 -v monoloop-models:/models monoloop
 #
-# pip takes its index from the usual PIP_* build arguments, for example to pick torch's CPU build.
+# pip takes its index from the usual PIP_* build arguments, for example to select torch's CPU build.
 
 FROM python:3.12-slim AS build
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 WORKDIR /src
 RUN python -m venv /opt/monoloop
-# Dependencies are a layer of their own: a change of the code does not install them again.
+# Dependencies are a separate layer, so that a change of the code does not reinstall them.
 COPY pyproject.toml constraints.txt ./
 RUN python -c "import tomllib; \
         print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > requirements.txt \

@@ -1,4 +1,4 @@
-"""The files around the code: the dashboard asks for metrics that exist, compose waits for the drain."""
+"""Deployment files: metrics that the dashboard queries, ports, settings and limits of docker-compose.yml."""
 
 import json
 import re
@@ -42,16 +42,16 @@ def read_yaml(path: str) -> Any:
     return yaml.safe_load((ROOT / path).read_text())
 
 
-def test_the_dashboard_asks_only_for_metrics_that_exist() -> None:
+def test_the_dashboard_queries_only_metrics_that_exist() -> None:
     metrics = Metrics()
     metrics.attach(lambda: STATS, "m", 1024)
     metrics.http_request("GET", "/v1/models", 200, 0.1)
     exported = set(re.findall(r"^([a-z0-9_:]+)\{", metrics.exposition().decode(), re.MULTILINE))
     dashboard = json.loads((ROOT / "configs/grafana/dashboards/monoloop.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    asked = {name for query in queries for name in re.findall(r"(?:vllm:|monoloop_)[a-z0-9_]+", query)}
-    assert len(asked) > 15
-    assert asked <= exported, f"no such metrics: {asked - exported}"
+    queried = {name for query in queries for name in re.findall(r"(?:vllm:|monoloop_)[a-z0-9_]+", query)}
+    assert len(queried) > 15
+    assert queried <= exported, f"no such metrics: {queried - exported}"
 
 
 def test_the_dashboard_reads_the_provisioned_data_source() -> None:
@@ -65,6 +65,10 @@ def test_compose_waits_longer_than_the_drain_takes() -> None:
     service = read_yaml("docker-compose.yml")["services"]["monoloop"]
     drain_seconds = float(service["environment"]["MONOLOOP_DRAIN_TIMEOUT_SECONDS"])
     assert float(service["stop_grace_period"].removesuffix("s")) > drain_seconds
+
+
+def test_compose_limits_memory() -> None:
+    assert read_yaml("docker-compose.yml")["services"]["monoloop"]["mem_limit"]
 
 
 def test_prometheus_scrapes_the_port_the_server_listens_on() -> None:

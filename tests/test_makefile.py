@@ -1,4 +1,4 @@
-"""What `make serve` says on machines where it cannot work."""
+"""Messages of `make serve` on machines where it cannot work; start of an installed server."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 def make(venv: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`make serve`, without the settings of a make that runs these tests."""
+    """Run `make serve` without the settings of a make that runs these tests."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(
         ["make", "--no-print-directory", "-C", str(ROOT), "serve", f"VENV={venv}", *arguments],
@@ -25,7 +25,7 @@ def make(venv: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def script(path: Path, text: str) -> Path:
-    """An executable shell script."""
+    """Write an executable shell script."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -61,7 +61,7 @@ def test_a_venv_without_pip(tmp_path: Path) -> None:
     assert not (venv / ".installed").exists()
 
 
-def test_what_is_installed_starts_at_once_with_the_settings_given(tmp_path: Path) -> None:
+def test_an_installed_server_starts_with_the_given_settings(tmp_path: Path) -> None:
     venv = tmp_path / "venv"
     script(venv / "bin" / "python", "exit 1")
     script(venv / "bin" / "monoloop", 'echo "$@" "$MONOLOOP_PORT"')

@@ -80,9 +80,9 @@ def answer_to(word: str, address: str) -> Any:
 def test_json_follows_the_schema(address: str) -> None:
     [choice] = answer_to("response_format", address)["choices"]
     assert choice["finish_reason"] == "stop"
-    city = orjson.loads(choice["message"]["content"])
-    assert isinstance(city["country"], str)
-    assert isinstance(city["population"], int)
+    review = orjson.loads(choice["message"]["content"])
+    assert review["feeling"] in ("positive", "negative")
+    assert 1 <= review["stars"] <= 5
 
 
 @pytest.mark.slow
@@ -96,6 +96,18 @@ def test_a_tool_is_called(address: str) -> None:
 @pytest.mark.slow
 def test_every_input_is_embedded(address: str) -> None:
     assert len(answer_to("/v1/embeddings", address)["data"]) == 2
+
+
+@pytest.mark.slow
+def test_the_guide_of_the_api_runs(address: str) -> None:
+    """The Python blocks of docs/api.md, as one program."""
+    guide = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 8
+    program = "".join(blocks).replace(ADDRESS, address)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert "context_length_exceeded" in result.stdout
 
 
 def listed_folders() -> set[str]:
