@@ -1,5 +1,5 @@
-"""What a model writes -> content, reasoning and tool calls, while it is being written.
+"""Splits the text of a model into content, reasoning and tool calls, incrementally.
 
-One file per format; registry.py lists them. A parser is a state machine fed with text as it comes; whatever
-the cut of the text, what it says joins to the same.
+formats/ has one file per format and lists them. A parser is a state machine fed with text as it comes; its
+events add up to the same message however the text is cut.
 """

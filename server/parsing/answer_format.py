@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
 
 
 class AnswerFormat(NamedTuple):
-    """What the answers to a chat may contain beside content: calls of `tools`, reasoning, or both."""
+    """How the answers to a chat are parsed: for calls of `tools`, reasoning, or both."""
 
     wire: ChatRequest
     formats: Formats

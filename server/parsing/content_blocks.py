@@ -1,4 +1,4 @@
-"""An answer as the blocks that other dialects make of it: text, reasoning and calls, one after the other."""
+"""Orders an answer as blocks of text, reasoning and calls, as the Responses and Anthropic APIs need it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ Kind = Literal["text", "reasoning", "call"]
 
 @dataclass(slots=True)
 class Block:
-    """One block, its number counting from 0. A call has an id and a name, and its text are its arguments.
+    """One block, numbered from 0. A call has an id and a name; its text is its arguments.
 
-    `is_cut`: the limit of tokens ended the answer in it. A call that is whole `is_complete`. `tokens`, of an
-    answer that is not parsed and tells them, are those of the text.
+    `is_cut`: the limit of tokens ended the answer inside it. `is_complete`: the call has ended. `tokens` are
+    those of the text, if the answer is not parsed and its deltas contain tokens.
     """
 
     number: int
@@ -30,18 +30,18 @@ class Block:
 
     @property
     def text(self) -> str:
-        """All of its text so far."""
+        """Return all of its text so far."""
         return "".join(self.parts)
 
 
 class BlockStart(NamedTuple):
-    """A block has begun."""
+    """A block begins."""
 
     block: Block
 
 
 class BlockDelta(NamedTuple):
-    """A block has more text."""
+    """A block grows by `text`."""
 
     block: Block
     text: str
@@ -49,7 +49,7 @@ class BlockDelta(NamedTuple):
 
 
 class BlockEnd(NamedTuple):
-    """Nothing more comes of a block."""
+    """A block is complete, or the answer broke off in it."""
 
     block: Block
 
@@ -58,14 +58,14 @@ BlockEvent = BlockStart | BlockDelta | BlockEnd
 
 
 class ContentBlocks:
-    """The blocks of one answer, while its deltas come in; only the last one is open."""
+    """Collects the blocks of one answer from its deltas; only the last block is open."""
 
     def __init__(self) -> None:
         self.all: list[Block] = []
         self._open: Block | None = None
 
     def add(self, delta: TextDelta | ParsedDelta) -> Iterator[BlockEvent]:
-        """What a delta does to the blocks; the last one ends what is open."""
+        """Add a delta; yield what it does to the blocks. The last delta ends the open block."""
         if isinstance(delta, ParsedDelta):
             for event in delta.events:
                 yield from self._take(event)
@@ -113,7 +113,7 @@ class ContentBlocks:
 
 
 def blocks_of(delta: TextDelta | ParsedDelta) -> list[Block]:
-    """The blocks of a whole answer."""
+    """Return the blocks of an answer that is one delta."""
     blocks = ContentBlocks()
     for _ in blocks.add(delta):
         pass

@@ -1,4 +1,4 @@
-"""What parsers say about an answer, piece by piece, and the whole that the pieces make."""
+"""Events that parsers emit, and the message they add up to."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 
 class Content(NamedTuple):
-    """Text for the reader."""
+    """Text of the answer."""
 
     text: str
 
 
 class Reasoning(NamedTuple):
-    """Text the model thinks before it answers."""
+    """Text of the reasoning before the answer."""
 
     text: str
 
 
 class CallStart(NamedTuple):
-    """A tool call: they count from 0 without gaps. Its arguments follow."""
+    """A tool call begins; calls are numbered from 0 without gaps. Its arguments follow."""
 
     number: int
     id: str
@@ -27,7 +27,7 @@ class CallStart(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """More of a call's arguments. Joined, they are one JSON object, unless the answer was cut inside."""
+    """Text of a call's arguments. Joined, it is one JSON object, unless the answer broke off in it."""
 
     number: int
     text: str
@@ -54,7 +54,7 @@ class Call:
 
 @dataclass(slots=True)
 class Message:
-    """An answer as far as its events tell it."""
+    """An answer as far as it has come."""
 
     content: str = ""
     reasoning: str = ""
@@ -62,7 +62,7 @@ class Message:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Message":
-        """The whole that `events` make."""
+        """Return the message that `events` add up to."""
         contents: list[str] = []
         reasonings: list[str] = []
         fragments: list[list[str]] = []
@@ -88,7 +88,7 @@ class Message:
 
 
 def join(events: Iterable[Event]) -> list[Event]:
-    """The same events, with text that continues the text before it joined to it."""
+    """Return `events` with successive texts of one kind, or of one call, joined."""
     joined: list[Event] = []
     for (kind, number), group in groupby(
         events, key=lambda event: (type(event), getattr(event, "number", 0))

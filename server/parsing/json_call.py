@@ -1,4 +1,4 @@
-"""A call as a JSON object, {"name": "f", "arguments": {…}}, while it is being written."""
+"""Reads a call written as a JSON object, {"name": "f", "arguments": {…}}, incrementally."""
 
 import json
 import re
@@ -17,7 +17,7 @@ KEYS = NAMES | ARGUMENTS | {"type", "id", "index"}
 
 
 class Sink(Protocol):
-    """Where a call goes; ToolParser is one."""
+    """Receives a call; ToolParser is one."""
 
     def begin(self, name: str, call_id: str | None = None) -> bool: ...
 
@@ -27,11 +27,11 @@ class Sink(Protocol):
 
 
 class JsonCall:
-    """One object. It begins as a call when its name and the start of its arguments are known.
+    """One object. The call begins when its name and the start of its arguments are known.
 
-    Until then it is read strictly: another key than KEYS, a name that is no string, arguments that are no
-    object, and it has failed. Arguments may be such an object in a string. After that it is read as
-    JsonRepair reads, up to its closing bracket or to one of `ends`.
+    Until then reading is strict: a key outside KEYS, a name that is no string, or arguments that are no
+    object make it fail. Arguments may also be an object in a string. After that JsonRepair reads on, up to
+    the closing bracket or one of `ends`.
     """
 
     def __init__(self, sink: Sink, ends: str = "") -> None:
@@ -43,19 +43,19 @@ class JsonCall:
         self._name: str | None = None
         self._key = ""
         self._writer = JsonRepair(ends)
-        self._parts: list[str] = []  # of a key, or of a value that is needed whole
-        self._arguments: list[str] | None = None  # that came before the name
+        self._parts: list[str] = []  # of a key, or of a value that is used as a whole
+        self._arguments: list[str] | None = None  # read before the name
         self._is_streaming = False
         self._state: Callable[[str, int], int] = self._open
 
     def feed(self, text: str, at: int) -> int:
-        """Read `text` from `at` on; returns where it goes on, behind the object if it is done."""
+        """Read `text` from offset `at`; return the offset after the object, or after the text."""
         while at < len(text) and not (self.is_done or self.has_failed):
             at = self._state(text, at)
         return at
 
     def close(self) -> None:
-        """There is no more text: complete the call, if it has begun."""
+        """End the text: complete the call, if it has begun."""
         if not self.has_begun:
             self.has_failed = True
             return
@@ -107,7 +107,7 @@ class JsonCall:
         return at + 1
 
     def _value(self, text: str, at: int) -> int:
-        """The first character of a value says what to do with it."""
+        """Choose by the first character of a value how to read it."""
         at = BLANKS.match(text, at).end()  # type: ignore[union-attr]
         if at == len(text):
             return at
@@ -142,7 +142,7 @@ class JsonCall:
         return at
 
     def _use(self, value: str) -> None:
-        """The value of a key, as JSON, before the call has begun."""
+        """Use the JSON value of a key that was read before the call has begun."""
         if self._key in NAMES and self._name is None:
             if value.startswith('"'):
                 self._name = json.loads(value)
@@ -157,7 +157,7 @@ class JsonCall:
                 self._begin()
 
     def _begin(self) -> None:
-        """The call begins if its name is known; what is known of its arguments goes out."""
+        """Begin the call if its name is known, with the arguments read so far."""
         if self._name is None:
             return
         if self._sink.begin(self._name):
@@ -180,7 +180,7 @@ class JsonCall:
         self.is_done = True
 
     def _stop(self) -> None:
-        """Something that does not belong here: the end of a call that has begun, else the end of hope."""
+        """Stop at unexpected text: it ends a call that has begun, and fails otherwise."""
         if self.has_begun:
             self._finish()
         else:
@@ -193,7 +193,7 @@ class JsonCall:
 
 
 def object_text(value: str) -> str:
-    """Arguments that came as a JSON string or as null, as the text of an object; empty if they are none."""
+    """Return arguments that are a JSON string or null as the text of an object; "" if they are none."""
     if value == "null":
         return "{}"
     try:
@@ -203,13 +203,13 @@ def object_text(value: str) -> str:
         ValueError,
         TypeError,
         RecursionError,
-    ):  # no string, no JSON, half a surrogate pair, a huge number
+    ):  # no string, no JSON, a lone surrogate, a huge number
         return ""
     return text if is_object else ""
 
 
 class JsonToolParser(ToolParser):
-    """A format whose calls are JsonCalls; `ends` are characters that end one that is faulty."""
+    """Base of formats whose calls are JSON objects; a malformed one ends at one of the characters `ends`."""
 
     ends: ClassVar[str] = ""
 
@@ -218,7 +218,7 @@ class JsonToolParser(ToolParser):
         self._call = JsonCall(self)
 
     def _next_call(self) -> bool:
-        """A call is due."""
+        """Expect a call."""
         self._call = JsonCall(self, self.ends)
         self._state = self._in_call
         return True
@@ -236,10 +236,10 @@ class JsonToolParser(ToolParser):
 
     @abstractmethod
     def _between(self) -> bool:
-        """After a call."""
+        """Read what follows a call."""
 
     def _take_raw(self, pattern: re.Pattern[str]) -> bool:
-        """Take what `pattern` matches, possibly nothing, as a part of a call; is any text left?"""
+        """Consume what `pattern` matches as part of a call; return True if any text is left."""
         found = pattern.match(self._text, self._at)
         if found is not None:
             self._raw.append(found[0])

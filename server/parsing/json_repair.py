@@ -1,7 +1,7 @@
-"""A value as models write it -> the same value as JSON, while it is being written.
+"""Repairs the JSON that models write, incrementally.
 
-Strict JSON passes unchanged, byte for byte. Whatever else comes, the result is valid JSON all the same: what
-has been sent cannot be taken back, and a client must be able to read it.
+Strict JSON passes unchanged, byte for byte. From any other text the result is valid JSON, too: what has been
+sent cannot be taken back, and a client must be able to read it.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from engine.control_tokens import is_marked, until
 
-# What may stand in a string without being looked at one by one.
+# Characters of a string that need no treatment.
 RUN = until(r"\"'\\\x00-\x1f")
 BLANKS = re.compile(r"[ \t\r\n]*")
 NO_BLANK = re.compile(r"[^ \t\r\n]+")
@@ -20,19 +20,19 @@ ESCAPES = frozenset('"\\/bfnrt')
 HEX = frozenset("0123456789abcdefABCDEF")
 OPENER = {"}": "{", "]": "[", ")": "["}
 CLOSER = {"{": "}", "[": "]"}
-# As deep as the arguments of a call may be when they come back in a conversation.
+# The depth that the arguments of a call may have when a client sends them back.
 MAX_DEPTH = 64
 
 
 class JsonRepair:
     """Reads one value, JSON or a Python literal, and writes it as JSON.
 
-    Beside JSON it knows single quotes, tuples, True, False, None, `\\xhh`, and what goes wrong most often:
-    control characters and bad escapes in strings are escaped, words without quotes become strings, missing
-    commas are added and trailing ones dropped, missing values are null, open brackets are closed.
+    It accepts single quotes, tuples, True, False, None and `\\xhh`, and repairs the most frequent faults:
+    control characters and bad escapes in strings are escaped, unquoted words become strings, missing commas
+    are added and trailing ones dropped, missing values are null, open brackets are closed.
 
-    The value ends where it is complete, or before one of `ends`, a closing bracket it has not opened, or the
-    65th open one. A mark (a control token) ends it even inside a string. Linear in the text.
+    The value ends where it is complete, before one of `ends`, before a closing bracket without an opening
+    one, or before the 65th nested bracket. A control token ends it even inside a string. Linear in the text.
     """
 
     def __init__(self, ends: str = "") -> None:
@@ -43,7 +43,7 @@ class JsonRepair:
         self._out: list[str] = []
         self._stack: list[str] = []
         self._state: Callable[[str, int], int] = self._value
-        self._gap: list[str] = []  # blanks and a comma that wait for the next item
+        self._gap: list[str] = []  # whitespace and a comma, held until the next item
         self._has_comma = False
         self._has_items = False
         self._is_key = False
@@ -51,13 +51,13 @@ class JsonRepair:
         self._parts: list[str] = []  # of an escape or of a word, until it is complete
 
     def feed(self, text: str, at: int = 0) -> tuple[str, int]:
-        """Read `text` from `at` on; returns the JSON it adds, and where reading goes on."""
+        """Read `text` from offset `at`; return the JSON it adds, and the offset where reading stopped."""
         while at < len(text) and not self.is_done:
             at = self._state(text, at)
         return self._take(), at
 
     def close(self) -> str:
-        """There is no more text: returns the JSON that completes the value."""
+        """End the text; return the JSON that completes the value."""
         if not self.is_done:
             self._end()
         return self._take()
@@ -72,7 +72,7 @@ class JsonRepair:
         return out
 
     def _value(self, text: str, at: int) -> int:
-        """A value is due: the whole of it, or the one after a colon."""
+        """Expect a value: the whole, or the one after a colon."""
         end = BLANKS.match(text, at).end()  # type: ignore[union-attr]
         if end > at:
             if self._stack:
@@ -107,7 +107,7 @@ class JsonRepair:
         return at
 
     def _item(self, text: str, at: int) -> int:
-        """In brackets: an item, a comma or the closing bracket is due."""
+        """Expect an item, a comma or a closing bracket."""
         end = BLANKS.match(text, at).end()  # type: ignore[union-attr]
         if end > at:
             self._gap.append(text[at:end])
@@ -134,7 +134,7 @@ class JsonRepair:
         return self._begin(char, at)
 
     def _close(self, char: str, at: int) -> int:
-        """A closing bracket closes what was opened after its own opening one, too."""
+        """Close a bracket, and those opened inside it."""
         opener = OPENER[char]
         if opener not in self._stack:
             self._end()
@@ -185,7 +185,7 @@ class JsonRepair:
         return at + 1
 
     def _escape(self, text: str, at: int) -> int:
-        """After a backslash: what is no escape means itself, backslash and all."""
+        """Read an escape; a backslash that begins none is text."""
         char = text[at]
         if self._parts:
             length = {"u": 5, "x": 3}[self._parts[0]]
@@ -215,7 +215,7 @@ class JsonRepair:
         self._state = self._string
 
     def _word(self, text: str, at: int) -> int:
-        """A number, a name such as true, or words without quotes; only a key ends at a blank."""
+        """Read a number, a name such as true, or unquoted words; only a key ends at whitespace."""
         word = self._key_word if self._is_key else self._bare_word
         end = word.match(text, at).end()  # type: ignore[union-attr]
         self._parts.append(text[at:end])
@@ -238,7 +238,7 @@ class JsonRepair:
             self._gap.append(NO_BLANK.sub("", token[len(word) :]))
 
     def _ended(self) -> None:
-        """A key or a value is complete."""
+        """Continue after a complete key or value."""
         if self._is_key:
             self._is_key = False
             self._state = self._colon
@@ -249,7 +249,7 @@ class JsonRepair:
             self._state = self._item
 
     def _end(self) -> None:
-        """Complete the value from wherever it is."""
+        """Complete the value from any state."""
         if self._state == self._escape:
             self._end_escape()
         if self._state == self._string:

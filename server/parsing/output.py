@@ -1,4 +1,4 @@
-"""The parsers of one answer as one, and the engine's stream as what they make of it."""
+"""Combines the parsers of one answer, and applies them to the engine's stream."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -18,7 +18,7 @@ MAX_CHARS_ON_LOOP = 4096
 
 
 class OutputParser:
-    """Reasoning, then content with calls in it. `shows_reasoning` False drops the reasoning."""
+    """Parses reasoning, then content and calls. `shows_reasoning` False drops the reasoning."""
 
     def __init__(
         self, reasoning: ReasoningParser | None, tools: ToolParser | None, *, shows_reasoning: bool = True
@@ -29,17 +29,17 @@ class OutputParser:
 
     @property
     def num_calls(self) -> int:
-        """Calls that are complete."""
+        """Return the number of complete calls."""
         return self._tools.num_calls if self._tools else 0
 
     @property
     def is_call_open(self) -> bool:
-        """Whether the text broke off, or has not ended yet, inside a call."""
+        """Return True if a call has begun and not ended."""
         return self._tools is not None and self._tools.is_call_open
 
     @property
     def is_named(self) -> bool:
-        """Whether the request names the tool that is called."""
+        """Return True if the request names the tool to call."""
         return self._tools is not None and self._tools.tools.is_named
 
     @property
@@ -49,22 +49,22 @@ class OutputParser:
 
     @property
     def is_full(self) -> bool:
-        """Whether the answer has all the calls it may have: what follows is dropped."""
+        """Return True if no more calls may follow; all further text is dropped."""
         return self._tools is not None and self._tools.is_full
 
     def feed(self, text: str) -> list[Event]:
-        """Take in more text; returns what it made certain."""
+        """Parse more text; return the events it makes certain."""
         return self._pass(self._reasoning.feed(text) if self._reasoning else [Content(text)])
 
     def finish(self, *, is_cut: bool) -> list[Event]:
-        """There is no more text; with `is_cut` it broke off, so that an open call stays incomplete."""
+        """End the text; with `is_cut` it broke off, and an open call stays incomplete."""
         events = self._pass(self._reasoning.finish(is_cut=is_cut) if self._reasoning else [])
         if self._tools:
             events += self._shown(self._tools.finish(is_cut=is_cut))
         return events
 
     def _pass(self, events: list[Event]) -> list[Event]:
-        """Content goes on to the tools' parser."""
+        """Pass content on to the parser of calls."""
         passed: list[Event] = []
         for event in events:
             if not isinstance(event, Content):
@@ -80,10 +80,10 @@ class OutputParser:
 
 
 class ParsedDelta(NamedTuple):
-    """A TextDelta whose text has been parsed: `text` is the content in it, `events` are all of it.
+    """A TextDelta whose text has been parsed into `events`; `text` is the content among them.
 
-    `has_calls`, known at the end: the answer ended with one or more complete calls, and none cut; with
-    `is_named` they were the request's wish, not the model's.
+    The last delta of an answer `has_calls` if the answer has complete calls and none that broke off.
+    `is_named`: the request named the tool to call.
     """
 
     text: str
@@ -98,22 +98,22 @@ class ParsedDelta(NamedTuple):
 
     @property
     def shows_tokens(self) -> bool:
-        """As of TextDelta: a parser that holds text back holds none of its tokens."""
+        """See TextDelta; tokens are not held back when a parser holds their text back."""
         return any(token.is_shown for token in self.tokens)
 
 
 class ParsedStream:
-    """A RequestStream behind a parser; its deltas are ParsedDeltas."""
+    """A RequestStream whose deltas are parsed."""
 
     def __init__(self, stream: "RequestStream", parser: OutputParser) -> None:
         self._stream = stream
         self._parser = parser
         self._is_over = False
-        self._num_told = 0
+        self._num_tokens = 0
 
     @property
     def num_prompt_tokens(self) -> int:
-        """As of RequestStream, and so are all counts."""
+        """See RequestStream, as for all counts."""
         return self._stream.num_prompt_tokens
 
     @property
@@ -136,7 +136,7 @@ class ParsedStream:
         return self
 
     async def __anext__(self) -> ParsedDelta:
-        """Wait for new text, take all there is and parse it; an answer that is full ends here."""
+        """Wait for new text and parse it; a full answer ends, and its computation is aborted."""
         if self._is_over:
             raise StopAsyncIteration
         parsed = await self._parsed(await anext(self._stream))
@@ -168,23 +168,23 @@ class ParsedStream:
             and self._parser.num_calls > 0
             and not self._parser.is_call_open,
             is_named=self._parser.is_named,
-            tokens=self._told(delta.tokens),
+            tokens=self._tokens(delta.tokens),
             prompt_tokens=delta.prompt_tokens,
         )
 
-    def _told(self, tokens: tuple[OutputToken, ...]) -> tuple[OutputToken, ...]:
-        """The tokens: those of reasoning that is hidden are not shown, either."""
+    def _tokens(self, tokens: tuple[OutputToken, ...]) -> tuple[OutputToken, ...]:
+        """Return the tokens; those of hidden reasoning are marked as not shown."""
         if not tokens or self._parser.shows_reasoning:
             return tokens
-        num_hidden = self._stream.num_reasoning_tokens - self._num_told
-        self._num_told += len(tokens)
+        num_hidden = self._stream.num_reasoning_tokens - self._num_tokens
+        self._num_tokens += len(tokens)
         return tuple(
             token._replace(is_shown=False) if number < num_hidden else token
             for number, token in enumerate(tokens)
         )
 
     async def collect(self) -> ParsedDelta:
-        """Wait for the end and return everything as one delta; aborts if the waiting is cancelled."""
+        """Wait for the end and return the answer as one delta; abort if the task is cancelled."""
         if not self._parser.may_be_full:
             return await self._parsed(await self._stream.collect())
         events: list[Event] = []
@@ -209,5 +209,5 @@ class ParsedStream:
 
 
 def content_of(events: Iterable[Event]) -> str:
-    """The content in events."""
+    """Return the content among `events`."""
     return "".join(event.text for event in events if isinstance(event, Content))

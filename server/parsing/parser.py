@@ -57,7 +57,7 @@ class Parser(ABC):
     """The parser of one format, a state machine over text that comes in pieces.
 
     A state is a method that consumes the text it can decide about, whatever may follow, and returns False if
-    it needs more text to go on. What it cannot decide about yet stays until more text has come.
+    it needs more text to go on. Text it cannot decide about yet stays until more has come.
     """
 
     name: ClassVar[str]
@@ -240,7 +240,7 @@ class ToolParser(Parser):
         return True
 
     def begin(self, name: str, call_id: str | None = None) -> bool:
-        """Begin a call; returns False if `name` cannot be called. A `call_id` that is taken is replaced."""
+        """Begin a call; return False if `name` cannot be called. A `call_id` that is taken is replaced."""
         if not NAME.fullmatch(name) or (self.tools.only is not None and name not in self.tools.only):
             return False
         self._raw = []

@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice` of a chat -> the tools its prompt names, and what of them may be called."""
+"""Reads `tools` and `tool_choice` of a chat: which tools the prompt lists, and which may be called."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ from server.schema.tools import FunctionDefinition, Tool, ToolChoice
 
 
 def offered_tools(wire: ChatRequest) -> Sequence[Tool]:
-    """The tools that the prompt names: with the choice none it names none, so that the model calls none."""
+    """Return the tools that the prompt lists; with the choice none it lists none, so the model calls none."""
     return () if wire.tool_choice and wire.tool_choice.type == "none" else wire.tools or ()
 
 
 def check_choice(wire: ChatRequest) -> None:
-    """A choice is among tools that are there. Raises InvalidRequest."""
+    """Check that a choice names tools of the request. Raises InvalidRequest."""
     choice = wire.tool_choice
     if choice is None or choice.type == "none" or (choice.type == "auto" and not wire.tools):
         return
@@ -27,7 +27,7 @@ def check_choice(wire: ChatRequest) -> None:
 
 
 def is_forced(choice: ToolChoice | None) -> bool:
-    """Whether a tool must be called: only a grammar can see to that."""
+    """Return True if a tool must be called, which only a grammar can ensure."""
     if choice is None:
         return False
     if choice.type == "allowed_tools" and choice.allowed_tools is not None:
@@ -36,7 +36,7 @@ def is_forced(choice: ToolChoice | None) -> bool:
 
 
 def chosen_names(choice: ToolChoice) -> list[str]:
-    """The tools a choice names."""
+    """Return the names of the tools in a choice."""
     if choice.type == "function":
         return [name for name in (choice.name or (choice.function and choice.function.name),) if name]
     allowed = choice.allowed_tools.tools if choice.allowed_tools and choice.type == "allowed_tools" else ()
@@ -44,7 +44,7 @@ def chosen_names(choice: ToolChoice) -> list[str]:
 
 
 def callable_tools(wire: ChatRequest) -> Tools | None:
-    """What calls are parsed by; None if the answer has none."""
+    """Return the tools that calls are parsed with; None if no calls are parsed."""
     offered = offered_tools(wire)
     if not offered:
         return None
@@ -61,7 +61,7 @@ def callable_tools(wire: ChatRequest) -> Tools | None:
 
 
 def called_tools(wire: ChatRequest, tools: Tools) -> list[FunctionDefinition]:
-    """The tools that may be called."""
+    """Return the tools that may be called."""
     return [
         tool.function
         for tool in offered_tools(wire)

@@ -1,7 +1,7 @@
-"""Tools for chat templates that have no place for them: told as text, in Hermes' format.
+"""Renders tools into the messages, in Hermes' format, for chat templates without tool support.
 
-What a template does not know it leaves out: the tools, the calls of earlier turns, maybe the role of their
-results. Here they become part of the system's, the assistant's and the user's text.
+Such templates leave out the tools, the calls of earlier turns, and sometimes the role of their results. Here
+these become text of the system, assistant and user turns.
 """
 
 import json
@@ -23,7 +23,7 @@ INSTRUCTIONS = (
 
 
 def render_tools(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same conversation, with tools, calls and results as text."""
+    """Return the conversation with tools, calls and results as text."""
     turns: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] == "tool":
@@ -50,6 +50,6 @@ def render_tools(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, A
 
 
 def call_text(function: dict[str, Any]) -> str:
-    """A call of an earlier turn, as the model is to write one."""
+    """Return a call of an earlier turn, in the format the model is asked to use."""
     call = {"name": function["name"], "arguments": function["arguments"]}
     return f"{OPEN}\n{json.dumps(call, ensure_ascii=False)}\n{CLOSE}"

@@ -7,7 +7,7 @@ import pytest
 
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
-from tests.server.tool_chat import CALL, CALL_NOW, HERMES, TOOL, URL, answer, body, error
+from tests.server.tool_chat import CALL, CALL_NOW, HERMES, TOOL, URL, answer, body, chunks, error
 
 pytestmark = pytest.mark.usefixtures("calls_and_thinks")
 
@@ -71,7 +71,7 @@ async def test_what_cannot_be_kept_is_refused_by_name(
         (REQUIRED, ["now"], "tool_calls"),
     ],
 )
-async def test_a_demand_is_a_grammar(
+async def test_a_forced_call_is_a_grammar(
     client: httpx.AsyncClient, engine: FakeEngine, choice: Any, names: list[str], finish: str
 ) -> None:
     found = (await answer(client, f"<think>Hm.</think>{CALL_NOW}", tool_choice=choice))["choices"][0]
@@ -82,6 +82,26 @@ async def test_a_demand_is_a_grammar(
     told = [name for name in ("get_weather", "now") if f'\\"name\\": \\"{name}\\"' in sampling.grammar.source]
     assert told == names
     assert sampling.reasoning is not None, "the grammar binds what follows"
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+async def test_an_answer_ends_with_a_call_that_repeats_another(
+    client: httpx.AsyncClient, choice: str
+) -> None:
+    say = f"{CALL}\n{CALL_NOW}\n" + f"{CALL}\n" * 20
+    plain = (await answer(client, say, tool_choice=choice))["choices"][0]
+    assert plain["finish_reason"] == "tool_calls"
+    names = [call["function"]["name"] for call in plain["message"]["tool_calls"]]
+    assert names == ["get_weather", "now", "get_weather"]
+    streamed = await chunks(client, say, tool_choice=choice)
+    parts = [
+        part
+        for chunk in streamed
+        for part in chunk["choices"][0]["delta"].get("tool_calls", ())
+        if "id" in part
+    ]
+    assert [part["function"]["name"] for part in parts] == names
+    assert streamed[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
 async def test_a_choice_is_no_grammar(client: httpx.AsyncClient, engine: FakeEngine) -> None:

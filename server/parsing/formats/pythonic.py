@@ -23,7 +23,7 @@ NAME = re.compile(r"[A-Za-z0-9_.:/-]*")
 WORD = re.compile(r"\w*")
 BETWEEN_ARGUMENTS = re.compile(r"[\s,]*")
 BETWEEN_CALLS = re.compile(r"[\s,;)]*")
-# What is left of a value that is no literal, such as the `+ 1` of `2 + 1`.
+# The rest of a value that is no literal, such as the `+ 1` of `2 + 1`.
 REST = until(",)")
 
 

@@ -21,7 +21,7 @@ FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 NAME = re.compile(r"[^<>\s]*")
 KEY = re.compile(r"[^>\n]*")
-# Between parameters nothing has a meaning but tags.
+# Between parameters only tags have a meaning.
 NO_TAG = until("<")
 END_VALUE = first_of(END_PARAMETER)
 
@@ -47,7 +47,7 @@ class QwenCoderParser(ToolParser):
         return {OPEN: self._function, FUNCTION: self._function_name}
 
     def _function(self) -> bool:
-        """After the marker: the tag of a function."""
+        """Read the tag of a function after the marker."""
         start = self._at
         is_there = self._skip_blanks()
         self._raw.append(self._text[start : self._at])
@@ -75,7 +75,7 @@ class QwenCoderParser(ToolParser):
         return True
 
     def _parameter(self) -> bool:
-        """The next parameter, or the end of the call."""
+        """Read the next parameter, or the end of the call."""
         self._at = NO_TAG.match(self._text, self._at).end()  # type: ignore[union-attr]
         if self._at == len(self._text):
             return False
@@ -116,7 +116,7 @@ class QwenCoderParser(ToolParser):
         return True
 
     def _between(self) -> bool:
-        """After a call: the next one, the marker, or content."""
+        """After a call: read the next one, the marker, or content."""
         if not self._skip_blanks():
             return False
         tag = self._accept_one((self._close_marker, FUNCTION))
@@ -137,9 +137,9 @@ class QwenCoderParser(ToolParser):
 
 
 class _Value:
-    """The text between two tags -> JSON. The newlines next to the tags are none of it.
+    """Converts the text between two tags to JSON. The newlines next to the tags are not part of it.
 
-    A string is written as it comes; what may be something else waits for its end.
+    A string is written as it comes; a value that may have another type is converted at its end.
     """
 
     def __init__(self, schema: Any) -> None:
@@ -150,7 +150,7 @@ class _Value:
         self._parts: list[str] = []
 
     def feed(self, text: str) -> str:
-        """More of it; returns the JSON that is certain."""
+        """Add text; return the JSON that is certain."""
         if not text:
             return ""
         out = ""
@@ -167,7 +167,7 @@ class _Value:
         return out
 
     def close(self) -> str:
-        """The rest of the JSON."""
+        """Return the rest of the JSON."""
         if self._is_string:
             return '""' if self._is_first else '"'
         text = "".join(self._parts)
@@ -179,7 +179,7 @@ class _Value:
 
 
 def types_of(schema: Any) -> frozenset[str]:
-    """The JSON types a schema allows; none if it does not say."""
+    """Return the JSON types that a schema names."""
     if not isinstance(schema, Mapping):
         return frozenset()
     declared = schema.get("type")

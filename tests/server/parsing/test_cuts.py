@@ -1,4 +1,4 @@
-"""Whatever the cut of a text, what its parser says joins to the same."""
+"""The events of a parser add up to the same message however the text is cut."""
 
 import json
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from tests.server.parsing.texts import TEXTS, Text, make, parse, summary
 
 
 def cuts(text: str) -> Iterator[list[str]]:
-    """The text by the character, and cut in two at every place."""
+    """Yield the text by the character, and cut in two at every place."""
     yield list(text)
     for place in range(1, len(text)):
         yield [text[:place], text[place:]]
 
 
 def marked(name: str, text: str) -> tuple[str, Marker]:
-    """The same text where all markers are control tokens."""
+    """Return the text with its markers as control tokens."""
     markers = tool_formats()[name].markers
     for number, marker in enumerate(markers):
         text = text.replace(marker, f"\0{number}\0")

@@ -1,4 +1,4 @@
-"""The parsers of an answer as one, and a stream behind it."""
+"""OutputParser and ParsedStream."""
 
 import json
 from typing import Any, cast

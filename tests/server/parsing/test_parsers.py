@@ -1,4 +1,4 @@
-"""What the formats have of their own: ids, names, control tokens, ends."""
+"""Parsers of single formats: ids, names, control tokens, ends."""
 
 import json
 import re
@@ -118,7 +118,7 @@ def test_without_a_marker_only_tools_of_the_request_are_called(name: str) -> Non
     assert (message.content, message.calls) == (text, [])
 
 
-def test_a_tool_nobody_offered_is_called_where_a_marker_says_so() -> None:
+def test_a_tool_outside_the_request_can_be_called_after_a_marker() -> None:
     [call] = parse(make("hermes"), '<tool_call>{"name": "rm"}</tool_call>').calls
     assert (call.name, call.arguments) == ("rm", "{}")
 
@@ -157,7 +157,7 @@ def test_without_parallel_calls_nothing_follows_the_first(name: str, text: str) 
         ("mistral", '[TOOL_CALLS]now[ARGS]{"a": 1}[TOOL_CALLS]now[AR'),
     ],
 )
-def test_a_demanded_call_that_broke_off_leaves_no_content(name: str, text: str) -> None:
+def test_a_forced_call_that_broke_off_leaves_no_content(name: str, text: str) -> None:
     for length in range(len(text) + 1):
         parser = make(name, Tools(TOOLS.parameters, is_constrained=True))
         message = parse(parser, *text[:length], is_cut=True)

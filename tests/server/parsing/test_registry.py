@@ -85,7 +85,7 @@ def test_formats_have_files_and_names_of_their_own() -> None:
 
 
 def test_only_a_format_itself_and_the_default_are_named_elsewhere() -> None:
-    """What is shared does not branch on a format's name; calls in prompts and fallbacks are Hermes'."""
+    """Shared code does not branch on a format; prompts without tool support and fallbacks use Hermes."""
     names = set(tool_formats()) - {"hermes"}
     for path in Path(formats.__file__).parent.parent.glob("*.py"):
         assert not {name for name in names if json.dumps(name) in path.read_text(encoding="utf-8")}, path

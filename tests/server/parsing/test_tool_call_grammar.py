@@ -1,4 +1,4 @@
-"""Grammars of demanded calls: in whatever they let be written, the parser of the format finds the calls."""
+"""Grammars of forced calls: the parser of the format finds the calls in any text they allow."""
 
 import json
 import random
@@ -60,12 +60,12 @@ class Writer:
         self._backend = backend
 
     def is_allowed(self, grammar: Grammar, text: str) -> bool:
-        """Whether the text may be a whole output."""
+        """Return True if the text may be a whole output."""
         matcher = compile_grammar(grammar, self.vocabulary).new_matcher()
         return matcher.consume_tokens(self._backend.encode(text).ids) and matcher.is_accepting()
 
     def write(self, grammar: Grammar, seed: int, max_tokens: int = 600) -> str | None:
-        """The text as the engine delivers it; None if it did not end."""
+        """Return the text as the engine delivers it; None if it did not end."""
         draw = random.Random(seed)
         matcher = compile_grammar(grammar, self.vocabulary).new_matcher()
         names = {token_id: text for text, token_id in self.tokens.items()}

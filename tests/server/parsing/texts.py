@@ -142,12 +142,12 @@ TEXTS = [
 
 
 def make(name: str, tools: Tools = TOOLS, marker: Marker | None = None) -> ToolParser:
-    """A parser of a format, for text without control tokens unless `marker` knows some."""
+    """Return a parser of a format; `marker` has the control tokens of its vocabulary, if any."""
     return tool_formats()[name](tools, marker or Marker())
 
 
 def parse(parser: ToolParser, *pieces: str, is_cut: bool = False) -> Message:
-    """What a parser makes of text that comes in pieces."""
+    """Parse text that comes in pieces, and return the message."""
     events: list[Event] = []
     for piece in pieces:
         events += parser.feed(piece)
@@ -155,7 +155,7 @@ def parse(parser: ToolParser, *pieces: str, is_cut: bool = False) -> Message:
 
 
 def summary(message: Message) -> tuple[str, str, list[tuple[str, str, bool]]]:
-    """All of a message but the ids of its calls, which are drawn."""
+    """Return a message without the ids of its calls, which are random."""
     calls = [(call.name, call.arguments, call.is_complete) for call in message.calls]
     return message.content, message.reasoning, calls
 
