@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.outputs import FinishReason, OutputToken, TokenPiece
+from engine.outputs import FinishReason, OutputToken, TextDelta, TokenPiece
 from engine.request import Request, SamplingParams
 from server.answer import Answer, Delta
 from server.limits import Limits
@@ -28,10 +28,15 @@ from server.parsing.formats.think import ThinkParser
 from server.parsing.output import OutputParser, ParsedDelta, ParsedStream, content_of
 from server.parsing.parser import Marker, Tools
 from server.routes.anthropic.events import MessageFrames, whole_message
+from server.routes.native import lightllm, tgi
 from server.routes.openai.chat import response_of
+from server.routes.openai.completions import response_of as completion_of
+from server.routes.openai.echo import NO_ECHO
+from server.routes.openai.frames import CompletionFrames
 from server.routes.openai.parsed_chat_frames import ParsedChatFrames
 from server.routes.responses.events import ResponseFrames
 from server.routes.responses.items import begun, whole
+from server.schema.native import GenerateRequest
 from server.schema.responses import ResponsesRequest
 from server.schema.sampling import StreamOptions
 from server.stream import Frames
@@ -142,14 +147,14 @@ def new_answer() -> Answer:
 def bodies(frames: Frames, deltas: Iterable[Delta]) -> list[dict[str, Any]]:
     """Return the JSON of each event of a whole stream."""
     stream = frames.opening() + b"".join(frames.delta(0, delta) for delta in deltas) + frames.ending()
-    lines = [line for line in stream.decode().split("\n") if line.startswith("data: ")]
-    return [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]
+    lines = [line for line in stream.decode().split("\n") if line.startswith("data:")]
+    return [json.loads(line.removeprefix("data:")) for line in lines if line != "data: [DONE]"]
 
 
 def check_chat(answer: Answer, deltas: list[ParsedDelta], plain: ParsedDelta, details: TokenDetails) -> None:
     frames = ParsedChatFrames(answer, StreamOptions(include_usage=True), details)
     *chunks, last = bodies(frames, deltas)
-    said: Counter[str] = Counter()
+    ids: Counter[str] = Counter()
     texts = {"content": "", "reasoning_content": ""}
     calls: list[dict[str, Any]] = []
     ending: dict[str, Any] = {}
@@ -165,7 +170,7 @@ def check_chat(answer: Answer, deltas: list[ParsedDelta], plain: ParsedDelta, de
             if "id" in call:
                 assert call["index"] == len(calls)
                 calls.append({"name": call["function"]["name"], "arguments": ""})
-                said[call["id"]] += 1
+                ids[call["id"]] += 1
             assert call["index"] == len(calls) - 1, "arguments belong to the newest call"
             calls[-1]["arguments"] += call["function"]["arguments"]
         tokens += (choice["logprobs"] or {"content": []})["content"]
@@ -174,7 +179,7 @@ def check_chat(answer: Answer, deltas: list[ParsedDelta], plain: ParsedDelta, de
             ending = {name: choice[name] for name in ("finish_reason", "stop_reason")}
     whole = json.loads(response_of(answer, [plain], details).model_dump_json(exclude_unset=True))
     [choice] = whole["choices"]
-    assert set(said.values()) <= {1}, "every call has an id of its own"
+    assert set(ids.values()) <= {1}, "every call has an id of its own"
     assert texts["content"] == (choice["message"]["content"] or "")
     assert texts["reasoning_content"] == choice["message"].get("reasoning_content", "")
     assert calls == [call["function"] for call in choice["message"].get("tool_calls", ())]
@@ -185,7 +190,7 @@ def check_chat(answer: Answer, deltas: list[ParsedDelta], plain: ParsedDelta, de
         assert token_ids == choice["token_ids"]
 
 
-def check_messages(answer: Answer, deltas: list[ParsedDelta], plain: ParsedDelta) -> None:
+def check_messages(answer: Answer, deltas: Sequence[Delta], plain: Delta) -> None:
     start, *events = bodies(MessageFrames(answer, MAX_TOKENS), deltas)
     *events, ending, stop = (event for event in events if event["type"] != "ping")
     assert (start["type"], ending["type"], stop["type"]) == ("message_start", "message_delta", "message_stop")
@@ -211,7 +216,8 @@ def check_messages(answer: Answer, deltas: list[ParsedDelta], plain: ParsedDelta
             block[block["type"]] += event["delta"][block["type"]]
     assert not is_open, "every block ends"
     calls = [block for block in blocks if block["type"] == "tool_use"]
-    for block, call in zip(calls, Message.of(plain.events).calls, strict=True):
+    events_of_plain = plain.events if isinstance(plain, ParsedDelta) else ()
+    for block, call in zip(calls, Message.of(events_of_plain).calls, strict=True):
         block["input"] = json.loads(block["input"]) if call.is_complete else {}
     message = json.loads(whole_message(answer, plain, MAX_TOKENS).model_dump_json())
     for block in (*blocks, *message["content"]):
@@ -221,7 +227,7 @@ def check_messages(answer: Answer, deltas: list[ParsedDelta], plain: ParsedDelta
     assert ending["usage"] == message["usage"]
 
 
-def check_responses(answer: Answer, deltas: list[ParsedDelta], plain: ParsedDelta) -> None:
+def check_responses(answer: Answer, deltas: Sequence[Delta], plain: Delta) -> None:
     response = begun(answer, ResponsesRequest(input="a"), LIMITS)
     events = bodies(ResponseFrames(answer, response, NO_DETAILS), deltas)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
@@ -255,6 +261,39 @@ def test_any_cut_of_an_answer_reassembles_to_the_plain_answer(case: Case, sizes:
         check_chat(new_answer(), cut, plain, NO_DETAILS)
         check_messages(new_answer(), cut, plain)
         check_responses(new_answer(), cut, plain)
+
+
+def check_completion(answer: Answer, deltas: Sequence[Delta], plain: Delta) -> None:
+    choices = [chunk["choices"][0] for chunk in bodies(CompletionFrames(answer, None), deltas)]
+    [whole] = completion_of(answer, [plain], 1, NO_DETAILS, NO_ECHO).choices
+    assert "".join(choice["text"] for choice in choices) == whole.text
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == [whole.finish_reason]
+    assert choices[-1]["stop_reason"] == whole.stop_reason
+
+
+def check_native(answer: Answer, deltas: Sequence[Delta], plain: Delta) -> None:
+    wire = GenerateRequest.model_validate({"inputs": "a", "parameters": {"return_full_text": True}})
+    *events, last = bodies(tgi.TgiFrames(answer, wire), deltas)
+    whole = json.loads(tgi.response(wire, answer, [plain]).model_dump_json())
+    assert last["generated_text"] == whole["generated_text"]
+    assert "".join(event["token"]["text"] for event in (*events, last)) == plain.text
+    assert not any(event["generated_text"] for event in events)
+    *events, last = bodies(lightllm.LightllmFrames(answer, wire), deltas)
+    whole = json.loads(lightllm.response(wire, answer, [plain]).model_dump_json())
+    assert ["".join(event["token"]["text"] for event in (*events, last))] == whole["generated_text"]
+    assert (last["finished"], last["finish_reason"]) == (True, whole["finish_reason"])
+    assert not any(event["finished"] for event in events)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text(max_size=4), min_size=1, max_size=6), st.sampled_from(["stop", "length"]))
+def test_any_cut_of_plain_text_reassembles_to_the_plain_answer(pieces: list[str], reason: str) -> None:
+    finish = FinishReason(reason)
+    deltas = [TextDelta(piece, 1) for piece in pieces]
+    deltas[-1] = deltas[-1]._replace(finish_reason=finish)
+    plain = TextDelta("".join(pieces), len(pieces), finish)
+    for check in (check_completion, check_native, check_messages, check_responses):
+        check(new_answer(), deltas, plain)
 
 
 def test_every_format_is_tried() -> None:
