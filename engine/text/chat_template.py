@@ -1,22 +1,101 @@
-"""Chat templates: one from a file in place of the model's own, and what no client may set for either."""
+"""Renders conversations with a chat template, as transformers' apply_chat_template does."""
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
 from jinja2.defaults import DEFAULT_NAMESPACE
 
-# What a conversation is called in templates, and the functions that transformers gives them.
+from engine.text.template_sandbox import Rendering, TemplateSandbox
+
+# Variables and functions that every template has.
 GIVEN = frozenset(("messages", "raise_exception", "strftime_now"))
-# Parameters of the calls below that are data, like any other variable.
+# Parameters of transformers' functions that are data for the template, like any other variable.
 DATA = frozenset(("tools", "documents"))
+# Names that templates read a message's reasoning under. The first is the usual one.
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+# Marks the end of a message that is to be continued. Its last space shows if the template strips messages.
+CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class ChatTemplate:
+    """A compiled chat template. Safe to use from several threads."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, Any] | None = None) -> None:
+        """Compile. Raises TemplateSyntaxError, and what Python raises for the code made of it."""
+        self._source = source
+        self._special_tokens = special_tokens or {}
+        self._sandbox = TemplateSandbox()
+        self._template = self._sandbox.template(source)
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        variables: Mapping[str, Any],
+        rendering: Rendering,
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        max_chars: int,
+    ) -> str:
+        """Return the text of a conversation; `variables` may hold tools and documents.
+
+        Raises whatever the template raises, ValueError for a conversation that cannot be continued,
+        ContextLengthExceeded beyond `max_chars` characters, and InvalidRequest at the rendering's limits.
+        """
+        if not messages:
+            raise ValueError("there are no messages")
+        if add_generation_prompt and continue_final_message:
+            raise ValueError("continue_final_message and add_generation_prompt exclude each other")
+        if not all(isinstance(document, dict) for document in variables.get("documents") or ()):
+            raise TypeError("documents must be a list of objects")
+        chat = [_readable(message) for message in messages]
+        given = {"tools": None, "documents": None, **self._special_tokens, **variables}
+        given |= {"messages": chat, "add_generation_prompt": add_generation_prompt}
+        final_text = self._tag(chat) if continue_final_message else None
+        text = self._sandbox.render(self._template, given, rendering, max_chars)
+        return text if final_text is None else _cut_at_tag(text, final_text)
+
+    def _tag(self, chat: list[dict[str, Any]]) -> str:
+        """Put a tag at the end of the last message's text, and return the text."""
+        content = chat[-1].get("content")
+        if content is None or "content" not in self._source:
+            raise ValueError("the final message has no content to continue")
+        if not isinstance(content, list):
+            chat[-1]["content"] = content + CONTINUE_TAG
+            return str(content)
+        for number, block in reversed(list(enumerate(content))):
+            if "text" in block:
+                tagged = {**block, "text": block["text"] + CONTINUE_TAG}
+                chat[-1]["content"] = [*content[:number], tagged, *content[number + 1 :]]
+                return str(block["text"])
+        raise ValueError("the final message has no text to continue")
+
+
+def _readable(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message without null fields, and with its reasoning under the names that templates read."""
+    message = {key: value for key, value in message.items() if value is not None}
+    for name in REASONING_FIELDS:
+        if name in message:
+            return {"thinking": message[name], **message, "reasoning_content": message[name]}
+    return message
+
+
+def _cut_at_tag(text: str, final_text: str) -> str:
+    """Return a rendered conversation up to the tag. Raises ValueError if the message is not in it."""
+    tag = CONTINUE_TAG.strip()
+    end = text.rfind(tag)
+    if end < 0 or final_text.strip() not in text:
+        raise ValueError("the final message cannot be continued: the template does not show it as it is")
+    if text.startswith(CONTINUE_TAG, end):
+        return text[:end]
+    return text[:end].rstrip()  # the template strips messages
 
 
 def read_template(path: Path) -> str:
-    """The Jinja source in a file. Raises ValueError, naming the setting, where it holds none."""
-    from transformers.utils.chat_template_utils import render_jinja_template  # takes seconds to import
-
+    """Return the Jinja source in a file. Raises ValueError, naming the setting, if there is none."""
     try:
         source = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -26,19 +105,22 @@ def read_template(path: Path) -> str:
     if not source.strip():
         raise ValueError(f"chat_template: {path} is empty")
     try:
-        render_jinja_template(conversations=[], chat_template=source)  # compiles it, with nothing to render
+        ChatTemplate(source)
     except TemplateSyntaxError as error:
         raise ValueError(
             f"chat_template: {path} has an error in line {error.lineno}: {error.message}"
         ) from None
-    except Exception as error:  # what Python says of the code made of it, such as too deep a nesting
+    except Exception as error:  # raised by Python for the code made of it, for example for too deep nesting
         raise ValueError(f"chat_template: {path} does not compile: {error}") from None
     return source
 
 
 def reserved_variables(tokenizer: Any) -> frozenset[str]:
-    """Variables that decide how transformers' `tokenizer` renders a chat, or that a template has already."""
-    from transformers.utils.chat_template_utils import render_jinja_template
+    """Return the names a client must not set for the chat template of transformers' `tokenizer`.
+
+    Templates have variables of these names already, or transformers takes them for parameters of its own.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template  # takes seconds to import
 
     names = {*GIVEN, *DEFAULT_NAMESPACE, *tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
     for call in (type(tokenizer).apply_chat_template, render_jinja_template):

@@ -5,15 +5,15 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.errors import ContextLengthExceeded, InvalidRequest, ModelError
-from engine.text.chat_template import reserved_variables
+from engine.text.chat_template import ChatTemplate, reserved_variables
 from engine.text.detokenizer import BatchDecoder
 from engine.text.infill import InfillTokens
-from engine.text.interruptible import Interrupted, Watch
+from engine.text.template_sandbox import Rendering
 from engine.text.token_bytes import TokenPieces
 
 T = TypeVar("T")
@@ -75,6 +75,11 @@ class Tokenizer:
         self.response_template: dict[str, Any] | None = self._read_response_template()
         self.reserved_variables = reserved_variables(self._hf)
 
+    @cached_property
+    def _compiled_template(self) -> ChatTemplate:
+        assert self.chat_template is not None
+        return ChatTemplate(self.chat_template, self._hf.special_tokens_map)
+
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each text; control tokens written in one are encoded as such."""
         encodings = self.backend.encode_batch(texts, add_special_tokens=add_special_tokens)
@@ -97,23 +102,28 @@ class Tokenizer:
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
         max_chars: int,
+        rendering: Rendering,
     ) -> list[str]:
-        """A conversation as the chat template renders it in a sandbox, in pieces for encode_rendered().
+        """Return a conversation as the chat template renders it, in pieces for encode_rendered().
 
         Control tokens in the messages stay text: only those the template writes are encoded as such.
-        Raises InvalidRequest when the template refuses, or writes more than `max_chars` characters.
+        Raises InvalidRequest when the template refuses, writes more than `max_chars` characters, or the
+        rendering has to end.
         """
         if self.chat_template is None:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", "messages")
         found: set[str] = set()
         try:
-            text: str = self._hf.apply_chat_template(
+            text = self._compiled_template.render(
                 self._mark(messages, found),
-                tokenize=False,
+                self._mark(template_kwargs or {}, found),
+                rendering,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                **self._mark(template_kwargs or {}, found),
+                max_chars=3 * max_chars,  # at most two marks are added for a character of a client
             )
+        except InvalidRequest:
+            raise
         except Exception as error:  # a template is a program: it may raise anything about its input
             raise InvalidRequest(
                 f"The chat template refuses this: {_first_line(error)}", "messages"
@@ -195,7 +205,7 @@ class TokenizerPool:
         render_seconds: float = RENDER_SECONDS,
     ) -> None:
         self._tokenizer = tokenizer
-        self._watch = Watch(render_seconds)
+        self._render_seconds = render_seconds
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
         # No text longer than this can fit: every token of it would have to be the longest there is.
         self.max_prompt_chars = max_model_len * tokenizer.max_token_chars
@@ -262,32 +272,26 @@ class TokenizerPool:
     ) -> list[int]:
         """Token ids of a conversation.
 
-        Raises InvalidRequest when the template refuses it, or takes long; its thread is then free again, as
-        it is when the caller is cancelled.
+        Raises InvalidRequest when the template refuses it or takes too long. The thread is then free again,
+        as it is after the caller is cancelled.
         """
-        rendering = self._watch.over()
+        rendering = Rendering(self._render_seconds)
 
         def encode() -> list[int]:
-            try:
-                pieces = rendering.run(
-                    lambda: self._tokenizer.render_chat(
-                        messages,
-                        add_generation_prompt=add_generation_prompt,
-                        continue_final_message=continue_final_message,
-                        template_kwargs=template_kwargs,
-                        max_chars=self.max_prompt_chars,
-                    )
-                )
-            except Interrupted:
-                raise InvalidRequest(
-                    f"The chat template took longer than {self._watch.seconds:g} s.", "messages"
-                ) from None
+            pieces = self._tokenizer.render_chat(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_kwargs=template_kwargs,
+                max_chars=self.max_prompt_chars,
+                rendering=rendering,
+            )
             return self._tokenizer.encode_rendered(pieces)
 
         try:
             return await self._run(encode)
         finally:
-            self._watch.dismiss(rendering)
+            rendering.cancel()
 
     async def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`, in one go."""

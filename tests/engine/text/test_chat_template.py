@@ -1,13 +1,16 @@
 """Chat templates: one from a file, what no client may set for them, and those that render without end."""
 
 import asyncio
+import itertools
 
+import jinja2
 import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.startup import load, load_tokenizer
-from engine.text.chat_template import read_template
+from engine.text.chat_template import ChatTemplate, read_template
+from engine.text.template_sandbox import Rendering
 from engine.text.tokenizer import TokenizerPool
 from tests.engine.text.test_tokenizer import PROMPT, encode_chat, user
 
@@ -134,3 +137,95 @@ async def test_what_a_template_writes_is_bounded_by_the_context(make_tokenizer):
             await pool.encode_chat(user(text), template_kwargs={"size": fits["size"] + 1})
         assert caught.value.param == "messages"
     pool.close()
+
+
+TEMPLATES = {
+    "plain": "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}",
+    "stripped": "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] | trim }}"
+    "{{ eos_token }}"
+    "{% endfor %}",
+    "loops": "{% for m in messages %}{{ loop.index0 }}/{{ loop.length }}{{ ',' if not loop.last }}"
+    "{{ loop.cycle(1, 2) }}"
+    "{% if loop.first %}{% continue %}{% endif %}{{ loop.previtem.role }}{{ loop.nextitem is defined }}"
+    "{% if loop.index > 3 %}{% break %}{% endif %}{{ m.content }}{% else %}none{% endfor %}",
+    "filters": "{% for m in messages | selectattr('role', 'equalto', 'user') | reverse %}"
+    "{{ m.content | upper }}"
+    "{% endfor %}{{ messages | map(attribute='role') | unique | join('+') }}{{ messages[1:] | length }}",
+    "namespaces": "{% set ns = namespace(n=0, last=none) %}{% for m in messages if m.role != 'system' %}"
+    "{% set ns.n = ns.n + 1 %}{% set ns.last = m.content %}{% endfor %}{{ ns.n }}:{{ ns.last }}:content",
+    "macros": "{% macro say(m, mark='>') -%}{{ mark }}{{ m.content }}{%- endmacro %}"
+    "{% for m in messages %}{{ say(m) }}{{ say(m, mark='#') }}{% endfor %}{{ dict(a=1).a }}",
+    "json": "{{ messages | tojson }}{{ messages | tojson(indent=2, ensure_ascii=true) }}{{ tools | tojson }}",
+    "tools": "{% if tools is not none %}{% for t in tools %}{{ t.function.name }}"
+    "{{ t | tojson(sort_keys=true) }}"
+    "{% endfor %}{% else %}no tools{% endif %}{{ documents is none }}{{ extra is defined }} content",
+    "generation": "{% for m in messages %}{% generation %}{% set x = m.content %}{{ x }}{% endgeneration %}"
+    "{% endfor %}{{ x is defined }}",
+    "whitespace": "  {% for m in messages %}\n  {%- if m.role == 'user' %}\n  {{ m.content }}\n  "
+    "{% endif -%}\n\n"
+    "{% endfor %}\n\n{# note #}\nend content",
+    "content parts": "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for c in m.content %}"
+    "{{ c.text | trim }}{% endfor %}{% endif %}<|end|>{% endfor %}",
+    "errors": "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}"
+    "{{ messages[0].content }}",
+}
+PARTS = [{"type": "text", "text": "one "}, {"type": "text", "text": " two "}]
+CHATS = [
+    [{"role": "user", "content": "hello"}],
+    [
+        {"role": "system", "content": " be good \n"},
+        {"role": "user", "content": "hé <b>&</b>"},
+        {"role": "assistant", "content": "  hi  "},
+        {"role": "user", "content": "more"},
+        {"role": "assistant", "content": "Once upon a "},
+    ],
+    [{"role": "user", "content": PARTS}],
+]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+FLAGS = ("add_generation_prompt", "continue_final_message")
+OPTIONS = [
+    {},
+    {"add_generation_prompt": True},
+    {"continue_final_message": True},
+    {"tools": TOOLS, "extra": [1, {"a": None}], "documents": [{"title": "t"}]},
+]
+
+
+def outcome(function, *args, **options):
+    try:
+        return function(*args, **options)
+    except Exception as error:
+        return type(error) if isinstance(error, jinja2.TemplateError | TypeError) else ValueError
+
+
+@pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)
+def test_a_conversation_becomes_what_transformers_makes_of_it(make_tokenizer, source):
+    hf = make_tokenizer(source, bos_token="<s>")._hf
+    template = ChatTemplate(source, hf.special_tokens_map)
+    for chat, options in itertools.product(CHATS, OPTIONS):
+        theirs = outcome(hf.apply_chat_template, chat, tokenize=False, **options)
+        flags = {
+            name: options.get(name, False) for name in ("add_generation_prompt", "continue_final_message")
+        }
+        variables = {name: value for name, value in options.items() if name not in flags}
+        ours = outcome(template.render, chat, variables, Rendering(60), max_chars=10_000, **flags)
+        assert ours == theirs, (chat, options)
+
+
+def test_null_fields_are_dropped_and_reasoning_is_found_under_every_name():
+    template = ChatTemplate(
+        "{{ messages[0].a is defined }}{{ messages[0].reasoning_content }}{{ messages[0].thinking }}"
+    )
+    for name in ("reasoning_content", "thinking", "reasoning"):
+        chat = [{"role": "assistant", "a": None, name: "hm"}]
+        text = template.render(
+            chat,
+            {},
+            Rendering(60),
+            add_generation_prompt=False,
+            continue_final_message=False,
+            max_chars=99,
+        )
+        assert text == "Falsehmhm"

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from engine.errors import InvalidRequest, ModelError
+from engine.text.template_sandbox import Rendering
 from engine.text.tokenizer import MAX_BATCH_TEXTS, Tokenizer, TokenizerPool
 from tests.engine.text.test_detokenizer import EOS
 
@@ -21,7 +22,9 @@ def encode_chat(
     tokenizer: Tokenizer, messages: list[dict], *, max_chars: int = 10_000, **options
 ) -> list[int]:
     """Render and encode, without the pool's threads."""
-    return tokenizer.encode_rendered(tokenizer.render_chat(messages, max_chars=max_chars, **options))
+    rendering = Rendering(seconds=60)
+    pieces = tokenizer.render_chat(messages, max_chars=max_chars, rendering=rendering, **options)
+    return tokenizer.encode_rendered(pieces)
 
 
 def test_the_template_decides_the_text(make_tokenizer):
