@@ -12,13 +12,13 @@ from starlette.routing import Route
 
 from engine.errors import EngineError
 from server.body import BodyLimit
-from server.context import ServerContext
-from server.errors import ServerError, error_response
+from server.context import ServerContext, context_of
+from server.errors import ServerError
 from server.metrics import Metrics
 from server.middleware import ApiKeys, Cors, RequestScope
 from server.openapi import document
 from server.routes import docs
-from server.routes.table import ENDPOINTS
+from server.routes.table import ENDPOINTS, REFUSED, open_paths
 from server.settings import ServerConfig
 
 if TYPE_CHECKING:
@@ -54,6 +54,9 @@ def build_app(engine: "Engine | None", config: ServerConfig, metrics: Metrics | 
     app.router.redirect_slashes = False  # a redirect would be built from the Host header
     app.state.context = context
     context.route_templates = {endpoint.handler: endpoint.paths[0] for endpoint in ENDPOINTS}
+    context.envelopes = {path: endpoint.envelope for endpoint in ENDPOINTS for path in endpoint.paths}
+    context.probes = {path for endpoint in ENDPOINTS if endpoint.is_probe for path in endpoint.paths}
+    context.refused = REFUSED
     return app
 
 
@@ -62,18 +65,11 @@ def middleware(context: ServerContext) -> list[Middleware]:
     config = context.config
     layers = [Middleware(RequestScope, context=context)]
     if config.cors_origins:
-        layers.append(
-            Middleware(
-                Cors,
-                allow_origins=config.cors_origins,
-                allow_methods=("GET", "POST"),
-                allow_headers=("*",),
-                expose_headers=("X-Request-Id", "Request-Id", "Retry-After"),
-            )
-        )
+        layers.append(Middleware(Cors, context=context))
     layers.append(Middleware(BodyLimit, context=context))
     if config.api_key:
-        layers.append(Middleware(ApiKeys, keys=[key.get_secret_value() for key in config.api_key]))
+        keys = [key.get_secret_value() for key in config.api_key]
+        layers.append(Middleware(ApiKeys, context=context, keys=keys, open_paths=open_paths()))
     return layers
 
 
@@ -84,7 +80,7 @@ async def openapi(http: Request) -> Response:
 
 async def on_error(http: Request, error: Exception) -> Response:
     """Errors that were raised on purpose."""
-    return error_response(error, http.scope["path"])
+    return context_of(http).error_response(error, http.scope)
 
 
 async def on_http_exception(http: Request, error: Exception) -> Response:
@@ -100,4 +96,4 @@ async def on_http_exception(http: Request, error: Exception) -> Response:
         error = HTTPException(
             404, f"There is nothing at {http.scope['path'][:200]}; see /docs for what there is."
         )
-    return error_response(error, http.scope["path"])
+    return context_of(http).error_response(error, http.scope)

@@ -23,12 +23,12 @@ from server.errors import (
     BodyTimeout,
     BodyTooLarge,
     UnsupportedMedia,
-    error_response,
     invalid_request,
 )
-from server.schema.aliases import rename
-from server.schema.refused_fields import Refused, refuse_unsupported
-from server.schema.sampling import WireRequest
+from server.schema.aliases import aliases_of, rename
+from server.schema.dialects import Tables
+from server.schema.refused_fields import refuse_unsupported
+from server.schema.wire import WireRequest
 
 Model = TypeVar("Model", bound=WireRequest)
 
@@ -88,9 +88,9 @@ class BodyLimit:
         length = headers.get("content-length", "0")
         if "content-length" in headers and "transfer-encoding" in headers:
             error = AmbiguousBody("A request has Content-Length or Transfer-Encoding, not both.")
-            await error_response(error, scope["path"])(scope, receive, send_then_drain)
+            await self.context.error_response(error, scope)(scope, receive, send_then_drain)
         elif length.isdecimal() and int(length[:20]) > self.max_bytes:
-            await error_response(incoming.too_large(), scope["path"])(scope, receive, send_then_drain)
+            await self.context.error_response(incoming.too_large(), scope)(scope, receive, send_then_drain)
         else:
             await self.app(scope, incoming.receive, send_then_drain)
 
@@ -149,8 +149,8 @@ class IncomingBody:
             pass
 
 
-async def read_json(request: Request, model: type[Model], refused: dict[str, Refused]) -> Model:
-    """The request's body as a `model`, without the `refused` fields, in its turn among complete ones.
+async def read_json(request: Request, model: type[Model], refused: Tables) -> Model:
+    """Return the request's body as a `model` that has no `refused` fields, in its turn among complete ones.
 
     Raises InvalidRequest, UnsupportedMedia, BodyTooLarge, BodyTimeout.
     """
@@ -175,10 +175,10 @@ def check_media(headers: Headers) -> None:
         raise UnsupportedMedia("Compressed bodies are not supported; send the JSON as it is.")
 
 
-def parse(body: bytes, model: type[Model], refused: dict[str, Refused]) -> Model:
-    """Bytes to a checked model. Raises InvalidRequest.
+def parse(body: bytes, model: type[Model], refused: Tables) -> Model:
+    """Return the bytes of a body as a checked model. Raises InvalidRequest.
 
-    `refused` comes before the schema: who sends `echo` with `max_tokens: 0` is to be told about `echo`.
+    Refused fields come before the schema: the error for `echo` with `max_tokens: 0` should name `echo`.
     orjson refuses NaN and Infinity, lone surrogates, control characters, broken UTF-8 and nesting deeper
     than 1,024; numbers it cannot hold exactly become floats, which the strict schema refuses as integers.
     """
@@ -188,14 +188,17 @@ def parse(body: bytes, model: type[Model], refused: dict[str, Refused]) -> Model
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         field = field_at(error.doc, error.pos)
-        if not (field in model.model_fields or field in model.OTHER_NAMES or field in refused):
+        if field not in {*model.model_fields, *aliases_of(model), *refused[model]}:
             field = None
         place = f" at {field}" if field else ""
         raise InvalidRequest(f"The body is not valid JSON{place}: {error}", field) from None
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
-    value, renamed = rename(value, model.OTHER_NAMES)
-    refuse_unsupported(value, refused)
+    value, renamed = rename(value, aliases_of(model))
+    refuse_unsupported(value, refused[model])
+    for name, nested in model.NESTED.items():
+        if isinstance(inner := value.get(name), dict):
+            refuse_unsupported(inner, refused[nested])
     try:
         return model.model_validate(value)
     except ValidationError as error:

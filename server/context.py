@@ -2,17 +2,20 @@
 
 import asyncio
 import logging
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Scope
 
 from engine.errors import Draining, EngineDead
 from server.arrivals import ArrivalLimiter
-from server.errors import ModelNotFound, NotReady
+from server.errors import OPENAI, Envelope, ModelNotFound, NotReady, error_response
 from server.limits import Limits
 from server.metrics import Metrics
 from server.parsing.detect import NO_FORMATS, Formats
+from server.schema.dialects import Tables
 from server.settings import ServerConfig
 
 if TYPE_CHECKING:
@@ -36,7 +39,11 @@ class ServerContext:
         self.all_answered = asyncio.Event()
         self.all_answered.set()
         self._num_open_requests = 0
-        self.route_templates: dict[object, str] = {}
+        # Of the endpoints, by handler, path and body: what the application's table says.
+        self.route_templates: Mapping[object, str] = {}
+        self.envelopes: Mapping[str, Envelope] = {}
+        self.probes: Collection[str] = ()
+        self.refused: Tables = {}
         self.formats = NO_FORMATS
         self._engine: Engine | None = None
         self._unknown_fields: set[str] = set()
@@ -114,6 +121,10 @@ class ServerContext:
     def route_of(self, scope: Scope) -> str:
         """The route's template, for metrics: from a closed set, never the raw path."""
         return self.route_templates.get(scope.get("endpoint"), "other")
+
+    def error_response(self, error: Exception, scope: Scope) -> Response:
+        """Return the response for an error, in the envelope of the API that the path belongs to."""
+        return error_response(error, self.envelopes.get(scope["path"], OPENAI))
 
 
 def context_of(request: Request) -> ServerContext:

@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.errors import InvalidRequest
-from engine.request import Request, SamplingParams
+from engine.request import BeamParams, Request, SamplingParams
 from server.limits import Limits, check_ids, check_num_answers, check_text, overflow, room_behind
 from server.logprobs import TokenDetails
 from server.schema.chat import ChatRequest
 from server.schema.completions import CompletionRequest
 from server.schema.refused_fields import UnsupportedField
-from server.schema.sampling import INT64, SamplingRequest
-from server.schema.structured import StructuredRequest
+from server.schema.sampling import INT64
+from server.schema.structured import Structured
 from server.structured import grammar_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ REQUESTS_PER_TURN = 64
 LARGE_FIELDS = (
     "allowed_token_ids",
     "first_token_ids",
-    *(StructuredRequest.model_fields.keys() - SamplingRequest.model_fields.keys()),
+    *Structured.model_fields,
 )
 
 
@@ -110,8 +110,7 @@ def output_length(
         raise overflow(limits, asked, limit_param)
     most = max_tokens if max_tokens is not None else min(room, default_max_tokens or room)
     if wire.min_tokens and wire.min_tokens > most:
-        param = wire.MIN_TOKENS_PARAM
-        raise InvalidRequest(f"{param} must be at most {limit_param}, which is {most}.", param)
+        raise InvalidRequest(f"min_tokens must be at most {limit_param}, which is {most}.", "min_tokens")
     return most
 
 
@@ -122,6 +121,17 @@ def token_details(wire: ChatRequest | CompletionRequest) -> TokenDetails:
         num_prompt_logprobs=wire.prompt_logprobs,
         has_ids=bool(wire.return_token_ids),
         ids_as_text=bool(wire.return_tokens_as_token_ids),
+    )
+
+
+def beam_params(wire: ChatRequest | CompletionRequest) -> BeamParams | None:
+    """Return how to search for answers, or None if their tokens are sampled."""
+    if not wire.use_beam_search:
+        return None
+    return BeamParams(
+        width=max(wire.n or 1, wire.best_of or 1),
+        length_penalty=1.0 if wire.length_penalty is None else wire.length_penalty,
+        early_stopping=wire.early_stopping or False,
     )
 
 

@@ -1,77 +1,83 @@
-"""What every route with a body does around its own work."""
+"""An endpoint as data, and what every endpoint with a body does around its own work."""
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
+from pydantic import BaseModel
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from server.answer import Answer, while_connected
 from server.body import read_json
 from server.context import ServerContext, context_of
-from server.schema.anthropic import CountTokensRequest
-from server.schema.embeddings import EmbeddingsRequest
-from server.schema.native import GenerateRequest
-from server.schema.refused_fields import Refused, unknown_fields
-from server.schema.sampling import SamplingRequest
-from server.schema.tokenize import DetokenizeRequest, TokenizeRequest, TokensRequest
+from server.errors import OPENAI, Envelope
+from server.schema.foreign import unknown_fields
+from server.schema.wire import ModelRequest
 
-Wire = TypeVar(
-    "Wire",
-    bound=SamplingRequest
-    | GenerateRequest
-    | EmbeddingsRequest
-    | TokenizeRequest
-    | DetokenizeRequest
-    | TokensRequest
-    | CountTokensRequest,
-)
+Body = TypeVar("Body", bound=ModelRequest)
 
 
-async def read_request(
-    http: HttpRequest, schema: type[Wire], refused: dict[str, Refused]
-) -> tuple[Wire, str]:
-    """The checked body, and the name of the model to answer with.
+class Endpoint(NamedTuple):
+    """One handler at one path or several, the first of which names it in metrics.
+
+    `response` None is an empty or a text body; `chunk` is one event of the stream; `envelope` says how errors
+    are written; `example` is a request that is answered. A probe is asked every few seconds by machines: it
+    is logged at debug level only, and not part of the HTTP metrics. An open endpoint needs no API key.
+    """
+
+    method: str
+    paths: tuple[str, ...]
+    handler: Callable[[HttpRequest], Awaitable[Response]]
+    response: type[BaseModel] | None = None
+    request: type[ModelRequest] | None = None
+    chunk: type[BaseModel] | None = None
+    envelope: Envelope = OPENAI
+    example: Mapping[str, Any] | None = None
+    is_probe: bool = False
+    is_open: bool = False
+
+
+async def read_request(http: HttpRequest, schema: type[Body]) -> tuple[Body, str]:
+    """Return the checked body, and the name of the model to answer with.
 
     Raises NotReady, what read_json() raises, ModelNotFound.
     """
     context = context_of(http)
-    wire = await read_json(http, schema, refused)
-    context.note_unknown_fields(unknown_fields(wire.model_extra, refused))
-    return wire, context.model_name(wire.model)
+    body = await read_json(http, schema, context.refused)
+    context.note_unknown_fields(unknown_fields(body.model_extra, context.refused[schema]))
+    for name, nested in schema.NESTED.items():
+        inner = getattr(body, name)
+        context.note_unknown_fields(unknown_fields(inner.model_extra, context.refused[nested]))
+    return body, context.model_name(body.model)
 
 
 async def run_plain(
-    http: HttpRequest,
-    schema: type[Wire],
-    refused: dict[str, Refused],
-    reply: Callable[[ServerContext, Wire], Awaitable[Response]],
+    http: HttpRequest, schema: type[Body], reply: Callable[[ServerContext, Body], Awaitable[Response]]
 ) -> Response:
-    """Read and check the body of what generates nothing, and `reply` unless the client leaves meanwhile.
+    """Read the body of a request that generates nothing, and `reply` unless the client leaves meanwhile.
 
     Raises what read_request() raises, ClientGone, DeadlinePassed.
     """
     context = context_of(http)
-    wire, _ = await read_request(http, schema, refused)
-    return await while_connected(http, context.config.request_timeout_seconds, lambda: reply(context, wire))
+    body, _ = await read_request(http, schema)
+    return await while_connected(http, context.config.request_timeout_seconds, lambda: reply(context, body))
 
 
 async def run_generation(
     http: HttpRequest,
-    schema: type[Wire],
-    refused: dict[str, Refused],
+    schema: type[Body],
     id_prefix: str,
-    reply: Callable[[ServerContext, Wire, Answer], Awaitable[Response]],
+    reply: Callable[[ServerContext, Body, Answer], Awaitable[Response]],
 ) -> Response:
-    """Read and check the body, begin an answer, and `reply` unless the client leaves or the time is up.
+    """Read the body, begin an answer, and `reply` unless the client leaves or the time is up.
 
     Raises Draining, EngineDead, what read_request() raises, ClientGone, DeadlinePassed.
     """
     context = context_of(http)
     context.check_ready()
-    wire, name = await read_request(http, schema, refused)
+    body, name = await read_request(http, schema)
     answer = Answer(id_prefix, name, context.engine.model)
     http.state.answer = answer
     return await while_connected(
-        http, context.config.request_timeout_seconds, lambda: reply(context, wire, answer)
+        http, context.config.request_timeout_seconds, lambda: reply(context, body, answer)
     )

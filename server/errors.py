@@ -1,6 +1,6 @@
 """The only table from exception to HTTP: status, `type` and `code` of the OpenAI error envelope.
 
-The paths of other dialects have their own envelopes around the same status and message (`ENVELOPES`).
+Each API has its own envelope around the same status and message; an endpoint names its one (`Envelope`).
 
 The server's own errors, beside those that come out of the engine (`engine.errors`):
 
@@ -16,7 +16,9 @@ The server's own errors, beside those that come out of the engine (`engine.error
     UnsupportedField        an InvalidRequest: a known field that would change the output but does not act
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -182,18 +184,20 @@ def native_envelope(error: Exception) -> NativeError:
     return NativeError(error=message, error_type=kind, message=message)
 
 
-ENVELOPES: dict[str, Callable[[Exception], BaseModel]] = {
-    "/v1/messages": anthropic_envelope,
-    "/v1/messages/count_tokens": anthropic_envelope,
-    "/": native_envelope,
-    "/generate": native_envelope,
-    "/generate_stream": native_envelope,
-    "/tokens": native_envelope,
-}
+class Envelope(NamedTuple):
+    """How an API writes an error: the schema of the body, and the function that makes it."""
+
+    schema: type[BaseModel]
+    make: Callable[[Exception], BaseModel]
 
 
-def error_response(error: Exception, path: str) -> Response:
-    """The JSON response for `error` in the dialect of `path`, with the headers its status calls for."""
+OPENAI = Envelope(ErrorResponse, envelope)
+ANTHROPIC = Envelope(AnthropicError, anthropic_envelope)
+NATIVE = Envelope(NativeError, native_envelope)
+
+
+def error_response(error: Exception, envelope: Envelope = OPENAI) -> Response:
+    """Return the JSON response for `error` in an API's envelope, with the headers its status calls for."""
     fault = fault_of(error)
     headers = dict(getattr(error, "headers", None) or {})
     if fault.retry_after is not None:
@@ -203,7 +207,7 @@ def error_response(error: Exception, path: str) -> Response:
     if fault.status in (408, 413):
         headers["Connection"] = "close"  # what is left of the body is not read
     return Response(
-        ENVELOPES.get(path, envelope)(error).model_dump_json(),
+        envelope.make(error).model_dump_json(),
         status_code=fault.status,
         headers=headers,
         media_type="application/json",
@@ -234,6 +238,23 @@ def invalid_request(
     if len(lines) > MAX_SHOWN_ERRORS:
         shown_lines.append(f"and {len(lines) - MAX_SHOWN_ERRORS} more")
     return InvalidRequest("; ".join(shown_lines), next(iter(lines.values())) or None)
+
+
+@contextmanager
+def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Let an InvalidRequest name fields as the client knows them: `names` maps our fields to theirs.
+
+    Only the first mention of each field in a message is replaced: what follows may be the client's own text.
+    """
+    try:
+        yield
+    except InvalidRequest as error:
+        message = str(error)
+        for ours, theirs in names.items():
+            message = re.sub(rf"(?<![\w.'\"]){ours}(?![\w.\[]| ?['\"])", theirs, message, count=1)
+        error.args = (message,)
+        error.param = names.get(error.param or "", error.param)
+        raise
 
 
 def place_in(body: Any, entry: "ErrorDetails") -> tuple[int | str, ...]:

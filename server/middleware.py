@@ -6,7 +6,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -16,29 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.answer import ClientGone
 from server.context import ServerContext
-from server.errors import Unauthorized, error_response
+from server.errors import Unauthorized
 
 logger = logging.getLogger("monoloop.access")
 
 SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 CLIENT_CLOSED_REQUEST = 499
 ANTHROPIC_PREFIX = "/v1/messages"  # its clients look for the id under another name
-
-# Asked every few seconds by machines: only logged at debug level, and no part of the HTTP metrics.
-PROBES = frozenset(
-    (
-        "/health",
-        "/healthz",
-        "/liveness",
-        "/load",
-        "/metrics",
-        "/ready",
-        "/readiness",
-        "/token_load",
-        "/version",
-    )
-)
-OPEN_PATHS = PROBES - {"/load", "/token_load"} | {"/docs"}  # the page says nothing without /openapi.json
 
 
 class RequestScope:
@@ -79,7 +63,7 @@ class RequestScope:
         except Exception as error:
             logger.exception("%s failed", request_id)
             if not status:
-                await error_response(error, scope["path"])(scope, receive, send_with_id)
+                await self.context.error_response(error, scope)(scope, receive, send_with_id)
         finally:
             self.context.request_ended()
             self.finish(scope, request_id, status or CLIENT_CLOSED_REQUEST, time.perf_counter() - started)
@@ -87,7 +71,7 @@ class RequestScope:
     def finish(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         """One line for the log and one observation for the metrics."""
         path = scope["path"]
-        is_probe = path in PROBES
+        is_probe = path in self.context.probes
         if not is_probe:
             self.context.metrics.http_request(scope["method"], self.context.route_of(scope), status, seconds)
         level = logging.DEBUG if is_probe else logging.INFO
@@ -112,6 +96,16 @@ def origin_form(scope: Scope) -> Scope:
 class Cors(CORSMiddleware):
     """Starlette's, but a preflight that is refused has the body of every error."""
 
+    def __init__(self, app: ASGIApp, context: ServerContext) -> None:
+        super().__init__(
+            app,
+            allow_origins=context.config.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("X-Request-Id", "Request-Id", "Retry-After"),
+        )
+        self.context = context
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "OPTIONS":
             headers = Headers(scope=scope)
@@ -120,7 +114,7 @@ class Cors(CORSMiddleware):
                 if response.status_code >= 400:
                     kept = {name: text for name, text in response.headers.items() if "content" not in name}
                     error = HTTPException(response.status_code, f"{bytes(response.body).decode()}.", kept)
-                    response = error_response(error, scope["path"])
+                    response = self.context.error_response(error, scope)
                 await response(scope, receive, send)
                 return
         await super().__call__(scope, receive, send)
@@ -133,12 +127,16 @@ class ApiKeys:
     can be made to say something else.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, context: ServerContext, keys: Sequence[str], open_paths: Collection[str]
+    ) -> None:
         self.app = app
+        self.context = context
+        self.open_paths = open_paths
         self.digests = [digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+        if scope["type"] == "http" and scope["path"] not in self.open_paths and scope["method"] != "OPTIONS":
             headers = Headers(scope=scope)
             scheme, _, token = headers.get("authorization", "").partition(" ")
             sent = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
@@ -146,7 +144,7 @@ class ApiKeys:
                 message = (
                     "The API key is wrong." if sent else "An API key is needed: Authorization: Bearer <key>."
                 )
-                await error_response(Unauthorized(message), scope["path"])(scope, receive, send)
+                await self.context.error_response(Unauthorized(message), scope)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 

@@ -16,13 +16,12 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from server.middleware import OPEN_PATHS
-from server.routes.table import ENDPOINTS, Endpoint
+from server.endpoint import Endpoint
+from server.routes.table import ENDPOINTS, REFUSED
 from server.schema.chat import ChatChunk
 from server.schema.completions import CompletionChunk
-from server.schema.dialects import PARAMETERS
-from server.schema.generate_parameters import GenerateParameters
-from server.schema.refused_fields import NO_OPS, described
+from server.schema.foreign import NO_OPS
+from server.schema.refused_fields import described
 
 DIGEST_FILE = Path(__file__).parents[1] / "docs" / "openapi.sha256"
 Mode = Literal["validation", "serialization"]
@@ -37,15 +36,13 @@ def document() -> dict[str, Any]:
     for endpoint in ENDPOINTS:
         if endpoint.request is not None:
             modes[endpoint.request] = "validation"
-        for model in (endpoint.response, endpoint.chunk, endpoint.error):
+        for model in (endpoint.response, endpoint.chunk, endpoint.envelope.schema):
             if model is not None:
                 modes[model] = "serialization"
     _, definitions = models_json_schema(list(modes.items()), ref_template=REFERENCE)
     schemas = definitions["$defs"]
-    for endpoint in ENDPOINTS:
-        if endpoint.request is not None:
-            schemas[endpoint.request.__name__]["properties"] |= described(endpoint.refused)
-    schemas[GenerateParameters.__name__]["properties"] |= described(PARAMETERS)
+    for request, refused in REFUSED.items():
+        schemas[request.__name__]["properties"] |= described(refused)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in ENDPOINTS:
         for number, path in enumerate(endpoint.paths):
@@ -77,7 +74,7 @@ def operation(endpoint: Endpoint, path: str, number: int) -> dict[str, Any]:
     if endpoint.response is not None:
         content["application/json"] = {"schema": reference(endpoint.response)}
     if endpoint.chunk is not None:
-        content["text/event-stream"] = {"schema": event_schema(endpoint.chunk, endpoint.error)}
+        content["text/event-stream"] = {"schema": event_schema(endpoint.chunk, endpoint.envelope.schema)}
     description = inspect.getdoc(endpoint.handler) or ""
     result: dict[str, Any] = {
         "operationId": operation_id(endpoint, number),
@@ -86,11 +83,11 @@ def operation(endpoint: Endpoint, path: str, number: int) -> dict[str, Any]:
             "200": {"description": "answered", **({"content": content} if content else {})},
             "default": {
                 "description": "an error",
-                "content": {"application/json": {"schema": reference(endpoint.error)}},
+                "content": {"application/json": {"schema": reference(endpoint.envelope.schema)}},
             },
         },
     }
-    if path in OPEN_PATHS:
+    if endpoint.is_open:
         result["security"] = [{}]
     if endpoint.request is not None:
         body = {"schema": reference(endpoint.request), "example": endpoint.example}

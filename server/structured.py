@@ -7,13 +7,13 @@ from engine.request import Grammar, GrammarKind
 from server.schema.structured import (
     ResponseFormat,
     Source,
+    Structured,
     StructuredOutputs,
-    StructuredRequest,
     TypedGrammar,
 )
 
 
-def grammar_of(wire: StructuredRequest) -> Grammar | None:
+def grammar_of(wire: Structured) -> Grammar | None:
     """What the output must be; None for free text. Raises InvalidRequest if that is said more than once."""
     found = [*_from_format(wire), *_from_options(wire), *_from_fields(wire)]
     if len(found) > 1:
@@ -24,11 +24,11 @@ def grammar_of(wire: StructuredRequest) -> Grammar | None:
     return found[0] if found else None
 
 
-def _from_format(wire: StructuredRequest) -> list[Grammar]:
+def _from_format(wire: Structured) -> list[Grammar]:
     wanted: ResponseFormat | None = wire.response_format
     if wanted is None or wanted.type == "text":
         return []
-    param = wire.FORMAT_PARAM
+    param = "response_format"
     if wanted.type == "json_object":
         return [_json(wanted.schema_, param) if wanted.schema_ else Grammar("json_object", param=param)]
     assert wanted.json_schema is not None
@@ -37,7 +37,7 @@ def _from_format(wire: StructuredRequest) -> list[Grammar]:
     return [_json(wanted.json_schema.schema_, param, label=label)]
 
 
-def _from_options(wire: StructuredRequest) -> list[Grammar]:
+def _from_options(wire: Structured) -> list[Grammar]:
     wanted: StructuredOutputs | None = wire.structured_outputs
     if wanted is None:
         return []
@@ -53,10 +53,10 @@ def _from_options(wire: StructuredRequest) -> list[Grammar]:
     )
 
 
-def _from_fields(wire: StructuredRequest) -> list[Grammar]:
+def _from_fields(wire: Structured) -> list[Grammar]:
     whitespace = wire.guided_whitespace_pattern
     found = _guided(
-        f"{wire.PREFIX}guided_",
+        "guided_",
         json=wire.guided_json,
         json_object=wire.guided_json_object,
         regex=wire.guided_regex,
@@ -65,7 +65,7 @@ def _from_fields(wire: StructuredRequest) -> list[Grammar]:
         whitespace=whitespace,
     )
     if wire.regex is not None:
-        found.append(_grammar("regex", wire.regex, wire.REGEX_PARAM))
+        found.append(_grammar("regex", wire.regex, "regex"))
     if wire.ebnf is not None:
         found.append(_grammar("ebnf", wire.ebnf, "ebnf"))
     if wire.json_schema is not None:
@@ -76,7 +76,7 @@ def _from_fields(wire: StructuredRequest) -> list[Grammar]:
         found.append(Grammar("json_object", whitespace=whitespace, param="format"))
     elif wire.format:
         found.append(_json(wire.format, "format", whitespace))
-    param = f"{wire.PREFIX}grammar"
+    param = "grammar"
     if isinstance(wire.grammar, TypedGrammar):
         found.append(_typed(wire.grammar, param))
     elif wire.grammar:

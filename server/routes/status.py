@@ -5,6 +5,7 @@ from starlette.responses import Response
 
 from engine.errors import EngineDead
 from server.context import context_of
+from server.endpoint import Endpoint
 from server.metrics import CONTENT_TYPE
 from server.schema.models import Load, TokenLoad, Version
 from server.version import VERSION
@@ -55,3 +56,13 @@ async def token_load(http: Request) -> Response:
 async def metrics(http: Request) -> Response:
     """Prometheus metrics."""
     return Response(context_of(http).metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
+
+
+ENDPOINTS = (
+    Endpoint("GET", ("/health", "/healthz", "/liveness"), health, is_probe=True, is_open=True),
+    Endpoint("GET", ("/ready", "/readiness"), ready, is_probe=True, is_open=True),
+    Endpoint("GET", ("/version",), version, Version, is_probe=True, is_open=True),
+    Endpoint("GET", ("/load",), load, Load, is_probe=True),
+    Endpoint("GET", ("/token_load",), token_load, TokenLoad, is_probe=True),
+    Endpoint("GET", ("/metrics",), metrics, is_probe=True, is_open=True),
+)

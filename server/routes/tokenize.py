@@ -5,12 +5,11 @@ from starlette.responses import Response
 
 from engine.errors import InvalidRequest
 from server.context import ServerContext, context_of
-from server.endpoint import run_plain
+from server.endpoint import Endpoint, run_plain
+from server.errors import NATIVE
 from server.limits import check_ids
 from server.prompt import encode_chat, encode_prompt
-from server.schema.dialects import TOKENIZE
 from server.schema.tokenize import (
-    REFUSED_TOKENS,
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
@@ -26,7 +25,7 @@ MAX_TOKENS = 2**19
 
 async def tokenize(http: HttpRequest) -> Response:
     """Token ids of a prompt, or of a chat as the model's template renders it."""
-    return await run_plain(http, TokenizeRequest, TOKENIZE, tokenize_reply)
+    return await run_plain(http, TokenizeRequest, tokenize_reply)
 
 
 async def tokenize_reply(context: ServerContext, wire: TokenizeRequest) -> Response:
@@ -51,7 +50,7 @@ async def tokenize_reply(context: ServerContext, wire: TokenizeRequest) -> Respo
 
 async def detokenize(http: HttpRequest) -> Response:
     """Text of token ids, special tokens included."""
-    return await run_plain(http, DetokenizeRequest, {}, detokenize_reply)
+    return await run_plain(http, DetokenizeRequest, detokenize_reply)
 
 
 async def detokenize_reply(context: ServerContext, wire: DetokenizeRequest) -> Response:
@@ -82,7 +81,7 @@ async def tokenizer_info(http: HttpRequest) -> Response:
 
 async def tokens(http: HttpRequest) -> Response:
     """Number of tokens of a text."""
-    return await run_plain(http, TokensRequest, REFUSED_TOKENS, tokens_reply)
+    return await run_plain(http, TokensRequest, tokens_reply)
 
 
 async def tokens_reply(context: ServerContext, wire: TokensRequest) -> Response:
@@ -92,3 +91,33 @@ async def tokens_reply(context: ServerContext, wire: TokensRequest) -> Response:
         wire.text, context.engine.tokenizer, context.limits, add_special_tokens=special, param="text"
     )
     return Response(TokensResponse(ntokens=len(ids)).model_dump_json(), media_type="application/json")
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        ("/tokenize", "/v1/tokenize"),
+        tokenize,
+        TokenizeResponse,
+        TokenizeRequest,
+        example={"prompt": "Hello!"},
+    ),
+    Endpoint(
+        "POST",
+        ("/detokenize", "/v1/detokenize"),
+        detokenize,
+        DetokenizeResponse,
+        DetokenizeRequest,
+        example={"tokens": [72, 105, 33]},
+    ),
+    Endpoint("GET", ("/tokenizer_info",), tokenizer_info, TokenizerInfo),
+    Endpoint(
+        "POST",
+        ("/tokens",),
+        tokens,
+        TokensResponse,
+        TokensRequest,
+        envelope=NATIVE,
+        example={"text": "Hello!"},
+    ),
+)

@@ -1,31 +1,31 @@
-"""Fields that other servers call by another name, and that mean the same."""
+"""Aliases: the names that other servers have for a field."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from engine.errors import InvalidRequest
+from server.schema.wire import WireRequest, wire_of
 
-OTHER_NAMES: dict[str, str] = {
-    "max_new_tokens": "max_tokens",
-    "max_output_tokens": "max_tokens",
-    "n_predict": "max_tokens",
-    "num_predict": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "repeat_penalty": "repetition_penalty",
-    "random_seed": "seed",
-    "stop_sequences": "stop",
-    "stopping_strings": "stop",
-    "no_stop_trim": "include_stop_str_in_output",
-    "extra_key": "cache_salt",
-}
 # llama.cpp and Ollama write it for no limit.
 NO_LIMIT = ("n_predict", "num_predict")
 
 
-def rename(body: dict[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """A body with the fields among `names` under their own, and the names it had for those.
+@cache
+def aliases_of(request: type[WireRequest]) -> Mapping[str, str]:
+    """Return the aliases that a request takes, with the names of their fields."""
+    return declared_aliases(request) if request.TAKES_ALIASES else {}
 
-    null is no value under any name. Raises InvalidRequest if there are two that differ.
+
+def declared_aliases(request: type[WireRequest]) -> dict[str, str]:
+    """Return the aliases of a request's fields, taken or not."""
+    return {alias: name for name, wire in wire_of(request).items() for alias in wire.aliases}
+
+
+def rename(body: dict[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a body with its aliases (`names`) replaced by fields, and the alias it had for each of those.
+
+    null is no value under any name. Raises InvalidRequest if a field has two values that differ.
     """
     renamed: dict[str, str] = {}
     for name in [name for name in names if name in body]:
@@ -43,7 +43,7 @@ def rename(body: dict[str, Any], names: Mapping[str, str]) -> tuple[dict[str, An
 
 
 def described_names(schema: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """JSON schemas of other names, for the `schema` of a model that takes them."""
+    """Return the JSON schemas of aliases, for the `schema` of a request that takes them."""
     properties: dict[str, Any] = schema["properties"]
     return {
         name: properties[field] | {"description": f"another name of {field}"} for name, field in names.items()

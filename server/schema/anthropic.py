@@ -1,21 +1,17 @@
 """POST /v1/messages and /v1/messages/count_tokens: requests, response and events of the Anthropic API."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, RootModel, ValidationInfo, field_validator
 
-from server.schema.chat import (
-    MAX_MESSAGES,
-    MAX_PARTS,
-    ReasoningEffort,
-    WireResponse,
-    allow_string,
-    as_parts,
-)
+from server.schema.chat import MAX_MESSAGES, MAX_PARTS, ReasoningEffort, allow_string, as_parts
 from server.schema.errors import AnthropicError
-from server.schema.refused_fields import SEPARATE, TURNS, Refused
-from server.schema.sampling import Needed, SamplingRequest, Stop, TypedRequest, WireRequest
+from server.schema.foreign import SEPARATE, TURNS, prompt_field
+from server.schema.refused_fields import Refused
+from server.schema.sampling import Sampling, Stop
 from server.schema.tools import MAX_TOOLS, NAME, ObjectSchema
+from server.schema.wire import ModelRequest, Needed, TypedRequest, Wire, WireRequest, WireResponse
 
 
 class InputBlock(TypedRequest):
@@ -174,8 +170,27 @@ class OutputConfig(WireRequest):
     format: OutputFormat | None = None
 
 
-class Conversation(WireRequest):
+ONLY_CLIENTS = "only tools that the client runs can be called"
+
+
+class Conversation(ModelRequest):
     """What the prompt is made of."""
+
+    DIALECT = "messages"
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "mcp_servers": prompt_field(([],), ONLY_CLIENTS),
+        "container": prompt_field(hint=ONLY_CLIENTS),
+        "n": Refused((1,), "an answer is one message"),
+        "stop": Refused(([],), "use stop_sequences"),
+        "stream_options": Refused(({},), "the last events always have the token counts"),
+        "max_completion_tokens": Refused((), "use max_tokens"),
+        "prompt": Refused((), "send messages"),
+        "response_format": Refused(({"type": "text"},), "use output_config.format"),
+        "reasoning_effort": Refused((), "use output_config.effort"),
+        "parallel_tool_calls": Refused((True,), "use tool_choice.disable_parallel_tool_use"),
+        "add_generation_prompt": TURNS,
+        "separate_reasoning": SEPARATE,
+    }
 
     messages: list[InputMessage] = Field(
         min_length=1,
@@ -196,7 +211,7 @@ class Conversation(WireRequest):
     )
     tool_choice: InputChoice | None = Field(None, description="default auto if there are tools")
     thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
+    output_config: Annotated[OutputConfig | None, Wire(neutral=({},), shapes_prompt=True)] = None
     output_format: OutputFormat | None = Field(None, description="the earlier name of output_config.format")
 
     @field_validator("output_format")
@@ -212,10 +227,10 @@ class Conversation(WireRequest):
 class CountTokensRequest(Conversation):
     """Body of POST /v1/messages/count_tokens."""
 
-    model: str | None = Field(None, max_length=512, description="name from /v1/models; may be left out")
+    REFUSES = "prompt"
 
 
-class MessagesRequest(SamplingRequest, Conversation):
+class MessagesRequest(Sampling, Conversation):
     """Body of POST /v1/messages. The sampling fields of chat that Anthropic does not know are extensions."""
 
     max_tokens: int = Field(
@@ -224,23 +239,6 @@ class MessagesRequest(SamplingRequest, Conversation):
         description="output tokens at most; what the context does not hold is cut, and stop_reason tells",
     )
     stop_sequences: Stop | None = Field(None, description="strings that end the answer and are not shown")
-
-
-ONLY_CLIENTS = "only tools that the client runs can be called"
-REFUSED: dict[str, Refused] = {
-    "mcp_servers": Refused(([],), ONLY_CLIENTS),
-    "container": Refused((), ONLY_CLIENTS),
-    "n": Refused((1,), "an answer is one message"),
-    "stop": Refused(([],), "use stop_sequences"),
-    "stream_options": Refused(({},), "the last events always have the token counts"),
-    "max_completion_tokens": Refused((), "use max_tokens"),
-    "prompt": Refused((), "send messages"),
-    "response_format": Refused(({"type": "text"},), "use output_config.format"),
-    "reasoning_effort": Refused((), "use output_config.effort"),
-    "parallel_tool_calls": Refused((True,), "use tool_choice.disable_parallel_tool_use"),
-    "add_generation_prompt": TURNS,
-    "separate_reasoning": SEPARATE,
-}
 
 
 class TextBlock(WireResponse):

@@ -1,29 +1,22 @@
 """POST /v1/chat/completions: request, response and stream chunk."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationInfo,
     field_validator,
 )
 
 from engine.request import MAX_LOGPROBS
-from server.schema.extensions import GenerationRequest
+from server.schema.beam import Beams
+from server.schema.extensions import Extensions
 from server.schema.logprobs import ChatLogprobs, PromptLogprobs, is_none
 from server.schema.refused_fields import Refused
-from server.schema.sampling import (
-    PROMPT_LOGPROBS,
-    Finish,
-    Needed,
-    TypedRequest,
-    Usage,
-    WireRequest,
-    check_prompt_logprobs,
-)
+from server.schema.sampling import PROMPT_LOGPROBS, Finish, Sampling, Usage, check_prompt_logprobs
+from server.schema.structured import Structured
 from server.schema.tools import (
     MAX_TOOL_CALLS,
     MAX_TOOLS,
@@ -33,6 +26,7 @@ from server.schema.tools import (
     ToolCall,
     ToolCallDelta,
 )
+from server.schema.wire import Needed, TypedRequest, Wire, WireRequest, WireResponse
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
@@ -136,55 +130,67 @@ def check_continuation(value: bool | None, info: ValidationInfo) -> bool | None:
     return value
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(Extensions, Beams, Structured, Sampling):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-    max_tokens: int | None = Field(
-        None, ge=1, lt=2**31, description="output tokens at most; default: what the context leaves"
+    DIALECT = "chat"
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "prompt": Refused((), "chat takes messages; /v1/completions takes a prompt"),
+        "add_special_tokens": Refused((False,), "the chat template writes the special tokens"),
+    }
+
+    messages: Annotated[list[ChatMessage], Wire(shapes_prompt=True)] = Field(
+        min_length=1, max_length=MAX_MESSAGES, fail_fast=True
     )
+    max_tokens: Annotated[
+        int | None, Wire(aliases=("max_new_tokens", "max_output_tokens", "n_predict", "num_predict"))
+    ] = Field(None, ge=1, lt=2**31, description="output tokens at most; default: what the context leaves")
     max_completion_tokens: int | None = Field(
         None, ge=1, lt=2**31, description="the newer name of max_tokens; wins if both are given"
     )
-    add_generation_prompt: bool | None = Field(
+    add_generation_prompt: Annotated[bool | None, Wire(neutral=(False,), shapes_prompt=True)] = Field(
         None, description="let the template open the assistant's turn; default true"
     )
-    continue_final_message: bool | None = Field(
+    continue_final_message: Annotated[bool | None, Wire(neutral=(False,), shapes_prompt=True)] = Field(
         None, description="continue the last message instead of opening a turn; default false"
     )
-    chat_template_kwargs: dict[str, Any] | None = Field(
+    chat_template_kwargs: Annotated[dict[str, Any] | None, Wire(neutral=({},), shapes_prompt=True)] = Field(
         None, max_length=64, description="further variables for the chat template"
     )
-    documents: list[dict[str, Any]] | None = Field(
+    documents: Annotated[list[dict[str, Any]] | None, Wire(neutral=([],), shapes_prompt=True)] = Field(
         None, fail_fast=True, description="documents for the chat template"
     )
-    reasoning_effort: ReasoningEffort | None = Field(
+    reasoning_effort: Annotated[ReasoningEffort | None, Wire(shapes_prompt=True)] = Field(
         None, description="given to the chat template; none also sets enable_thinking to false"
     )
-    reasoning: ReasoningOptions | None = None
-    logprobs: bool | None = Field(None, description="tell the log-probability of each token; default false")
-    top_logprobs: int | None = Field(
+    reasoning: Annotated[ReasoningOptions | None, Wire(neutral=({},), shapes_prompt=True)] = None
+    logprobs: Annotated[bool | None, Wire(neutral=(False,))] = Field(
+        None, description="tell the log-probability of each token; default false"
+    )
+    top_logprobs: Annotated[int | None, Wire(neutral=(0,))] = Field(
         None,
         ge=0,
         le=MAX_LOGPROBS,
         description="with logprobs, also of so many most likely tokens in each place; default 0",
     )
     prompt_logprobs: int | None = PROMPT_LOGPROBS
-    return_tokens_as_token_ids: bool | None = Field(
+    return_tokens_as_token_ids: Annotated[bool | None, Wire(neutral=(False,))] = Field(
         None, description="spell the tokens of log-probabilities as token_id:7; default false"
     )
-    return_token_ids: bool | None = Field(
+    return_token_ids: Annotated[bool | None, Wire(neutral=(False,))] = Field(
         None, description="tell the ids of the prompt's and all sampled tokens; default false"
     )
 
-    include_reasoning: bool | None = Field(None, description="show the reasoning; default true")
-    separate_reasoning: bool | None = Field(
+    include_reasoning: Annotated[bool | None, Wire(neutral=(True,))] = Field(
+        None, description="show the reasoning; default true"
+    )
+    separate_reasoning: Annotated[bool | None, Wire(neutral=(False,))] = Field(
         None, description="take the reasoning out of the content; default true"
     )
-    tools: list[Tool] | None = Field(
+    tools: Annotated[list[Tool] | None, Wire(neutral=([],), shapes_prompt=True)] = Field(
         None, max_length=MAX_TOOLS, description="what the model may call; an empty list is none"
     )
-    tool_choice: Choice | None = Field(
+    tool_choice: Annotated[Choice | None, Wire(neutral=("none", "auto"), shapes_prompt=True)] = Field(
         None,
         description="none, auto, required, one tool by name, allowed_tools; default auto if there are tools",
     )
@@ -232,18 +238,6 @@ class ChatRequest(GenerationRequest):
     def num_samples(self) -> int:
         """Continuations computed for the conversation."""
         return self.n or 1
-
-
-REFUSED: dict[str, Refused] = {
-    "prompt": Refused((), "chat takes messages; /v1/completions takes a prompt"),
-    "add_special_tokens": Refused((False,), "the chat template writes the special tokens"),
-}
-
-
-class WireResponse(BaseModel):
-    """Root of response bodies."""
-
-    model_config = ConfigDict(frozen=True)
 
 
 class AssistantMessage(WireResponse):

@@ -7,18 +7,13 @@ from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator
 from pydantic.functional_validators import PlainValidator
 
 from engine.request import MAX_LOGPROBS
-from server.schema.aliases import OTHER_NAMES
-from server.schema.beam import MAX_BEST_OF
-from server.schema.chat import WireResponse
-from server.schema.extensions import GenerationRequest
+from server.schema.beam import MAX_BEST_OF, Beams
+from server.schema.extensions import Extensions
 from server.schema.logprobs import CompletionLogprobs, PromptLogprobs, is_none
 from server.schema.refused_fields import Refused
-from server.schema.sampling import (
-    PROMPT_LOGPROBS,
-    Finish,
-    Usage,
-    check_prompt_logprobs,
-)
+from server.schema.sampling import PROMPT_LOGPROBS, Finish, Sampling, Usage, check_prompt_logprobs
+from server.schema.structured import Structured
+from server.schema.wire import Wire, WireResponse
 
 MAX_PROMPTS = 1024
 NOT_WITH_HEALING = (
@@ -79,29 +74,47 @@ PROMPT_SCHEMA: dict[str, Any] = {
 }
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(Extensions, Beams, Structured, Sampling):
     """Body of POST /v1/completions."""
 
-    OTHER_NAMES: ClassVar[Mapping[str, str]] = {**OTHER_NAMES, "max_completion_tokens": "max_tokens"}
+    DIALECT = "completions"
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "top_logprobs": Refused((0,), "logprobs says how many"),
+        "messages": Refused((), "/v1/completions takes a prompt; chat takes messages"),
+    }
 
-    prompt: Annotated[tuple[Prompt, ...], PlainValidator(check_prompts), WithJsonSchema(PROMPT_SCHEMA)]
-    best_of: int | None = Field(
+    prompt: Annotated[
+        tuple[Prompt, ...],
+        PlainValidator(check_prompts),
+        WithJsonSchema(PROMPT_SCHEMA),
+        Wire(shapes_prompt=True),
+    ]
+    best_of: Annotated[int | None, Wire(same_as="n")] = Field(
         None,
         ge=1,
         le=MAX_BEST_OF,
         description="continuations to compute for each prompt, of which the n with the highest mean "
         "log-probability are the answers, or beams to search with; default n. Not in a stream",
     )
-    echo: bool | None = Field(
+    echo: Annotated[bool | None, Wire(neutral=(False,))] = Field(
         None, description="put the prompt in front of the text, and of its log-probabilities; default false"
     )
-    suffix: str | None = Field(
+    suffix: Annotated[str | None, Wire(neutral=("",), shapes_prompt=True)] = Field(
         None, description="what comes behind the answer; for models that can fill in the middle"
     )
-    max_tokens: int | None = Field(
-        None, ge=0, lt=2**31, description="output tokens at most; default 16; 0 only with echo"
-    )
-    add_special_tokens: bool | None = Field(
+    max_tokens: Annotated[
+        int | None,
+        Wire(
+            aliases=(
+                "max_new_tokens",
+                "max_output_tokens",
+                "n_predict",
+                "num_predict",
+                "max_completion_tokens",
+            )
+        ),
+    ] = Field(None, ge=0, lt=2**31, description="output tokens at most; default 16; 0 only with echo")
+    add_special_tokens: Annotated[bool | None, Wire(shapes_prompt=True)] = Field(
         None,
         description="let the tokenizer add its special tokens (such as BOS) to text prompts; default true",
     )
@@ -119,7 +132,7 @@ class CompletionRequest(GenerationRequest):
         None, description="tell the ids of the prompt's and all sampled tokens; default false"
     )
 
-    token_healing: bool | None = Field(
+    token_healing: Annotated[bool | None, Wire(neutral=(False,), shapes_prompt=True)] = Field(
         None,
         description="take the last token of the prompt back, and let the answer begin with its text, in "
         "whichever tokens; default false",
@@ -175,12 +188,6 @@ class CompletionRequest(GenerationRequest):
     def num_samples(self) -> int:
         """Continuations computed for each prompt."""
         return self.n or 1 if self.use_beam_search else max(self.n or 1, self.best_of or 1)
-
-
-REFUSED: dict[str, Refused] = {
-    "top_logprobs": Refused((0,), "logprobs says how many"),
-    "messages": Refused((), "/v1/completions takes a prompt; chat takes messages"),
-}
 
 
 class CompletionChoice(WireResponse):

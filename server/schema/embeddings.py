@@ -1,23 +1,46 @@
 """POST /v1/embeddings: request and response."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field, WithJsonSchema
 from pydantic.functional_validators import PlainValidator
 
 from server.schema.completions import PROMPT_SCHEMA, Prompt, check_prompts
-from server.schema.refused_fields import ONE, Refused
-from server.schema.sampling import WireRequest
+from server.schema.foreign import ONE
+from server.schema.refused_fields import Refused
+from server.schema.wire import ModelRequest, Wire
+
+INPUT_ONLY = Refused((), "send input")
+SHORTEN = Refused((), "shorten the input before sending it")
 
 
-class EmbeddingsRequest(WireRequest):
+class EmbeddingsRequest(ModelRequest):
     """Body of POST /v1/embeddings."""
 
+    DIALECT = "embeddings"
+    HINT = "nothing is generated here"
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "messages": INPUT_ONLY,
+        "prompt": INPUT_ONLY,
+        "inputs": INPUT_ONLY,
+        "input_ids": Refused((), "send token ids as input"),
+        "instructions": Refused(("",), "write them in front of the input"),
+        "system": Refused(("",), "write it in front of the input"),
+        "stream": Refused((False,), "an embedding comes as a whole"),
+        "n": ONE,
+        "normalize": Refused((True,), "vectors have the length 1"),
+        "embed_dtype": Refused(("float32",)),
+        "endianness": Refused(("native", "little")),
+        "pooling": Refused((), "it is a setting of the server"),
+        "input_type": Refused((), "write what the model expects in front of the text"),
+        "priority": Refused((0,), "inputs are served in the order they come"),
+        "truncate": SHORTEN,
+        "truncate_prompt_tokens": SHORTEN,
+    }
+
     input: Annotated[tuple[Prompt, ...], PlainValidator(check_prompts), WithJsonSchema(PROMPT_SCHEMA)]
-    model: str | None = Field(
-        None, max_length=512, description="name from /v1/models; may be left out as one model is served"
-    )
-    encoding_format: Literal["float", "base64"] | None = Field(
+    encoding_format: Annotated[Literal["float", "base64"] | None, Wire(neutral=("float",))] = Field(
         None, description="numbers, or their little-endian float32 bytes in base64; default float"
     )
     dimensions: int | None = Field(
@@ -60,26 +83,3 @@ class EmbeddingsResponse(BaseModel):
     data: list[Embedding]
     model: str
     usage: EmbeddingsUsage
-
-
-INPUT_ONLY = Refused((), "send input")
-SHORTEN = Refused((), "shorten the input before sending it")
-
-REFUSED: dict[str, Refused] = {
-    "messages": INPUT_ONLY,
-    "prompt": INPUT_ONLY,
-    "inputs": INPUT_ONLY,
-    "input_ids": Refused((), "send token ids as input"),
-    "instructions": Refused(("",), "write them in front of the input"),
-    "system": Refused(("",), "write it in front of the input"),
-    "stream": Refused((False,), "an embedding comes as a whole"),
-    "n": ONE,
-    "normalize": Refused((True,), "vectors have the length 1"),
-    "embed_dtype": Refused(("float32",)),
-    "endianness": Refused(("native", "little")),
-    "pooling": Refused((), "it is a setting of the server"),
-    "input_type": Refused((), "write what the model expects in front of the text"),
-    "priority": Refused((0,), "inputs are served in the order they come"),
-    "truncate": SHORTEN,
-    "truncate_prompt_tokens": SHORTEN,
-}

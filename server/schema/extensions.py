@@ -1,14 +1,12 @@
 """Fields that chat and completions have in common, and no other dialect has."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from engine.request import MAX_REPEATED_SIZES, MAX_REPEATED_TOKENS, RepetitionStop
-from server.schema.aliases import OTHER_NAMES, described_names
-from server.schema.beam import BeamRequest
-from server.schema.sampling import WireRequest
+from server.schema.aliases import aliases_of, described_names
+from server.schema.wire import Wire, WireRequest
 
 NOT_WITH_BEAM_SEARCH = "it cannot be used together with use_beam_search"
 
@@ -61,24 +59,27 @@ class RepetitionDetection(WireRequest):
 
 
 def add_names(schema: dict[str, Any], model: type[WireRequest]) -> None:
-    """Tell the JSON schema of a model which other names its fields have."""
-    schema["properties"] |= described_names(schema, model.OTHER_NAMES)
+    """Add the aliases to the JSON schema of a request."""
+    schema["properties"] |= described_names(schema, aliases_of(model))
 
 
-class GenerationRequest(BeamRequest):
-    """A request of the OpenAI API that generates text."""
+class Extensions(WireRequest):
+    """Further fields of the requests that take the aliases of other servers: chat and completions.
+
+    pydantic reads base classes from the last to the first, and a check sees only fields before its own. So
+    requests are written `class ChatRequest(Extensions, Beams, Structured, Sampling)`.
+    """
 
     model_config = ConfigDict(json_schema_extra=add_names)
 
-    OTHER_NAMES: ClassVar[Mapping[str, str]] = OTHER_NAMES
-    MIN_TOKENS_PARAM: ClassVar[str] = "min_tokens"
+    TAKES_ALIASES = True
 
-    truncate_prompt_tokens: int | None = Field(
+    truncate_prompt_tokens: Annotated[int | None, Wire(shapes_prompt=True)] = Field(
         None, ge=-1, lt=2**31, description="keep so many tokens of the prompt at most; -1: what fits"
     )
-    truncation_side: Literal["left", "right"] | None = Field(
-        None, description="where tokens are left out; default left: the last ones stay"
-    )
+    truncation_side: Annotated[
+        Literal["left", "right"] | None, Wire(neutral=("left",), shapes_prompt=True)
+    ] = Field(None, description="where tokens are left out; default left: the last ones stay")
 
     repetition_stop: RepetitionOptions | None = Field(
         None, description="end the answer when its last tokens are the same ngram, so many times in a row"

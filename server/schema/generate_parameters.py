@@ -1,16 +1,51 @@
 """The parameters of POST /, /generate and /generate_stream: one list for TGI and LightLLM."""
 
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from engine.request import MAX_LOGPROBS
 from server.schema.beam import MAX_BEST_OF
-from server.schema.refused_fields import ONE, Refused
-from server.schema.sampling import INT64, SamplingRequest, Stop
+from server.schema.foreign import ONE, prompt_field
+from server.schema.refused_fields import Refused
+from server.schema.sampling import INT64, Sampling, Stop
 from server.schema.structured import Source, TypedGrammar
+from server.schema.wire import Wire
+
+TEXT_ONLY = "the model reads text only"
 
 
-class GenerateParameters(SamplingRequest):
+class GenerateParameters(Sampling):
     """How to continue. The sampling fields that neither TGI nor LightLLM knows are extensions."""
+
+    DIALECT = "/generate"
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "inputs": Refused((), "it belongs beside parameters"),
+        "prompt": Refused((), "send inputs beside parameters"),
+        "messages": Refused((), "send inputs beside parameters; chat takes messages"),
+        "max_tokens": Refused((), "use max_new_tokens"),
+        "max_completion_tokens": Refused((), "use max_new_tokens"),
+        "min_tokens": Refused((), "use min_new_tokens"),
+        "model": Refused((), "it belongs beside parameters"),
+        "stream": Refused((False,), "it belongs beside parameters"),
+        "stream_options": Refused(({},), "the last event always has the counts"),
+        "truncate_prompt_tokens": Refused((), "use truncate"),
+        "response_format": Refused(({"type": "text"},), "use grammar"),
+        "guided_regex": Refused((), "use regular_constraint"),
+        # LightLLM
+        "exponential_decay_length_penalty": Refused(([1, 1],)),
+        "input_penalty": Refused((False,), "presence and frequency penalties count output tokens"),
+        "add_spaces_between_special_tokens": Refused((True,)),
+        "print_eos_token": Refused((False,), "use skip_special_tokens"),
+        "disable_prompt_cache": Refused((False,), "use cache_prompt"),
+        "image_max_patch_num": Refused((-1,), TEXT_ONLY),
+        "multimodal_params": prompt_field(({}, {"images": []}), TEXT_ONLY),
+        "num_beam": ONE,
+        "move_kv_to_decode_node": Refused(),
+        "token_healing_top_k": Refused((0,)),
+        "token_healing_unmerge_last_token": Refused((0,)),
+    }
 
     max_new_tokens: int | None = Field(
         None, ge=1, lt=2**31, description="output tokens at most; default 100 (TGI) or 16 (LightLLM)"
@@ -42,7 +77,7 @@ class GenerateParameters(SamplingRequest):
         description="TGI: texts to sample; that with the highest mean log-probability is the answer; "
         "not in a stream. LightLLM: another name of n",
     )
-    return_details: bool | None = Field(
+    return_details: Annotated[bool | None, Wire(neutral=(False,))] = Field(
         None, description="LightLLM: tell each token with its log-probability; one event each in a stream"
     )
     grammar: TypedGrammar | None = Field(None, description="what the text must be, in TGI's words")
@@ -66,32 +101,3 @@ class GenerateParameters(SamplingRequest):
         if self.stop and self.stop_sequences:
             raise ValueError("send stop or stop_sequences, not both")
         return self
-
-
-TEXT_ONLY = Refused(({}, {"images": []}), "the model reads text only")
-REFUSED: dict[str, Refused] = {
-    "inputs": Refused((), "it belongs beside parameters"),
-    "prompt": Refused((), "send inputs beside parameters"),
-    "messages": Refused((), "send inputs beside parameters; chat takes messages"),
-    "max_tokens": Refused((), "use max_new_tokens"),
-    "max_completion_tokens": Refused((), "use max_new_tokens"),
-    "min_tokens": Refused((), "use min_new_tokens"),
-    "model": Refused((), "it belongs beside parameters"),
-    "stream": Refused((False,), "it belongs beside parameters"),
-    "stream_options": Refused(({},), "the last event always has the counts"),
-    "truncate_prompt_tokens": Refused((), "use truncate"),
-    "response_format": Refused(({"type": "text"},), "use grammar"),
-    "guided_regex": Refused((), "use regular_constraint"),
-    # LightLLM
-    "exponential_decay_length_penalty": Refused(([1, 1],)),
-    "input_penalty": Refused((False,), "presence and frequency penalties count output tokens"),
-    "add_spaces_between_special_tokens": Refused((True,)),
-    "print_eos_token": Refused((False,), "use skip_special_tokens"),
-    "disable_prompt_cache": Refused((False,), "use cache_prompt"),
-    "image_max_patch_num": Refused((-1,), TEXT_ONLY.hint),
-    "multimodal_params": TEXT_ONLY,
-    "num_beam": ONE,
-    "move_kv_to_decode_node": Refused(),
-    "token_healing_top_k": Refused((0,)),
-    "token_healing_unmerge_last_token": Refused((0,)),
-}

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from server.schema.chat import WireResponse
+from server.schema.wire import WireResponse
 
 
 class ModelCard(WireResponse):

@@ -1,44 +1,31 @@
 """POST /, /generate and /generate_stream: one request for TGI and LightLLM, responses and events of each."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, RootModel, field_validator
+from pydantic import BeforeValidator, Field, RootModel
 
-from server.schema.chat import WireResponse
-from server.schema.dialects import PARAMETERS
 from server.schema.errors import NativeError
 from server.schema.generate_parameters import GenerateParameters
 from server.schema.logprobs import in_turns, is_none
-from server.schema.refused_fields import Refused, refuse_unsupported
-from server.schema.sampling import WireRequest
-
-IN_PARAMETERS = "it belongs in parameters"
+from server.schema.wire import ModelRequest, WireRequest, WireResponse
 
 
-class GenerateRequest(WireRequest):
+def as_object(value: Any) -> Any:
+    """Return an empty object for null."""
+    return {} if value is None else value
+
+
+class GenerateRequest(ModelRequest):
     """Body of POST /, /generate and /generate_stream."""
 
+    NESTED: ClassVar[Mapping[str, type[WireRequest]]] = {"parameters": GenerateParameters}
+
     inputs: str
-    parameters: GenerateParameters = Field(default_factory=lambda: GenerateParameters.model_validate({}))
+    parameters: Annotated[GenerateParameters, BeforeValidator(as_object)] = Field(
+        default_factory=lambda: GenerateParameters.model_validate({})
+    )
     stream: bool | None = Field(None, description="what /generate_stream always does")
-    model: str | None = Field(None, max_length=512, description="name from /v1/models; may be left out")
-
-    @field_validator("parameters", mode="before")
-    @classmethod
-    def refuse(cls, value: Any) -> Any:
-        """Refused fields come first, as at the top; what it raises is no matter of types. null is none."""
-        if isinstance(value, dict):
-            refuse_unsupported(value, PARAMETERS)
-        return {} if value is None else value
-
-
-GENERATE: dict[str, Refused] = {
-    name: refused for name, refused in PARAMETERS.items() if name not in GenerateRequest.model_fields
-} | {
-    name: Refused((), IN_PARAMETERS)
-    for name in GenerateParameters.model_fields
-    if name not in (*PARAMETERS, *GenerateRequest.model_fields)
-}
 
 
 TgiReason = Literal["length", "eos_token", "stop_sequence"]

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, RootModel
 
-from server.schema.chat import WireResponse
 from server.schema.responses import OutputItem, OutputText, ReasoningText, ResponseObject, TextLogprobs
+from server.schema.wire import WireResponse
 
 StateKind = Literal[
     "response.created",

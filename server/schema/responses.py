@@ -1,29 +1,18 @@
 """POST /v1/responses of the OpenAI API, without state on the server: request and response."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from engine.request import MAX_LOGPROBS
-from server.schema.chat import (
-    MAX_MESSAGES,
-    MAX_PARTS,
-    ReasoningEffort,
-    WireResponse,
-    allow_string,
-    as_parts,
-)
+from server.schema.chat import MAX_MESSAGES, MAX_PARTS, ReasoningEffort, allow_string, as_parts
+from server.schema.foreign import SEPARATE, TURNS, prompt_field
 from server.schema.logprobs import TokenLogprob, in_turns
-from server.schema.refused_fields import SEPARATE, TURNS, Refused
-from server.schema.sampling import (
-    Needed,
-    SamplingRequest,
-    StreamOptions,
-    TypedRequest,
-    WireRequest,
-    check_entries,
-)
+from server.schema.refused_fields import Refused
+from server.schema.sampling import Sampling, StreamOptions
 from server.schema.tools import MAX_TOOLS, NAME, ObjectSchema, ToolName, allow_word, as_choice
+from server.schema.wire import Needed, TypedRequest, Wire, WireRequest, WireResponse, check_entries
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
 MAX_METADATA = 16
@@ -173,8 +162,28 @@ class InputChoice(TypedRequest):
         return {"type": self.type, "name": self.name}
 
 
-class ResponsesRequest(SamplingRequest):
+STATELESS = "nothing is stored; send the whole conversation"
+
+
+class ResponsesRequest(Sampling):
     """Body of POST /v1/responses. The sampling fields of chat that Responses does not know are extensions."""
+
+    DIALECT = "responses"
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "previous_response_id": prompt_field(hint=STATELESS),
+        "conversation": prompt_field(hint=STATELESS),
+        "background": Refused((False,), STATELESS),
+        "prompt": Refused((), "send instructions and input"),
+        "max_tool_calls": Refused((), "no tool is run here; parallel_tool_calls false allows one call"),
+        "n": Refused((1,), "a response is one answer"),
+        "messages": Refused((), "send input"),
+        "max_tokens": Refused((), "use max_output_tokens"),
+        "max_completion_tokens": Refused((), "use max_output_tokens"),
+        "response_format": Refused(({"type": "text"},), "use text.format"),
+        "reasoning_effort": Refused((), "use reasoning.effort"),
+        "add_generation_prompt": TURNS,
+        "separate_reasoning": SEPARATE,
+    }
 
     input: Annotated[
         list[InputItem],
@@ -186,9 +195,11 @@ class ResponsesRequest(SamplingRequest):
         None, ge=1, lt=2**31, description="output tokens at most; default: what the context leaves"
     )
     reasoning: Reasoning | None = None
-    text: TextOptions | None = None
-    truncation: Literal["disabled"] | None = Field(None, description="a prompt that is too long is an error")
-    include: list[str] | None = Field(
+    text: Annotated[TextOptions | None, Wire(neutral=({}, {"format": {"type": "text"}}))] = None
+    truncation: Annotated[Literal["disabled"] | None, Wire(neutral=("disabled",), shapes_prompt=True)] = (
+        Field(None, description="a prompt that is too long is an error")
+    )
+    include: Annotated[list[str] | None, Wire(neutral=([],))] = Field(
         None,
         max_length=32,
         description=f"{LOGPROBS_INCLUDED} tells the log-probability of each token of the text; of everything "
@@ -233,24 +244,6 @@ class ResponsesRequest(SamplingRequest):
     def tells_logprobs(self) -> bool:
         """Whether the text has its log-probabilities."""
         return LOGPROBS_INCLUDED in (self.include or ())
-
-
-STATELESS = "nothing is stored; send the whole conversation"
-REFUSED: dict[str, Refused] = {
-    "previous_response_id": Refused((), STATELESS),
-    "conversation": Refused((), STATELESS),
-    "background": Refused((False,), STATELESS),
-    "prompt": Refused((), "send instructions and input"),
-    "max_tool_calls": Refused((), "no tool is run here; parallel_tool_calls false allows one call"),
-    "n": Refused((1,), "a response is one answer"),
-    "messages": Refused((), "send input"),
-    "max_tokens": Refused((), "use max_output_tokens"),
-    "max_completion_tokens": Refused((), "use max_output_tokens"),
-    "response_format": Refused(({"type": "text"},), "use text.format"),
-    "reasoning_effort": Refused((), "use reasoning.effort"),
-    "add_generation_prompt": TURNS,
-    "separate_reasoning": SEPARATE,
-}
 
 
 # Of the tokens of a text, if they are asked for.

@@ -1,20 +1,18 @@
 """What chat and text completions share: sampling, stopping, streaming, token counts."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from engine.request import MAX_LOGIT_BIAS, MAX_LOGPROBS
+from server.schema.wire import Finite, ModelRequest, Wire, WireRequest, check_entries
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -67,46 +65,6 @@ def check_prompt_logprobs(value: int | None, info: ValidationInfo) -> int | None
 
 
 Stop = Annotated[tuple[str, ...], BeforeValidator(check_stop), WithJsonSchema(STOP_SCHEMA)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class WireRequest(BaseModel):
-    """Root of request bodies. Strict: a bool is no int and "5" is no number. Unknown fields are tolerated."""
-
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
-
-    OTHER_NAMES: ClassVar[Mapping[str, str]] = {}
-
-
-Needed = Mapping[str, tuple[str, ...]]
-
-
-class TypedRequest(WireRequest):
-    """An object whose `type`, its first field, says which of the others there must be."""
-
-    model_config = ConfigDict(validate_default=True)
-
-    NEEDED: ClassVar[Needed] = {}
-
-    @field_validator("*")
-    @classmethod
-    def check_needed(cls, value: Any, info: ValidationInfo) -> Any:
-        """Each type needs its own fields."""
-        kind = info.data.get("type", "")
-        if value is None and info.field_name in cls.NEEDED.get(kind, ()):
-            raise PydanticCustomError("missing", f"the type {kind!r} needs it")
-        return value
-
-
-def check_entries(limit: int) -> BeforeValidator:
-    """Refuses an object that has more entries before each of them is looked at."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > limit:
-            raise ValueError(f"at most {limit} entries are allowed, got {len(value)}")
-        return value
-
-    return BeforeValidator(check)
 
 
 class StreamOptions(WireRequest):
@@ -117,68 +75,94 @@ class StreamOptions(WireRequest):
     include_obfuscation: bool | None = Field(None, description="without effect: nothing is padded")
 
 
-class SamplingRequest(WireRequest):
+class Sampling(ModelRequest):
     """Fields of every request that generates text. null always means: use the default."""
 
-    model: str | None = Field(
-        None, max_length=512, description="name from /v1/models; may be left out as one model is served"
+    n: Annotated[int | None, Wire(neutral=(1,))] = Field(
+        None, ge=1, le=MAX_CHOICES, description="answers per prompt; at most max_num_seqs"
     )
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="answers per prompt; at most max_num_seqs")
-    stream: bool | None = Field(None, description="send server-sent events while tokens arrive")
-    stream_options: StreamOptions | None = None
-    temperature: Finite | None = Field(None, ge=0, le=2, description="0 is greedy; default 1")
-    top_p: Finite | None = Field(None, gt=0, le=1, description="nucleus sampling; default 1 (off)")
-    top_k: int | None = Field(None, ge=-1, lt=2**31, description="0 or -1 is off; default off")
-    min_p: Finite | None = Field(
+    stream: Annotated[bool | None, Wire(neutral=(False,))] = Field(
+        None, description="send server-sent events while tokens arrive"
+    )
+    stream_options: Annotated[StreamOptions | None, Wire(neutral=({},))] = None
+    temperature: Annotated[Finite | None, Wire(neutral=(1,))] = Field(
+        None, ge=0, le=2, description="0 is greedy; default 1"
+    )
+    top_p: Annotated[Finite | None, Wire(neutral=(1,))] = Field(
+        None, gt=0, le=1, description="nucleus sampling; default 1 (off)"
+    )
+    top_k: Annotated[int | None, Wire(neutral=(0, -1))] = Field(
+        None, ge=-1, lt=2**31, description="0 or -1 is off; default off"
+    )
+    min_p: Annotated[Finite | None, Wire(neutral=(0,))] = Field(
         None,
         ge=0,
         le=1,
         description="drop tokens less likely than min_p times the likeliest; default 0 (off)",
     )
-    seed: int | None = Field(
+    seed: Annotated[int | None, Wire(aliases=("random_seed",))] = Field(
         None, ge=-INT64, lt=INT64, description="same seed, same sampling; choice i of n uses seed + i"
     )
-    presence_penalty: Finite | None = Field(None, ge=-2, le=2, description="over output tokens; default 0")
-    frequency_penalty: Finite | None = Field(None, ge=-2, le=2, description="over output tokens; default 0")
-    repetition_penalty: Finite | None = Field(
+    presence_penalty: Annotated[Finite | None, Wire(neutral=(0,), with_beams=False)] = Field(
+        None, ge=-2, le=2, description="over output tokens; default 0"
+    )
+    frequency_penalty: Annotated[Finite | None, Wire(neutral=(0,), with_beams=False)] = Field(
+        None, ge=-2, le=2, description="over output tokens; default 0"
+    )
+    repetition_penalty: Annotated[
+        Finite | None, Wire(neutral=(1,), aliases=("repeat_penalty",), with_beams=False)
+    ] = Field(
         None,
         ge=0.01,
         le=100,
         description="over prompt and output tokens, as in transformers; default 1 (off)",
     )
     logit_bias: Annotated[
-        dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None, check_entries(MAX_LOGIT_BIAS)
+        dict[str, Annotated[Finite, Field(ge=-100, le=100)]] | None,
+        check_entries(MAX_LOGIT_BIAS),
+        Wire(neutral=({},), with_beams=False),
     ] = Field(
         None, max_length=MAX_LOGIT_BIAS, description="token id, as a string, to what is added to its logit"
     )
-    allowed_token_ids: list[int] | None = Field(
+    allowed_token_ids: Annotated[list[int] | None, Wire(with_beams=False)] = Field(
         None, min_length=1, fail_fast=True, description="the only tokens that can be chosen; default: all"
     )
-    bad_words: list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]] | None = Field(
+    bad_words: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]] | None,
+        Wire(neutral=([],), with_beams=False),
+    ] = Field(
         None, max_length=MAX_BAD_WORDS, description="words that do not appear, as the tokenizer spells them"
     )
-    bad_words_ids: (
-        list[Annotated[list[int], Field(min_length=1, max_length=MAX_BAD_WORD_TOKENS, fail_fast=True)]] | None
-    ) = Field(None, max_length=MAX_BAD_WORDS, description="the same as token ids")
-    stop: Stop | None = Field(None, description="strings that end the answer and are not shown")
-    stop_token_ids: list[int] | None = Field(
+    bad_words_ids: Annotated[
+        list[Annotated[list[int], Field(min_length=1, max_length=MAX_BAD_WORD_TOKENS, fail_fast=True)]]
+        | None,
+        Wire(neutral=([],), with_beams=False),
+    ] = Field(None, max_length=MAX_BAD_WORDS, description="the same as token ids")
+    stop: Annotated[
+        Stop | None, Wire(neutral=([],), aliases=("stop_sequences", "stopping_strings"), with_beams=False)
+    ] = Field(None, description="strings that end the answer and are not shown")
+    stop_token_ids: Annotated[list[int] | None, Wire(neutral=([],))] = Field(
         None, max_length=MAX_STOP_IDS, fail_fast=True, description="token ids that end the answer"
     )
-    min_tokens: int | None = Field(
+    min_tokens: Annotated[int | None, Wire(neutral=(0,), aliases=("min_new_tokens",))] = Field(
         None, ge=0, lt=2**31, description="no end before so many tokens; default 0"
     )
-    ignore_eos: bool | None = Field(None, description="go on after the end-of-sequence token; default false")
-    include_stop_str_in_output: bool | None = Field(
-        None, description="show the stop string that ended the answer; default false"
+    ignore_eos: Annotated[bool | None, Wire(neutral=(False,))] = Field(
+        None, description="go on after the end-of-sequence token; default false"
     )
-    skip_special_tokens: bool | None = Field(None, description="hide special tokens; default true")
-    cache_prompt: bool | None = Field(
+    include_stop_str_in_output: Annotated[bool | None, Wire(neutral=(False,), aliases=("no_stop_trim",))] = (
+        Field(None, description="show the stop string that ended the answer; default false")
+    )
+    skip_special_tokens: Annotated[bool | None, Wire(neutral=(True,))] = Field(
+        None, description="hide special tokens; default true"
+    )
+    cache_prompt: Annotated[bool | None, Wire(neutral=(True,))] = Field(
         None, description="use what was computed for equal beginnings, and leave it for others; default true"
     )
-    cache_salt: str | None = Field(
+    cache_salt: Annotated[str | None, Wire(aliases=("extra_key",))] = Field(
         None, min_length=1, max_length=128, description="share computed beginnings only with the same salt"
     )
-    priority: int | None = Field(
+    priority: Annotated[int | None, Wire(neutral=(0,))] = Field(
         None, ge=-(2**31), lt=2**31, description="lower is served earlier; only where the server has it on"
     )
 

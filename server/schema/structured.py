@@ -1,11 +1,11 @@
 """What the output of a request must be: OpenAI's response_format, and what other servers call the same."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from server.schema.sampling import SamplingRequest, TypedRequest, WireRequest
+from server.schema.wire import TypedRequest, Wire, WireRequest
 
 MAX_CHOICES = 4096
 Source = str | dict[str, Any]
@@ -65,19 +65,17 @@ class TypedGrammar(WireRequest):
         return value
 
 
-class StructuredRequest(SamplingRequest):
+class Structured(WireRequest):
     """Fields that say what the whole output must be. At most one of them can be used."""
 
-    FORMAT_PARAM: ClassVar[str] = "response_format"
-    REGEX_PARAM: ClassVar[str] = "regex"
-    PREFIX: ClassVar[str] = ""
-
-    response_format: ResponseFormat | None = Field(
+    response_format: Annotated[ResponseFormat | None, Wire(neutral=({"type": "text"},))] = Field(
         None, description="free text, any JSON object, or JSON that a schema describes"
     )
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: Annotated[StructuredOutputs | None, Wire(neutral=({},))] = None
     guided_json: Source | None = Field(None, description="JSON schema, also as a string")
-    guided_json_object: bool | None = Field(None, description="any JSON object; default false")
+    guided_json_object: Annotated[bool | None, Wire(neutral=(False,))] = Field(
+        None, description="any JSON object; default false"
+    )
     guided_regex: str | None = Field(None, description="expression that the whole output matches")
     guided_choice: list[str] | None = Field(
         None, min_length=1, max_length=MAX_CHOICES, description="the output is one of these"
@@ -87,8 +85,12 @@ class StructuredRequest(SamplingRequest):
     regex: str | None = Field(None, description="another name of guided_regex")
     ebnf: str | None = Field(None, description="another name of guided_grammar")
     json_schema: Source | None = Field(None, description="another name of guided_json")
-    json_object: bool | None = Field(None, description="another name of guided_json_object")
-    format: Source | None = Field(None, description='"json" for any JSON object, or a JSON schema')
-    grammar: str | TypedGrammar | None = Field(
+    json_object: Annotated[bool | None, Wire(neutral=(False,))] = Field(
+        None, description="another name of guided_json_object"
+    )
+    format: Annotated[Source | None, Wire(neutral=("", {}))] = Field(
+        None, description='"json" for any JSON object, or a JSON schema'
+    )
+    grammar: Annotated[str | TypedGrammar | None, Wire(neutral=("",))] = Field(
         None, description="grammar in GBNF or Lark syntax, or, with a type, a schema or an expression"
     )

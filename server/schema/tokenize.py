@@ -1,6 +1,7 @@
 """POST /tokenize and /detokenize, GET /tokenizer_info (shapes of vLLM), POST /tokens (shape of LightLLM)."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
@@ -10,30 +11,30 @@ from server.schema.chat import (
     ChatRequest,
     ReasoningEffort,
     ReasoningOptions,
-    WireResponse,
     check_continuation,
 )
+from server.schema.foreign import prompt_field
 from server.schema.refused_fields import Refused
-from server.schema.sampling import WireRequest
 from server.schema.tools import MAX_TOOLS, Choice, Tool
+from server.schema.wire import ModelRequest, Wire, WireResponse
 
-REFUSED: dict[str, Refused] = {
-    "mm_processor_kwargs": Refused(({},), "the model reads text only"),
-    "truncate_prompt_tokens": Refused((), "all tokens are counted"),
-}
-REFUSED_TOKENS: dict[str, Refused] = {
-    "multimodal_params": Refused(({}, {"images": []}), "the model reads text only"),
-}
+TEXT_ONLY = "the model reads text only"
 
 
-class TokenizeRequest(WireRequest):
+class TokenizeRequest(ModelRequest):
     """Body of POST /tokenize: a prompt, or the messages of a chat."""
+
+    DIALECT = "/tokenize"
+    REFUSES = "prompt"
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "mm_processor_kwargs": prompt_field(({},), TEXT_ONLY),
+        "truncate_prompt_tokens": Refused((), "all tokens are counted"),
+    }
 
     model_config = ConfigDict(
         json_schema_extra={"anyOf": [{"required": ["prompt"]}, {"required": ["messages"]}]}
     )
 
-    model: str | None = Field(None, max_length=512, description="name from /v1/models; may be left out")
     prompt: str | None = Field(None, description="text to tokenize; this or messages")
     messages: list[ChatMessage] | None = Field(
         None,
@@ -46,7 +47,9 @@ class TokenizeRequest(WireRequest):
     add_special_tokens: bool | None = Field(
         None, description="let the tokenizer add its special tokens (such as BOS) to a prompt; default true"
     )
-    return_token_strs: bool | None = Field(None, description="name the tokens, too; default false")
+    return_token_strs: Annotated[bool | None, Wire(neutral=(False,))] = Field(
+        None, description="name the tokens, too; default false"
+    )
     add_generation_prompt: bool | None = Field(
         None, description="let the template open the assistant's turn; default true"
     )
@@ -111,10 +114,12 @@ class TokenizeResponse(WireResponse):
     )
 
 
-class DetokenizeRequest(WireRequest):
+class DetokenizeRequest(ModelRequest):
     """Body of POST /detokenize."""
 
-    model: str | None = Field(None, max_length=512, description="name from /v1/models; may be left out")
+    DIALECT = "/detokenize"
+    REFUSES = "own"
+
     tokens: list[int] = Field(fail_fast=True, description="token ids, no more than the context holds")
 
 
@@ -136,10 +141,15 @@ class TokenizerInfo(WireResponse):
     model_max_length: int = Field(description="longest prompt plus output, in tokens")
 
 
-class TokensRequest(WireRequest):
+class TokensRequest(ModelRequest):
     """Body of POST /tokens, LightLLM's count of tokens."""
 
-    model: str | None = Field(None, max_length=512, description="name from /v1/models; may be left out")
+    DIALECT = "/tokens"
+    REFUSES = "own"
+    REFUSED: ClassVar[Mapping[str, Refused]] = {
+        "multimodal_params": prompt_field(({}, {"images": []}), TEXT_ONLY)
+    }
+
     text: str
     parameters: dict[str, Any] | None = Field(
         None, description="those of /generate; add_special_tokens alone changes the count"

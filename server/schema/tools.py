@@ -13,7 +13,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from server.schema.sampling import Needed, TypedRequest, WireRequest
+from server.schema.wire import Needed, TypedRequest, WireRequest
 
 MAX_TOOLS = 128
 MAX_TOOL_CALLS = 128

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from server.routes.table import ENDPOINTS, Endpoint
-from server.schema.dialects import PARAMETERS
+from server.endpoint import Endpoint
+from server.routes.table import ENDPOINTS, REFUSED
 from server.schema.generate_parameters import GenerateParameters
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
@@ -49,9 +49,9 @@ def field_names(model: type[BaseModel]) -> list[str]:
 def bodies(endpoint: Endpoint) -> st.SearchStrategy[dict[str, Any]]:
     """The endpoint's example with some fields, known and refused ones, set to anything."""
     assert endpoint.request is not None
-    names = st.sampled_from([*field_names(endpoint.request), *endpoint.refused, "unheard_of"])
+    names = st.sampled_from([*field_names(endpoint.request), *REFUSED[endpoint.request], "unheard_of"])
     changes = st.dictionaries(names, VALUES, min_size=1, max_size=4)
-    parameters = st.sampled_from([*field_names(GenerateParameters), *PARAMETERS])
+    parameters = st.sampled_from([*field_names(GenerateParameters), *REFUSED[GenerateParameters]])
     nested = st.dictionaries(parameters, VALUES, max_size=4)
     return st.builds(
         lambda changed, inner: {
@@ -83,7 +83,7 @@ def test_any_body_is_answered(endpoint: Endpoint, generate_api: str, data: st.Da
     response = asyncio.run(send())
     assert response.status_code < 500, response.text
     if response.status_code >= 400:
-        endpoint.error.model_validate(response.json())
+        endpoint.envelope.schema.model_validate(response.json())
         assert len(response.content) < 3000
     elif response.headers["content-type"] == "application/json":
         assert endpoint.response is not None

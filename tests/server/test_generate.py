@@ -10,11 +10,10 @@ import pytest
 
 from engine.outputs import OutputToken, TextDelta, TokenPiece
 from server.routes.native.tokens import TokenTexts
-from server.schema.dialects import PARAMETERS
+from server.routes.table import REFUSED
 from server.schema.errors import NativeError
 from server.schema.generate_parameters import GenerateParameters
 from server.schema.native import (
-    GENERATE,
     GenerateRequest,
     LightllmEvent,
     LightllmResponse,
@@ -354,8 +353,8 @@ async def test_keys_are_asked_for(engine: FakeEngine) -> None:
 
 
 def test_fields_are_declared_or_refused() -> None:
-    assert not set(GENERATE) & set(GenerateRequest.model_fields)
-    both = set(PARAMETERS) & set(GenerateParameters.model_fields)
+    assert not set(REFUSED[GenerateRequest]) & set(GenerateRequest.model_fields)
+    both = set(REFUSED[GenerateParameters]) & set(GenerateParameters.model_fields)
     assert both == {"model", "stream", "stream_options", "min_tokens"}, "inherited, and not for here"
 
 

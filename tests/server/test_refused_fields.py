@@ -5,44 +5,35 @@ from typing import Any
 import httpx
 import pytest
 
-from server.routes.table import ENDPOINTS
-from server.schema.aliases import OTHER_NAMES
+from server.routes.table import ENDPOINTS, REFUSED
+from server.schema.aliases import aliases_of
 from server.schema.anthropic import CountTokensRequest, MessagesRequest
 from server.schema.chat import ChatRequest
 from server.schema.completions import CompletionRequest
-from server.schema.dialects import (
-    CHAT,
-    COMPLETION,
-    COUNT_TOKENS,
-    EMBEDDINGS,
-    KNOWN,
-    MESSAGES,
-    PARAMETERS,
-    RESPONSES,
-    TOKENIZE,
-)
+from server.schema.dialects import KnownFields
 from server.schema.embeddings import EmbeddingsRequest
+from server.schema.foreign import FOREIGN, NO_OPS
 from server.schema.generate_parameters import GenerateParameters
-from server.schema.native import GENERATE, GenerateRequest
-from server.schema.refused_fields import FOREIGN, NEUTRAL, NO_OPS, PROMPT_FIELDS, Refused
+from server.schema.native import GenerateRequest
 from server.schema.responses import ResponsesRequest
-from server.schema.sampling import WireRequest
 from server.schema.tokenize import TokenizeRequest
+from server.schema.wire import Wire, WireRequest, wire_of
 from tests.server.fake_engine import FakeEngine
 
 HELLO = [{"role": "user", "content": "a"}]
-DIALECTS: dict[str, tuple[str, dict[str, Any], type[WireRequest], dict[str, Refused]]] = {
-    "chat": ("/v1/chat/completions", {"messages": HELLO}, ChatRequest, CHAT),
-    "completions": ("/v1/completions", {"prompt": "a"}, CompletionRequest, COMPLETION),
-    "responses": ("/v1/responses", {"input": "a"}, ResponsesRequest, RESPONSES),
-    "messages": ("/v1/messages", {"messages": HELLO, "max_tokens": 5}, MessagesRequest, MESSAGES),
-    "embeddings": ("/v1/embeddings", {"input": "a"}, EmbeddingsRequest, EMBEDDINGS),
-    "generate": ("/generate", {"inputs": "a"}, GenerateRequest, GENERATE),
-    "parameters": ("/generate", {"inputs": "a"}, GenerateParameters, PARAMETERS),
+DIALECTS: dict[str, tuple[str, dict[str, Any], type[WireRequest]]] = {
+    "chat": ("/v1/chat/completions", {"messages": HELLO}, ChatRequest),
+    "completions": ("/v1/completions", {"prompt": "a"}, CompletionRequest),
+    "responses": ("/v1/responses", {"input": "a"}, ResponsesRequest),
+    "messages": ("/v1/messages", {"messages": HELLO, "max_tokens": 5}, MessagesRequest),
+    "embeddings": ("/v1/embeddings", {"input": "a"}, EmbeddingsRequest),
+    "generate": ("/generate", {"inputs": "a"}, GenerateRequest),
+    "parameters": ("/generate", {"inputs": "a"}, GenerateParameters),
 }
-REQUESTS = {endpoint.request for endpoint in ENDPOINTS if endpoint.request is not None}
-FIELDS_OF_ALL = {name for request in (*REQUESTS, GenerateParameters) for name in request.model_fields}
-REFUSED_BY_ANY = {name for endpoint in ENDPOINTS for name in endpoint.refused}
+KNOWN = KnownFields(endpoint.request for endpoint in ENDPOINTS if endpoint.request is not None)
+FIELDS_OF_ALL = {name for request in REFUSED for name in request.model_fields}
+ALIASES = {alias for request in REFUSED for wire in wire_of(request).values() for alias in wire.aliases}
+REFUSED_BY_ANY = {name for table in REFUSED.values() for name in table}
 
 
 def body_of(dialect: str, **fields: Any) -> dict[str, Any]:
@@ -51,23 +42,30 @@ def body_of(dialect: str, **fields: Any) -> dict[str, Any]:
     return body | ({"parameters": fields} if dialect == "parameters" else fields)
 
 
-def test_neutral_values_are_those_of_declared_fields() -> None:
-    assert set(NEUTRAL) <= FIELDS_OF_ALL - NO_OPS
+def test_metadata_of_a_field_is_the_same_wherever_it_is_declared() -> None:
+    found: dict[str, Wire] = {}
+    for request in REFUSED:
+        for name, wire in wire_of(request).items():
+            if wire != Wire():
+                assert name not in NO_OPS
+                first = found.setdefault(name, wire)
+                assert wire.neutral == first.neutral, name
+                assert wire.same_as == first.same_as, name
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_every_known_field_is_declared_or_refused_or_published(dialect: str) -> None:
     """What any endpoint knows, acting or not, no dialect ignores."""
-    _, _, request, refused = DIALECTS[dialect]
-    for name in (*FIELDS_OF_ALL, *REFUSED_BY_ANY, *FOREIGN, *OTHER_NAMES):
-        assert name in {*request.model_fields, *request.OTHER_NAMES, *refused, *NO_OPS}, name
+    _, _, request = DIALECTS[dialect]
+    for name in (*FIELDS_OF_ALL, *REFUSED_BY_ANY, *FOREIGN, *ALIASES):
+        assert name in {*request.model_fields, *aliases_of(request), *REFUSED[request], *NO_OPS}, name
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "request_model", "refused"),
+    ("path", "body", "request_model"),
     [
-        ("/tokenize", {"messages": HELLO}, TokenizeRequest, TOKENIZE),
-        ("/v1/messages/count_tokens", {"messages": HELLO}, CountTokensRequest, COUNT_TOKENS),
+        ("/tokenize", {"messages": HELLO}, TokenizeRequest),
+        ("/v1/messages/count_tokens", {"messages": HELLO}, CountTokensRequest),
     ],
 )
 async def test_what_shapes_a_prompt_is_not_ignored_where_it_is_counted(
@@ -75,9 +73,10 @@ async def test_what_shapes_a_prompt_is_not_ignored_where_it_is_counted(
     path: str,
     body: dict[str, Any],
     request_model: type[WireRequest],
-    refused: dict[str, Refused],
 ) -> None:
-    assert set(KNOWN) >= PROMPT_FIELDS == (request_model.model_fields.keys() & PROMPT_FIELDS) | refused.keys()
+    prompt_fields, refused = KNOWN.prompt_fields, REFUSED[request_model]
+    assert prompt_fields == (request_model.model_fields.keys() & prompt_fields) | refused.keys()
+    assert KNOWN.fields.keys() >= prompt_fields
     for name, field in refused.items():
         response = await client.post(path, json=body | {name: {"no": "such value"}})
         assert response.status_code == 400, (name, response.text)
@@ -95,8 +94,8 @@ async def test_what_shapes_a_prompt_is_not_ignored_where_it_is_counted(
 async def test_what_has_no_effect_is_refused_by_its_name(
     client: httpx.AsyncClient, engine: FakeEngine, dialect: str
 ) -> None:
-    path, _, _, refused = DIALECTS[dialect]
-    for name in refused:
+    path, _, request = DIALECTS[dialect]
+    for name in REFUSED[request]:
         response = await client.post(path, json=body_of(dialect, **{name: {"no": "such value"}}))
         assert response.status_code == 400, (name, response.text)
         assert name in response.text
@@ -105,8 +104,8 @@ async def test_what_has_no_effect_is_refused_by_its_name(
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_what_leaves_everything_as_it_is_is_accepted(client: httpx.AsyncClient, dialect: str) -> None:
-    path, _, request, refused = DIALECTS[dialect]
-    for name, field in refused.items():
+    path, _, request = DIALECTS[dialect]
+    for name, field in REFUSED[request].items():
         if name in request.model_fields:
             continue
         for value in (None, *field.neutral):
@@ -146,6 +145,8 @@ async def test_what_leaves_everything_as_it_is_is_accepted(client: httpx.AsyncCl
         ("embeddings", "tools", [{"type": "function"}]),
         ("embeddings", "top_k", 5),
         ("embeddings", "seed", 0),
+        ("chat", "modalities", ["text", "audio"]),
+        ("chat", "web_search_options", {}),
     ],
 )
 async def test_what_is_off_depends_on_the_field(

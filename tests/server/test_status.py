@@ -10,12 +10,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.outputs import FinishReason
 from engine.request import Request, SamplingParams
 from engine.stats import EngineObserver, RequestTimes
+from server.endpoint import Endpoint
 from server.metrics import Histogram, Metrics, token_buckets
 from server.openapi import document, main
-from server.routes.table import ENDPOINTS, Endpoint
-from server.schema.dialects import CHAT, COMPLETION, PARAMETERS
+from server.routes.table import ENDPOINTS, REFUSED
+from server.schema.chat import ChatRequest
+from server.schema.completions import CompletionRequest
+from server.schema.foreign import NO_OPS
 from server.schema.generate_parameters import GenerateParameters
-from server.schema.refused_fields import NO_OPS
 from tests.server.conftest import ROOT, client_for
 from tests.server.fake_engine import MODEL_NAME, FakeEngine
 
@@ -231,8 +233,7 @@ async def test_examples_are_answered(client: httpx.AsyncClient, endpoint: Endpoi
 
 def test_api_page_lists_every_field_that_is_refused_or_ignored() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
-    refused = {name for endpoint in ENDPOINTS for name in endpoint.refused}
-    refused |= PARAMETERS.keys()
+    refused = {name for table in REFUSED.values() for name in table}
     declared = GenerateParameters.model_fields.keys()  # at the wrong place, they are named together
     for name in (refused - declared) | NO_OPS:
         assert f"`{name}`" in page, name
@@ -240,9 +241,11 @@ def test_api_page_lists_every_field_that_is_refused_or_ignored() -> None:
 
 async def test_fields_are_declared_or_refused_but_never_both() -> None:
     schemas = document()["components"]["schemas"]
-    for name, table in (("ChatRequest", CHAT), ("CompletionRequest", COMPLETION)):
+    for request in (ChatRequest, CompletionRequest):
         refused = {
-            field for field, schema in schemas[name]["properties"].items() if "not supported" in str(schema)
+            field
+            for field, schema in schemas[request.__name__]["properties"].items()
+            if "not supported" in str(schema)
         }
-        assert refused == set(table)
-    assert not (set(CHAT) | set(COMPLETION)) & NO_OPS
+        assert refused == set(REFUSED[request])
+    assert not {*REFUSED[ChatRequest], *REFUSED[CompletionRequest]} & NO_OPS

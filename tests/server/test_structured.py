@@ -107,15 +107,23 @@ async def test_what_is_wrong_is_named(client, fields, param, hint):
     assert error["param"].startswith(param) and hint in error["message"], error
 
 
+DEEP = {}
+for _ in range(100):
+    DEEP = {"type": "array", "items": DEEP}
+
+
 async def test_a_bad_schema_is_told_as_openai_does(client):
-    deep = {}
-    for _ in range(100):
-        deep = {"type": "array", "items": deep}
-    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": deep}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": DEEP}}
     response = await client.post("/v1/chat/completions", json=CHAT | {"response_format": wanted})
     error = response.json()["error"]
     assert response.status_code == 400 and error["param"] == "response_format"
-    assert error["message"].startswith("Invalid schema for response_format 'person': it is nested deeper")
+    message = "Invalid schema for response_format 'person': it is nested deeper"
+    assert error["message"].startswith(message)
+    form = {"type": "json_schema", "name": "person", "schema": DEEP}
+    error = (await client.post("/v1/responses", json={"input": "hi", "text": {"format": form}})).json()[
+        "error"
+    ]
+    assert error["message"].startswith(message) and error["param"] == "text.format"
 
 
 async def test_responses_have_their_own_place_for_it(client, engine):
@@ -138,32 +146,61 @@ async def test_messages_have_their_own_place_for_it(client, engine):
     body["output_config"] = {"format": {"type": "json_schema", "schema": SCHEMA}}
     response = await client.post("/v1/messages", json=body)
     assert response.status_code == 200, response.text
-    grammar = engine.requests[-1].sampling.grammar
-    assert (grammar, grammar.param) == (JSON, "output_config.format")
+    assert engine.requests[-1].sampling.grammar == JSON
     form = body.pop("output_config")["format"]
     response = await client.post("/v1/messages", json=body | {"output_format": form})
     assert response.status_code == 200, response.text
-    grammar = engine.requests[-1].sampling.grammar
-    assert (grammar, grammar.param) == (JSON, "output_format")
+    assert engine.requests[-1].sampling.grammar == JSON
+    deep = {"type": "json_schema", "schema": DEEP}
+    for name, fields in (
+        ("output_config.format", {"output_config": {"format": deep}}),
+        ("output_format", {"output_format": deep}),
+    ):
+        error = (await client.post("/v1/messages", json=body | fields)).json()["error"]
+        assert error["message"].startswith(f"Invalid schema for {name}: it is nested deeper"), error
     for config, status in (({"format": form}, 400), ({"effort": "low"}, 200)):
         both = {"output_format": form, "output_config": config}
         response = await client.post("/v1/messages", json=body | both)
         assert response.status_code == status, response.text
 
 
-@pytest.mark.parametrize(
-    ("parameters", "expected", "param"),
-    [
-        ({"grammar": {"type": "json", "value": SCHEMA}}, JSON, "parameters.grammar"),
-        ({"grammar": {"type": "regex", "value": "a+"}}, Grammar("regex", "a+"), "parameters.grammar"),
-        ({"regular_constraint": "a+"}, Grammar("regex", "a+"), "parameters.regular_constraint"),
-        ({"guided_json": TEXT}, JSON, "parameters.guided_json"),
-        ({"guided_grammar": GBNF}, Grammar("ebnf", GBNF), "parameters.guided_grammar"),
-    ],
-)
-async def test_native_generate_has_its_own_names(engine, parameters, expected, param):
+NATIVE = [
+    ({"grammar": {"type": "json", "value": SCHEMA}}, JSON),
+    ({"grammar": {"type": "regex", "value": "a+"}}, Grammar("regex", "a+")),
+    ({"regular_constraint": "a+"}, Grammar("regex", "a+")),
+    ({"guided_json": TEXT}, JSON),
+    ({"guided_grammar": GBNF}, Grammar("ebnf", GBNF)),
+]
+
+
+@pytest.mark.parametrize(("parameters", "expected"), NATIVE)
+async def test_native_generate_has_its_own_names(engine, parameters, expected):
     async with client_for(engine, generate_api="lightllm") as client:
         response = await client.post("/generate", json={"inputs": "hi", "parameters": parameters})
     assert response.status_code == 200, response.text
-    grammar = engine.requests[-1].sampling.grammar
-    assert (grammar, grammar.param) == (expected, param)
+    assert engine.requests[-1].sampling.grammar == expected
+
+
+NATIVE_FAULTS = [
+    ({"grammar": {"type": "json", "value": DEEP}}, "Invalid schema for parameters.grammar: "),
+    ({"grammar": {"type": "regex", "value": "a\0"}}, "Invalid parameters.grammar: "),
+    ({"regular_constraint": "a\0"}, "Invalid parameters.regular_constraint: "),
+    ({"guided_json": DEEP}, "Invalid schema for parameters.guided_json: "),
+    ({"guided_grammar": "root ::= ("}, "Invalid parameters.guided_grammar: "),
+    (
+        {"guided_json": {}, "regular_constraint": "a"},
+        "parameters.guided_json and parameters.regular_constraint both say",
+    ),
+    (
+        {"min_new_tokens": 9, "max_new_tokens": 5},
+        "parameters.min_new_tokens must be at most max_new_tokens, ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("parameters", "message"), NATIVE_FAULTS)
+async def test_native_errors_name_fields_as_they_were_sent(engine, parameters, message):
+    async with client_for(engine, generate_api="lightllm") as client:
+        response = await client.post("/generate", json={"inputs": "hi", "parameters": parameters})
+    assert response.status_code == 400
+    assert response.json()["message"].startswith(message), response.text

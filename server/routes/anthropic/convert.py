@@ -10,20 +10,8 @@ from server.limits import check_text
 from server.prompt import measure
 from server.schema.anthropic import Conversation, InputBlock, MessagesRequest
 from server.schema.chat import ChatRequest
-from server.schema.sampling import SamplingRequest
+from server.schema.sampling import Sampling
 from server.schema.tools import MAX_TOOL_CALLS
-
-
-class MessagesChat(ChatRequest):
-    """A chat request whose format has the name this API gives it."""
-
-    FORMAT_PARAM = "output_config.format"
-
-
-class EarlierMessagesChat(MessagesChat):
-    """The same for a format under the name it had at first."""
-
-    FORMAT_PARAM = "output_format"
 
 
 def chat_request(wire: Conversation) -> ChatRequest:
@@ -64,10 +52,10 @@ def chat_request(wire: Conversation) -> ChatRequest:
         schema = {"schema": wanted.schema_}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(wire, MessagesRequest):
-        fields |= wire.model_dump(include=set(SamplingRequest.model_fields))
+        fields |= wire.model_dump(include=set(Sampling.model_fields))
         fields["stop"] = list(wire.stop_sequences or ()) or None
     try:
-        return (EarlierMessagesChat if wire.output_format else MessagesChat).model_validate(fields)
+        return ChatRequest.model_validate(fields)
     except ValidationError as error:  # more turns than chat takes: a message may become several
         raise invalid_request(error, fields) from None
 

@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from server.answer import Answer, collect_all
 from server.context import ServerContext
-from server.endpoint import run_generation, run_plain
+from server.endpoint import Endpoint, run_generation, run_plain
+from server.errors import ANTHROPIC, renamed_fields
 from server.prompt import encode_chat
 from server.routes.anthropic.convert import chat_request
 from server.routes.anthropic.events import MessageFrames, whole_message
@@ -15,22 +16,25 @@ from server.routes.openai.chat import submit
 from server.schema.anthropic import (
     CountTokensRequest,
     CountTokensResponse,
+    Message,
+    MessageEvent,
     MessagesRequest,
 )
-from server.schema.dialects import COUNT_TOKENS, MESSAGES
 from server.stream import stream_answer
 
 
 async def messages(http: HttpRequest) -> Response:
     """One answer to a conversation."""
-    return await run_generation(http, MessagesRequest, MESSAGES, "msg_", reply)
+    return await run_generation(http, MessagesRequest, "msg_", reply)
 
 
 async def reply(context: ServerContext, wire: MessagesRequest, answer: Answer) -> Response:
     """Submit as a chat, and stream or collect."""
     started = asyncio.get_running_loop().time()
     chat = await asyncio.to_thread(chat_request, wire)
-    await submit(context, chat, answer, default_max_tokens=wire.max_tokens)
+    names = {"response_format": "output_format" if wire.output_format else "output_config.format"}
+    with renamed_fields(names):
+        await submit(context, chat, answer, default_max_tokens=wire.max_tokens)
     if wire.stream:
         return stream_answer(context.config, MessageFrames(answer, wire.max_tokens), started)
     [delta] = await collect_all(answer.streams)
@@ -40,7 +44,7 @@ async def reply(context: ServerContext, wire: MessagesRequest, answer: Answer) -
 
 async def count_tokens(http: HttpRequest) -> Response:
     """Number of tokens of a conversation's prompt; nothing is generated."""
-    return await run_plain(http, CountTokensRequest, COUNT_TOKENS, count_reply)
+    return await run_plain(http, CountTokensRequest, count_reply)
 
 
 async def count_reply(context: ServerContext, wire: CountTokensRequest) -> Response:
@@ -50,3 +54,27 @@ async def count_reply(context: ServerContext, wire: CountTokensRequest) -> Respo
     return Response(
         CountTokensResponse(input_tokens=len(ids)).model_dump_json(), media_type="application/json"
     )
+
+
+HELLO = [{"role": "user", "content": "Hello!"}]
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        ("/v1/messages",),
+        messages,
+        Message,
+        MessagesRequest,
+        MessageEvent,
+        ANTHROPIC,
+        example={"max_tokens": 100, "messages": HELLO},
+    ),
+    Endpoint(
+        "POST",
+        ("/v1/messages/count_tokens",),
+        count_tokens,
+        CountTokensResponse,
+        CountTokensRequest,
+        envelope=ANTHROPIC,
+        example={"messages": HELLO},
+    ),
+)

@@ -1,27 +1,27 @@
 """A request of TGI or LightLLM -> the completion request that continues the same text in the same way."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from engine.errors import InvalidRequest
 from server.limits import Limits
 from server.schema.completions import CompletionRequest
 from server.schema.generate_parameters import GenerateParameters
 from server.schema.native import GenerateRequest
-from server.schema.sampling import INT64, SamplingRequest
+from server.schema.sampling import INT64, Sampling
+from server.schema.wire import wire_of
 
+# Our fields as these APIs call them, for errors.
+NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "parameters.min_new_tokens",
+    "guided_json": "parameters.guided_json",
+    "guided_grammar": "parameters.guided_grammar",
+    "grammar": "parameters.grammar",
+    "regex": "parameters.regular_constraint",
+}
 
-class GenerateCompletion(CompletionRequest):
-    """A completion request whose limit, and what says the output's form, have the names of these APIs."""
-
-    PREFIX = "parameters."
-    REGEX_PARAM = "parameters.regular_constraint"
-    MIN_TOKENS_PARAM = "parameters.min_new_tokens"
-
-    @property
-    def limit(self) -> tuple[int | None, str]:
-        """The output tokens asked for, and the field that asks."""
-        return self.max_tokens, "max_new_tokens"
+# Every sampling parameter set to a value that leaves it off.
+NEUTRAL = {name: wire.neutral[0] for name, wire in wire_of(Sampling).items() if wire.neutral}
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Defaults:
     best_of_is_n: bool
 
 
-def completion_request(wire: GenerateRequest, defaults: Defaults, limits: Limits) -> GenerateCompletion:
+def completion_request(wire: GenerateRequest, defaults: Defaults, limits: Limits) -> CompletionRequest:
     """The same prompt, and the same sampling, as completions have them. Raises InvalidRequest."""
     parameters = wire.parameters
     tells_tokens = parameters.details or parameters.return_details
-    fields = parameters.model_dump(include=set(SamplingRequest.model_fields))
+    fields = parameters.model_dump(include=set(Sampling.model_fields))
     fields |= {
         "prompt": wire.inputs,
         "max_tokens": parameters.max_new_tokens,
@@ -62,23 +62,14 @@ def completion_request(wire: GenerateRequest, defaults: Defaults, limits: Limits
     if parameters.seed is not None and parameters.seed >= INT64:  # the upper half of u64
         fields["seed"] = parameters.seed - 2 * INT64
     if not defaults.uses_generation_config:
-        fields |= neutral_sampling(parameters)
+        fields |= {name: value for name, value in NEUTRAL.items() if fields[name] is None}
     if not samples(parameters, defaults, limits):
         fields["temperature"] = 0.0
         if (parameters.best_of or 1) > 1 and not defaults.best_of_is_n:
             raise InvalidRequest(
                 "parameters.best_of needs sampling: without it all texts are the same.", "parameters.best_of"
             )
-    return GenerateCompletion.model_validate(fields)
-
-
-def neutral_sampling(parameters: GenerateParameters) -> dict[str, Any]:
-    """Every sampling parameter that has a default in the model's files: as given, or off."""
-    off = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-    return {
-        name: value if getattr(parameters, name) is None else getattr(parameters, name)
-        for name, value in off.items()
-    }
+    return CompletionRequest.model_validate(fields)
 
 
 def samples(parameters: GenerateParameters, defaults: Defaults, limits: Limits) -> bool:

@@ -11,13 +11,12 @@ from starlette.responses import Response
 from server.answer import Answer, Delta, collect_all, render
 from server.context import ServerContext, context_of
 from server.convert import make_requests
-from server.endpoint import run_generation
+from server.endpoint import Endpoint, run_generation
+from server.errors import NATIVE, renamed_fields
 from server.prompt import encode_prompt
 from server.routes.native import lightllm, tgi
-from server.routes.native.convert import Defaults, completion_request
-from server.schema.dialects import PARAMETERS
-from server.schema.native import GENERATE, GenerateRequest
-from server.schema.refused_fields import unknown_fields
+from server.routes.native.convert import NAMES, Defaults, completion_request
+from server.schema.native import GenerateEvent, GenerateRequest, GenerateResponse
 from server.stream import Frames, stream_answer
 
 
@@ -38,7 +37,7 @@ DIALECTS = {
 
 async def generate(http: HttpRequest) -> Response:
     """One continuation of a text; streamed if `stream` is true."""
-    return await run_generation(http, GenerateRequest, GENERATE, "gen-", reply)
+    return await run_generation(http, GenerateRequest, "gen-", reply)
 
 
 async def generate_stream(http: HttpRequest) -> Response:
@@ -47,7 +46,7 @@ async def generate_stream(http: HttpRequest) -> Response:
     async def stream(context: ServerContext, wire: GenerateRequest, answer: Answer) -> Response:
         return await reply(context, wire.model_copy(update={"stream": True}), answer)
 
-    return await run_generation(http, GenerateRequest, GENERATE, "gen-", stream)
+    return await run_generation(http, GenerateRequest, "gen-", stream)
 
 
 async def generate_compat(http: HttpRequest) -> Response:
@@ -61,7 +60,6 @@ async def generate_compat(http: HttpRequest) -> Response:
 async def reply(context: ServerContext, wire: GenerateRequest, answer: Answer) -> Response:
     """Submit as a completion, and stream or collect."""
     started = asyncio.get_running_loop().time()
-    context.note_unknown_fields(unknown_fields(wire.parameters.model_extra, PARAMETERS))
     dialect = DIALECTS[context.config.generate_api]
     dialect.check(wire)
     await submit(context, wire, answer, dialect.defaults)
@@ -78,14 +76,34 @@ async def submit(context: ServerContext, wire: GenerateRequest, answer: Answer, 
     ids = await encode_prompt(
         wire.inputs, context.engine.tokenizer, limits, add_special_tokens=special, param="inputs"
     )
-    completion = completion_request(wire, defaults, limits)
-    requests = await make_requests(
-        completion,
-        [ids[-(wire.parameters.truncate or 0) :]],
-        answer.id,
-        limits,
-        default_max_tokens=defaults.max_new_tokens,
-        prompt_param="inputs",
+    with renamed_fields(NAMES):
+        completion = completion_request(wire, defaults, limits)
+        requests = await make_requests(
+            completion,
+            [ids[-(wire.parameters.truncate or 0) :]],
+            answer.id,
+            limits,
+            default_max_tokens=defaults.max_new_tokens,
+            prompt_param="inputs",
+        )
+        await answer.submit(context.engine, requests, n=len(requests))
+        context.metrics.request_params(answer.n)
+
+
+ENDPOINTS = tuple(
+    Endpoint(
+        "POST",
+        (path,),
+        handler,
+        GenerateResponse,
+        GenerateRequest,
+        GenerateEvent,
+        NATIVE,
+        example={"inputs": "Once upon a time", "parameters": {"max_new_tokens": 16}},
     )
-    await answer.submit(context.engine, requests, n=len(requests))
-    context.metrics.request_params(answer.n)
+    for path, handler in (
+        ("/generate", generate),
+        ("/generate_stream", generate_stream),
+        ("/", generate_compat),
+    )
+)

@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from server.answer import Answer, Delta, chat_finish_of, collect_all, render
 from server.context import ServerContext
-from server.convert import make_requests, token_details
-from server.endpoint import run_generation
+from server.convert import beam_params, make_requests, token_details
+from server.endpoint import Endpoint, run_generation
 from server.logprobs import TokenDetails
 from server.parsing.answer_format import AnswerFormat
 from server.parsing.events import Message
@@ -17,8 +17,7 @@ from server.parsing.output import ParsedDelta
 from server.prompt import encode_chat
 from server.routes.openai.frames import ChatFrames
 from server.routes.openai.parsed_chat_frames import ParsedChatFrames
-from server.schema.chat import AssistantMessage, ChatChoice, ChatRequest, ChatResponse
-from server.schema.dialects import CHAT
+from server.schema.chat import AssistantMessage, ChatChoice, ChatChunk, ChatRequest, ChatResponse
 from server.schema.refused_fields import UnsupportedField
 from server.schema.tools import AnswerFunction, AnswerToolCall
 from server.stream import stream_answer
@@ -26,7 +25,7 @@ from server.stream import stream_answer
 
 async def chat_completions(http: HttpRequest) -> Response:
     """One answer, or n, to a conversation."""
-    return await run_generation(http, ChatRequest, CHAT, "chatcmpl-", reply)
+    return await run_generation(http, ChatRequest, "chatcmpl-", reply)
 
 
 async def submit(
@@ -47,13 +46,13 @@ async def submit(
         default_max_tokens=default_max_tokens or limits.generation_defaults.get("max_new_tokens"),
         prompt_param="messages",
     )
-    if wire.beams is not None:
+    if (beams := beam_params(wire)) is not None:
         if answer_format:
             raise UnsupportedField(
                 "use_beam_search is not available where tools may be called or the model reasons.",
                 "use_beam_search",
             )
-        answer.submit_beams(context.engine, requests, len(requests), wire.beams, limits)
+        answer.submit_beams(context.engine, requests, len(requests), beams, limits)
         context.metrics.request_params(answer.n)
         return
     setup = (
@@ -121,3 +120,14 @@ def message(delta: Delta) -> AssistantMessage:
         ]
     content = whole.content or (None if whole.calls else "")
     return AssistantMessage(role="assistant", content=content, refusal=None, **fields)
+
+
+ENDPOINT = Endpoint(
+    "POST",
+    ("/v1/chat/completions",),
+    chat_completions,
+    ChatResponse,
+    ChatRequest,
+    ChatChunk,
+    example={"messages": [{"role": "user", "content": "Hello!"}]},
+)

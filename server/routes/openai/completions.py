@@ -7,14 +7,13 @@ from starlette.responses import Response
 
 from server.answer import Answer, Delta, collect_all, finish_of, render
 from server.context import ServerContext
-from server.convert import make_requests, token_details
-from server.endpoint import run_generation
+from server.convert import beam_params, make_requests, token_details
+from server.endpoint import Endpoint, run_generation
 from server.logprobs import TokenDetails, mean_logprob
 from server.prompt import encode_prompts
 from server.routes.openai.echo import Echo
 from server.routes.openai.frames import CompletionFrames
-from server.schema.completions import CompletionChoice, CompletionRequest, CompletionResponse
-from server.schema.dialects import COMPLETION
+from server.schema.completions import CompletionChoice, CompletionChunk, CompletionRequest, CompletionResponse
 from server.stream import stream_answer
 
 DEFAULT_MAX_TOKENS = 16
@@ -22,7 +21,7 @@ DEFAULT_MAX_TOKENS = 16
 
 async def completions(http: HttpRequest) -> Response:
     """One continuation, or n, of each prompt."""
-    return await run_generation(http, CompletionRequest, COMPLETION, "cmpl-", reply)
+    return await run_generation(http, CompletionRequest, "cmpl-", reply)
 
 
 async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer) -> Response:
@@ -39,8 +38,8 @@ async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer)
         prompt_param="prompt",
     )
     echo = await Echo.of(wire, prompts, context.engine.tokenizer)
-    if wire.beams is not None:
-        answer.submit_beams(context.engine, requests, wire.num_samples, wire.beams, limits)
+    if (beams := beam_params(wire)) is not None:
+        answer.submit_beams(context.engine, requests, wire.num_samples, beams, limits)
     else:
         await answer.submit(context.engine, requests, n=wire.num_samples)
     context.metrics.request_params(answer.n)
@@ -87,3 +86,14 @@ def response_of(
         choices=choices,
         usage=answer.usage(),
     )
+
+
+ENDPOINT = Endpoint(
+    "POST",
+    ("/v1/completions",),
+    completions,
+    CompletionResponse,
+    CompletionRequest,
+    CompletionChunk,
+    example={"prompt": "Once upon a time", "max_tokens": 16},
+)

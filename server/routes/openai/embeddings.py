@@ -14,12 +14,11 @@ from engine.errors import InvalidRequest, StepFailed
 from engine.request import Request, SamplingParams
 from server.answer import Answer, collect_all
 from server.context import ServerContext
-from server.endpoint import run_generation
+from server.endpoint import Endpoint, run_generation
 from server.limits import check_num_answers, room_behind
 from server.parsing.output import ParsedStream
 from server.prompt import encode_each
-from server.schema.dialects import EMBEDDINGS
-from server.schema.embeddings import EmbeddingsRequest, EmbeddingsUsage
+from server.schema.embeddings import EmbeddingsRequest, EmbeddingsResponse, EmbeddingsUsage
 
 if TYPE_CHECKING:
     from engine import RequestStream
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 async def embeddings(http: HttpRequest) -> Response:
     """One vector for each input: pooled hidden states, of length 1."""
-    return await run_generation(http, EmbeddingsRequest, EMBEDDINGS, "embd-", reply)
+    return await run_generation(http, EmbeddingsRequest, "embd-", reply)
 
 
 async def reply(context: ServerContext, wire: EmbeddingsRequest, answer: Answer) -> Response:
@@ -105,3 +104,13 @@ def normalised(vector: np.ndarray) -> np.ndarray:
     """A vector fp32 [size] scaled to length 1; one of zeros stays."""
     scaled: np.ndarray = vector / max(float(np.linalg.norm(vector)), np.finfo(np.float32).tiny)
     return scaled.astype(np.float32)
+
+
+ENDPOINT = Endpoint(
+    "POST",
+    ("/v1/embeddings",),
+    embeddings,
+    EmbeddingsResponse,
+    EmbeddingsRequest,
+    example={"input": "Hello!"},
+)

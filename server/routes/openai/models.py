@@ -4,6 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.context import ServerContext, context_of
+from server.endpoint import Endpoint
 from server.errors import ModelNotFound
 from server.schema.models import ModelCard, ModelList, ModelName
 
@@ -36,3 +37,11 @@ def card(context: ServerContext, name: str) -> ModelCard:
     """What is told of the model under one of its names."""
     model = context.engine.model
     return ModelCard(id=name, created=model.created, root=model.name, max_model_len=model.max_model_len)
+
+
+ENDPOINTS = (
+    Endpoint("GET", ("/v1/models",), list_models, ModelList),
+    Endpoint("GET", ("/v1/models/{model:path}",), get_model, ModelCard),
+    Endpoint("GET", ("/get_model_name",), get_model_name, ModelName),
+    Endpoint("POST", ("/get_model_name",), get_model_name, ModelName),
+)

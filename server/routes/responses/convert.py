@@ -9,22 +9,14 @@ from server.errors import invalid_request
 from server.limits import check_text
 from server.schema.chat import ChatRequest
 from server.schema.responses import InputItem, InputPart, ResponsesRequest, TextFormat
-from server.schema.sampling import SamplingRequest
+from server.schema.sampling import Sampling
 from server.schema.tools import MAX_TOOL_CALLS
 
-
-class ResponsesChat(ChatRequest):
-    """A chat request whose limit and format have the names this API gives them."""
-
-    FORMAT_PARAM = "text.format"
-
-    @property
-    def limit(self) -> tuple[int | None, str]:
-        """The output tokens asked for, and the field that asks."""
-        return self.max_tokens, "max_output_tokens"
+# Fields of chat as this API calls them, for errors.
+NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
 
 
-def chat_request(wire: ResponsesRequest) -> ResponsesChat:
+def chat_request(wire: ResponsesRequest) -> ChatRequest:
     """The same conversation, and the same sampling, as chat has them. Raises InvalidRequest."""
     messages: list[dict[str, Any]] = []
     if wire.instructions:
@@ -35,7 +27,7 @@ def chat_request(wire: ResponsesRequest) -> ResponsesChat:
         add_item(messages, item)
         if len(messages[-1].get("tool_calls", ())) > MAX_TOOL_CALLS:
             raise InvalidRequest(f"a turn has {MAX_TOOL_CALLS} calls at most.", f"input[{number}]")
-    fields = wire.model_dump(include=set(SamplingRequest.model_fields)) | {
+    fields = wire.model_dump(include=set(Sampling.model_fields)) | {
         "messages": messages,
         "max_tokens": wire.max_output_tokens,
         "reasoning_effort": wire.reasoning.effort if wire.reasoning else None,
@@ -48,9 +40,9 @@ def chat_request(wire: ResponsesRequest) -> ResponsesChat:
         "top_logprobs": wire.top_logprobs,
     }
     try:
-        return ResponsesChat.model_validate(fields)
+        return ChatRequest.model_validate(fields)
     except ValidationError as error:  # more turns than chat takes, with the instructions; tools' names
-        raise invalid_request(error, fields, {"messages": "input"}) from None
+        raise invalid_request(error, fields, NAMES) from None
 
 
 def response_format(wanted: TextFormat | None) -> dict[str, Any] | None:

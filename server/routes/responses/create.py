@@ -5,25 +5,25 @@ import asyncio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from engine.errors import InvalidRequest
 from server.answer import Answer, collect_all, render
 from server.context import ServerContext
 from server.convert import token_details
-from server.endpoint import run_generation
+from server.endpoint import Endpoint, run_generation
+from server.errors import renamed_fields
 from server.parsing.answer_format import AnswerFormat
 from server.routes.openai.chat import submit
-from server.routes.responses.convert import chat_request
+from server.routes.responses.convert import NAMES, chat_request
 from server.routes.responses.events import ResponseFrames
 from server.routes.responses.items import begun, whole
-from server.schema.dialects import RESPONSES
 from server.schema.refused_fields import UnsupportedField
-from server.schema.responses import LOGPROBS_INCLUDED, ResponsesRequest
+from server.schema.response_events import ResponseEvent
+from server.schema.responses import LOGPROBS_INCLUDED, ResponseObject, ResponsesRequest
 from server.stream import stream_answer
 
 
 async def create_response(http: HttpRequest) -> Response:
     """One answer to a conversation, which the client sends whole."""
-    return await run_generation(http, ResponsesRequest, RESPONSES, "resp_", reply)
+    return await run_generation(http, ResponsesRequest, "resp_", reply)
 
 
 async def reply(context: ServerContext, wire: ResponsesRequest, answer: Answer) -> Response:
@@ -34,14 +34,21 @@ async def reply(context: ServerContext, wire: ResponsesRequest, answer: Answer) 
         raise UnsupportedField(
             f"{LOGPROBS_INCLUDED} is not available where tools may be called or the model reasons.", "include"
         )
-    try:
+    with renamed_fields(NAMES):
         await submit(context, chat, answer)
-    except InvalidRequest as error:
-        if error.param == "messages":
-            error.param = "input"
-        raise
     response, details = begun(answer, wire, context.limits), token_details(chat)
     if wire.stream:
         return stream_answer(context.config, ResponseFrames(answer, response, details), started)
     [delta] = await collect_all(answer.streams)
     return await render(lambda: whole(response, answer, delta, details).model_dump_json(), [delta])
+
+
+ENDPOINT = Endpoint(
+    "POST",
+    ("/v1/responses",),
+    create_response,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseEvent,
+    example={"input": "Hello!"},
+)
