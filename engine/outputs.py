@@ -33,6 +33,10 @@ class SlotInit(NamedTuple):
     constraints: tuple[Constraint, ...] = ()
 
 
+# Pages of one sequence: for each KV group the pages of the same columns of its page table.
+GroupPages = tuple[tuple[int, ...], ...]
+
+
 class DecodeRows(NamedTuple):
     """The rows of a step that continue decoding: one token each, the newest of its slot; all are sampled.
 

@@ -1,39 +1,44 @@
-"""May this request ever run, and may it start now?
+"""Admission: refuses requests that can never run, and decides which may start now.
 
 A sequence starts when the pages that all running ones will need fit into the pool together with its own. How
-many that is depends on how long the outputs become, which `overcommit` says how to guess:
+many that is depends on how long the outputs become. `overcommit` sets how optimistically that is predicted:
 
-    0           every output takes its max_tokens, and nobody gives pages back before all have them:
+    0           every output takes its max_tokens, and none ends before all have them:
                 nothing is ever preempted, and most of the pool stays empty
     in between  the length within which outputs like this one end with probability 1 - overcommit; the
                 predicted peak must fit, and a reserve that is smaller, too, the larger overcommit is
-    1           nothing is foreseen: what fits now, starts
+    1           nothing is predicted: what fits now, starts
 
 Guesses are wrong in both directions. Much of that cancels out, and the reserve takes up the rest, which is
-far cheaper than guessing each output to be long (benchmarks.simulate). Whoever is longer than was guessed
-gets a new guess. When too many are, the latest is preempted.
+far cheaper than guessing each output to be long (benchmarks.simulate). A sequence that outlives its guess
+gets a new one. When too many do, the latest is preempted.
 """
 
+import numpy as np
+
 from engine.errors import ContextLengthExceeded, InvalidRequest
+from engine.kv_layout import KVLayout, PageArray
 from engine.request import Request
-from engine.schedule.forecast import Forecast, Outlook
+from engine.schedule.forecast import Forecast, LengthForecast
 from engine.schedule.lengths import OutputLengths
-from engine.schedule.pages import PageArray, PagePool, Pages
+from engine.schedule.pages import NO_PAGES, PagePool
 from engine.schedule.sequence import Sequence
 
 RESERVE_TOKENS = 32  # for each running sequence, times 1 - overcommit
 
 
 class Admission:
-    """Refuses what can never run, and foresees what the running sequences will need.
+    """Refuses what can never run, and predicts the pages that the running sequences will need.
 
     Steps are counted by the caller; `token_budget` tokens of a prompt are computed in one at most. Pages are
-    given back when the last step of a sequence has been committed, after `run_ahead` others were planned.
+    returned when the last step of a sequence is committed, after `run_ahead` others were planned. Pages are
+    arrays [num_groups, num_columns], NO_PAGE where a group needs none.
     """
 
     def __init__(
         self,
         pool: PagePool,
+        layout: KVLayout,
         *,
         max_running: int,
         max_model_len: int,
@@ -42,13 +47,14 @@ class Admission:
         run_ahead: int,
     ) -> None:
         self._pool = pool
-        self._max_tokens = min(max_model_len, pool.num_pages * pool.page_size)
+        self._layout = layout
+        self._max_tokens = layout.max_tokens(pool.num_pages, max_model_len)
         self._token_budget = token_budget
         self._overcommit = overcommit
         self._quantile = 1.0 - overcommit
         self._reserve_tokens = RESERVE_TOKENS * (1.0 - overcommit) if overcommit > 0 else 0.0
         self._run_ahead = run_ahead
-        self._forecast = Forecast(pool, max_running)
+        self._forecast = Forecast(pool, layout, max_running)
         self._lengths = OutputLengths()
         self._running: dict[int, Sequence] = {}
         self._num_changes = 0
@@ -70,67 +76,83 @@ class Admission:
             )
 
     def is_refused(self, sequence: Sequence, step: int) -> bool:
-        """Whether may_start() said no to this sequence and nothing has changed since then."""
+        """Return True if may_start() refused this sequence and nothing has changed since then."""
         for slot in self._forecast.overdue(step):
             running = self._running[slot]
-            outlook = self._outlook(running, step, running.num_history_tokens, running.num_scheduled_tokens)
-            self._forecast.move(slot, outlook, running.pages)
+            length = self._length(running, step, running.num_history_tokens, running.num_scheduled_tokens)
+            self._forecast.move(slot, length, self._full_pages(running))
             self._num_changes += 1
         return self._refused == (sequence.id, self._num_changes)
 
     def may_start(self, sequence: Sequence, step: int, found: PageArray, num_found_tokens: int) -> bool:
-        """Whether a waiting sequence may start with step `step`, on the pages `found` for its tokens."""
-        pool = self._pool
-        num_new = pool.pages_for(sequence.num_tokens) - len(found)
-        num_revived = len(found) - pool.num_held(found)
+        """Return True if a waiting sequence may start with step `step`, on pages found for its tokens."""
+        pool, layout = self._pool, self._layout
+        first_columns = layout.first_columns(num_found_tokens)
+        num_new = sum(layout.start_columns(sequence.num_tokens, first_columns))
+        num_new -= found.shape[1] * layout.num_groups
+        pages = layout.present(found)
+        num_revived = len(pages) - pool.num_held(pages)
         if num_new <= pool.num_free + pool.num_cached - num_revived:
-            newcomer = self._outlook(sequence, step, sequence.num_tokens, num_found_tokens)
-            limit = pool.num_pages - pool.pages_for(int(self._reserve_tokens * len(self._running)))
-            if not self._running or self._overcommit == 1 or self._forecast.bound(newcomer, found) <= limit:
+            newcomer = self._length_at_start(sequence, step, num_found_tokens)
+            shared = self._layout.in_full_groups(found)
+            reserve = layout.num_groups * layout.num_columns(int(self._reserve_tokens * len(self._running)))
+            limit = pool.num_pages - reserve
+            if not self._running or self._overcommit == 1 or self._forecast.bound(newcomer, shared) <= limit:
                 return True
-            if self._overcommit > 0 and self._forecast.peak(step, newcomer, found) <= limit:
+            if self._overcommit > 0 and self._forecast.peak(step, newcomer, shared) <= limit:
                 return True
         self._refused = (sequence.id, self._num_changes)
         return False
 
-    def started(self, sequence: Sequence, step: int, found: PageArray) -> None:
-        """A sequence has taken its slot and its pages, among them those `found`; nothing is scheduled yet."""
+    def on_started(self, sequence: Sequence, step: int, found: PageArray) -> None:
+        """A sequence took its slot and its pages, among them those `found`; nothing is scheduled yet."""
         self._num_changes += 1
         self._running[sequence.slot] = sequence
-        outlook = self._outlook(sequence, step, sequence.num_history_tokens, sequence.num_scheduled_tokens)
-        self._forecast.start(sequence.slot, outlook, found)
+        length = self._length_at_start(sequence, step, sequence.num_scheduled_tokens)
+        self._forecast.start(sequence.slot, length, self._layout.in_full_groups(found))
 
-    def ready(self, sequence: Sequence, step: int) -> None:
+    def on_prefill_done(self, sequence: Sequence, step: int) -> None:
         """Step `step` computes the last of the tokens a sequence started with: it decodes from now on."""
         self._num_changes += 1
-        outlook = self._outlook(
-            sequence, step + 1, sequence.num_history_tokens, sequence.num_scheduled_tokens
-        )
-        self._forecast.move(sequence.slot, outlook, sequence.pages)
+        length = self._length(sequence, step + 1, sequence.num_history_tokens, sequence.num_scheduled_tokens)
+        self._forecast.move(sequence.slot, length, self._full_pages(sequence))
 
-    def opened(self, sequence: Sequence, pages: Pages) -> None:
+    def on_pages_cached(self, sequence: Sequence, pages: PageArray) -> None:
         """Others can find these pages of a sequence from now on."""
-        self._num_changes += bool(len(pages))
-        self._forecast.own(sequence.slot, pages)
+        self._num_changes += bool(pages.size)
+        self._forecast.own(sequence.slot, self._layout.in_full_groups(pages))
 
-    def released(self, sequence: Sequence, let_go: PageArray) -> None:
-        """A sequence has freed its pages, and nobody holds those in `let_go` any more."""
+    def on_window_moved(self, sequence: Sequence) -> None:
+        """A sequence freed pages that its windows left."""
+        self._num_changes += 1
+        if sequence.num_computed_tokens >= sequence.num_history_tokens:
+            self._forecast.end_prompt(sequence.slot)
+
+    def on_pages_freed(self, sequence: Sequence, released: PageArray) -> None:
+        """A sequence freed all its pages; those in `released` have no holder left."""
         self._num_changes += 1
         del self._running[sequence.slot]
-        self._forecast.finish(sequence.slot, sequence.pages, let_go)
+        self._forecast.finish(sequence.slot, self._full_pages(sequence), released)
 
     def ended(self, num_output_tokens: int, *, is_complete: bool) -> None:
-        """An output has this length, or was cut off there."""
+        """Learn that an output has this length, or was cut off there."""
         self._lengths.observe(num_output_tokens, is_complete=is_complete)
 
     def predicted_peak(self, step: int) -> int:
-        """Pages that will be held at most, if nothing else starts."""
+        """Return the most pages that will be held if nothing else starts."""
         if self._overcommit == 1:
             return self._pool.num_used
         return self._forecast.peak(step) if self._overcommit > 0 else self._forecast.bound()
 
-    def _outlook(self, sequence: Sequence, step: int, num_history: int, num_scheduled: int) -> Outlook:
-        """What to expect of a sequence, of whose `num_history` tokens `num_scheduled` come before `step`."""
+    def _length_at_start(self, sequence: Sequence, step: int, num_found_tokens: int) -> LengthForecast:
+        """Predict the length of a sequence that starts with `step`, where so many of its tokens are found."""
+        layout, num_tokens = self._layout, sequence.num_tokens
+        window_pages = layout.prefill_window_pages(num_tokens, layout.first_columns(num_found_tokens))
+        length = self._length(sequence, step, num_tokens, num_found_tokens)
+        return length._replace(window_pages=window_pages)
+
+    def _length(self, sequence: Sequence, step: int, num_history: int, num_scheduled: int) -> LengthForecast:
+        """Predict the length of a sequence with `num_scheduled` of its history before `step`."""
         sampling = sequence.request.sampling
         length = sampling.max_tokens
         if 0 < self._overcommit < 1 and not sampling.ignore_eos:
@@ -141,7 +163,12 @@ class Admission:
             num_final += self._run_ahead
         if num_scheduled < num_history:
             ready = step - 1 - (num_scheduled - num_history) // self._token_budget
-            return Outlook(num_history, ready, ready + max(0, num_final - num_history))
+            return LengthForecast(num_history, ready, ready + max(0, num_final - num_history))
         most = max(sequence.num_prompt_tokens, sequence.max_num_tokens - 1)
         num_tokens = min(num_scheduled + 1, most)
-        return Outlook(num_tokens, step, step + max(0, num_final - num_tokens))
+        return LengthForecast(num_tokens, step, step + max(0, num_final - num_tokens))
+
+    def _full_pages(self, sequence: Sequence) -> PageArray:
+        """Return the pages that a sequence holds in full groups."""
+        pages = [np.asarray(sequence.pages[group], np.int32) for group in self._layout.full_groups]
+        return np.concatenate((NO_PAGES, *pages))

@@ -1,7 +1,7 @@
-"""How many pages will the running sequences hold at most, if each ends when it is expected to?
+"""Predicts the most pages that the running sequences will hold if each ends when it is expected to.
 
     pages                       ┌──┐ peak         Three sequences, one token more in every step.
-      ▲              ┌──┐  ┌────┘  │              The pages of one are given back when it ends:
+      ▲              ┌──┐  ┌────┘  │              The pages of one are returned when it ends:
       │         ┌────┘  └──┘       │  ┌────┐      between two ends the sum only grows, so the
       │    ┌────┘   B ends         └──┘    │      peak is at one of the ends.
       │────┘                    C ends     │ A ends
@@ -9,34 +9,36 @@
 
 This is the admission of LightLLM's router, published as the Past-Future scheduler (Gong et al., ASPLOS 2025),
 with pages for tokens, and pages that several sequences hold counted once: with the one that is expected to
-end last.
+end last. Pages of a sliding window are counted with each of their holders, because a sequence replaces them
+by its own as its window moves on.
 """
 
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from engine.schedule.pages import NO_PAGES, PageArray, PagePool, Pages
-
-IntArray = npt.NDArray[np.int64]
+from engine.kv_layout import IntArray, KVLayout, PageArray
+from engine.schedule.pages import NO_PAGES, PagePool, Pages
 
 UNCLAIMED = -1
-ORPHANED = -2
-NOBODY = -3
+OWNER_GONE = -2
+NEWCOMER = -3
 NO_OWNERS = np.empty(0, np.int64)
 
 
-class Outlook(NamedTuple):
-    """What is expected of a sequence; steps are counted from the start of the engine.
+class LengthForecast(NamedTuple):
+    """The expected length of a sequence; steps are counted from the start of the engine.
 
     It holds the pages of its `num_tokens` known tokens until step `ready`, which computes the last of them.
-    Then it has one token more with every step, up to and including step `end`.
+    Then it has one token more with every step, up to and including step `end`. `window_pages` is the least to
+    count in groups with a sliding window: a prompt that is longer than the window holds more of them than an
+    output.
     """
 
     num_tokens: int
     ready: int
     end: int
+    window_pages: int = 0
 
     @property
     def num_final_tokens(self) -> int:
@@ -45,7 +47,7 @@ class Outlook(NamedTuple):
 
 
 class _Claim(NamedTuple):
-    """Shared pages as they are to be counted: `mine`, of which `owners` give up `counts`, and elsewhere."""
+    """Shared pages by who counts them: `mine`, of which `owners` give up `counts`, and those of others."""
 
     mine: PageArray
     num_elsewhere: int
@@ -54,67 +56,80 @@ class _Claim(NamedTuple):
 
 
 class Forecast:
-    """The outlooks of all slots, and how many pages are held in all at the end of each.
+    """The expected lengths of all slots, and the pages held by all sequences together at the end of each.
 
     Nothing is sorted and nothing is summed up again. The future moves with the steps by itself; a start, an
     end or a new guess changes the sums at all ends, by one array operation.
 
     The owner of a page that others can find is the slot it is counted with. When an owner has ended although
-    others hold the page, nobody knows who they are, and it is counted until it is free.
+    others hold the page, it is not known who they are, and the page is counted until it is free. Pages of
+    window groups have no owners: `shared`, and what own() is given, are pages of full groups.
     """
 
-    def __init__(self, pool: PagePool, num_slots: int) -> None:
+    def __init__(self, pool: PagePool, layout: KVLayout, num_slots: int) -> None:
         self._pool = pool
+        self._layout = layout
         self._is_running = np.zeros(num_slots, np.bool_)
         self._offset = np.zeros(num_slots, np.int64)  # tokens at step s: s + offset
         self._ready = np.zeros(num_slots, np.int64)
         self._end = np.zeros(num_slots, np.int64)
+        self._window_pages = np.zeros(num_slots, np.int64)
         self._num_elsewhere = np.zeros(num_slots, np.int64)  # pages it holds that are counted with others
         self._pages_at_end = np.zeros(num_slots, np.int64)  # of all together
         self._owner = np.full(pool.num_pages, UNCLAIMED, np.int32)
-        self._num_orphaned = 0
-        self._num_final = 0  # pages of each at its own end, summed up
+        self._num_ownerless = 0  # pages whose owner is gone
+        self._num_final = 0  # pages of each at its own end, summed up, each counted once
 
-    def start(self, slot: int, outlook: Outlook, shared: PageArray = NO_PAGES) -> None:
-        """A sequence takes `slot`. It found the pages `shared`, with others or cached."""
-        self._enter(slot, outlook, self._claim(slot, outlook, shared))
+    def start(self, slot: int, length: LengthForecast, shared: PageArray = NO_PAGES) -> None:
+        """Enter a sequence that takes `slot`. It found the pages `shared`, held by others or cached."""
+        self._enter(slot, length, self._claim(slot, length, shared))
 
-    def move(self, slot: int, outlook: Outlook, pages: Pages) -> None:
-        """A better guess for a sequence that holds `pages`; an end that was guessed does not come earlier."""
-        outlook = outlook._replace(end=max(outlook.end, int(self._end[slot])))
-        if outlook.num_tokens - outlook.ready == self._offset[slot] and outlook.end == self._end[slot]:
-            return  # all goes as expected
+    def move(self, slot: int, length: LengthForecast, pages: Pages) -> None:
+        """Enter a better guess for a sequence that holds `pages` in full groups.
+
+        Its end never moves earlier, and its `window_pages` stay as they are.
+        """
+        end = max(length.end, int(self._end[slot]))
+        length = length._replace(end=end, window_pages=int(self._window_pages[slot]))
+        if length.num_tokens - length.ready == self._offset[slot] and length.end == self._end[slot]:
+            return  # as expected
         has_shared = self._num_elsewhere[slot] > 0
         self._leave(slot)
         shared = np.asarray(pages, np.int32) if has_shared else NO_PAGES
-        self._enter(slot, outlook, self._claim(slot, outlook, shared))
+        self._enter(slot, length, self._claim(slot, length, shared))
+
+    def end_prompt(self, slot: int) -> None:
+        """Count the window groups of a sequence as while decoding: its prompt has returned its pages."""
+        if self._window_pages[slot]:
+            num_elsewhere = int(self._num_elsewhere[slot])
+            length = self._leave(slot)._replace(window_pages=0)
+            self._enter(slot, length, _Claim(NO_PAGES, num_elsewhere, NO_OWNERS, NO_OWNERS))
 
     def own(self, slot: int, pages: Pages) -> None:
-        """Others can find these pages of the sequence in `slot` from now on."""
+        """Make the sequence in `slot` the owner of pages that others can find from now on."""
         index = np.asarray(pages, np.int32)
         self._owner[index[self._owner[index] == UNCLAIMED]] = slot
 
-    def finish(self, slot: int, pages: Pages, let_go: PageArray) -> None:
-        """The sequence in `slot` has freed `pages`, and nobody holds those in `let_go` any more."""
+    def finish(self, slot: int, pages: Pages, released: PageArray) -> None:
+        """Remove a sequence that has freed `pages`, of which those in `released` have no holder left."""
         self._leave(slot)
-        self._num_orphaned -= int(np.count_nonzero(self._owner[let_go] == ORPHANED))
-        self._owner[let_go] = UNCLAIMED
+        self._num_ownerless -= int(np.count_nonzero(self._owner[released] == OWNER_GONE))
+        self._owner[released] = UNCLAIMED
         index = np.asarray(pages, np.int32)
         left = index[self._owner[index] == slot]
-        self._owner[left] = ORPHANED
-        self._num_orphaned += len(left)
+        self._owner[left] = OWNER_GONE
+        self._num_ownerless += len(left)
 
-    def bound(self, newcomer: Outlook | None = None, shared: PageArray = NO_PAGES) -> int:
-        """Pages if nobody left before all have reached their ends: never below the peak; quickly found."""
-        pool = self._pool
-        pages = pool.num_used + self._num_final - pool.num_references
+    def bound(self, newcomer: LengthForecast | None = None, shared: PageArray = NO_PAGES) -> int:
+        """Return an upper bound of the peak: all sequences at their final length at once. O(1)."""
+        pages = self._num_final + self._num_ownerless
         if newcomer is not None:
-            pages += pool.pages_for(newcomer.num_final_tokens) - pool.num_held(shared)
+            pages += self._final_pages(newcomer) - self._pool.num_held(shared)
         return pages
 
-    def peak(self, step: int, newcomer: Outlook | None = None, shared: PageArray = NO_PAGES) -> int:
-        """Most pages held at any step from `step` on; with a newcomer, if it started and found `shared`."""
-        # Between ends the sum only grows. Who is past its end gives its pages back after this step.
+    def peak(self, step: int, newcomer: LengthForecast | None = None, shared: PageArray = NO_PAGES) -> int:
+        """Return the most pages held at any step from `step` on, also if a newcomer started on `shared`."""
+        # Between ends the sum only grows. A sequence past its end returns its pages after this step.
         ends, pages = [step], [self._pages_at(step, step)]
         if newcomer is not None:
             ends.append(newcomer.end)
@@ -123,57 +138,63 @@ class Forecast:
         all_ends = np.concatenate((self._end[ahead], ends))
         all_pages = np.concatenate((self._pages_at_end[ahead], pages))
         if newcomer is not None:
-            all_pages += self._added_by(newcomer, self._claim(NOBODY, newcomer, shared), all_ends)
-        return int(all_pages.max()) + self._num_orphaned
+            all_pages += self._added_by(newcomer, self._claim(NEWCOMER, newcomer, shared), all_ends)
+        return int(all_pages.max()) + self._num_ownerless
 
     def overdue(self, step: int) -> list[int]:
-        """Slots whose expected end has passed."""
+        """Return the slots whose expected end has passed."""
         slots: list[int] = np.flatnonzero(self._is_running & (self._end < step)).tolist()
         return slots
 
-    def _enter(self, slot: int, outlook: Outlook, claim: _Claim) -> None:
-        self._pages_at_end += self._added_by(outlook, claim, self._end)
+    def _enter(self, slot: int, length: LengthForecast, claim: _Claim) -> None:
+        self._pages_at_end += self._added_by(length, claim, self._end)
         self._num_elsewhere[claim.owners] += claim.counts
         self._num_elsewhere[slot] = claim.num_elsewhere
         self._owner[claim.mine] = slot
         self._is_running[slot] = True
-        self._offset[slot] = outlook.num_tokens - outlook.ready
-        self._ready[slot] = outlook.ready
-        self._end[slot] = outlook.end
-        self._pages_at_end[slot] = self._pages_at(outlook.end)
-        self._num_final += self._pool.pages_for(outlook.num_final_tokens)
+        self._offset[slot] = length.num_tokens - length.ready
+        self._ready[slot] = length.ready
+        self._end[slot] = length.end
+        self._window_pages[slot] = length.window_pages
+        self._pages_at_end[slot] = self._pages_at(length.end)
+        self._num_final += self._final_pages(length) - claim.num_elsewhere - int(claim.counts.sum())
 
-    def _leave(self, slot: int) -> None:
+    def _leave(self, slot: int) -> LengthForecast:
         ready, end = int(self._ready[slot]), int(self._end[slot])
-        outlook = Outlook(int(self._offset[slot]) + ready, ready, end)
+        length = LengthForecast(int(self._offset[slot]) + ready, ready, end, int(self._window_pages[slot]))
         claim = _Claim(NO_PAGES, int(self._num_elsewhere[slot]), NO_OWNERS, NO_OWNERS)
-        self._pages_at_end -= self._added_by(outlook, claim, self._end)
+        self._pages_at_end -= self._added_by(length, claim, self._end)
         self._num_elsewhere[slot] = 0
         self._is_running[slot] = False
-        self._num_final -= self._pool.pages_for(outlook.num_final_tokens)
+        self._num_final -= self._final_pages(length) - claim.num_elsewhere
+        return length
 
-    def _added_by(self, outlook: Outlook, claim: _Claim, steps: IntArray) -> IntArray:
-        """By how many pages a sequence changes the sums at each of `steps`."""
-        tokens = np.maximum(steps, outlook.ready) + (outlook.num_tokens - outlook.ready)
-        pages = -(-tokens // self._pool.page_size) - claim.num_elsewhere
-        added = np.where(steps <= outlook.end, pages, 0)
+    def _final_pages(self, length: LengthForecast) -> int:
+        return int(self._layout.decode_pages(length.num_final_tokens, length.window_pages))
+
+    def _added_by(self, length: LengthForecast, claim: _Claim, steps: IntArray) -> IntArray:
+        """Return by how many pages a sequence changes the sums at each of `steps`."""
+        tokens = np.maximum(steps, length.ready) + (length.num_tokens - length.ready)
+        pages = self._layout.decode_pages(tokens, length.window_pages) - claim.num_elsewhere
+        added = np.where(steps <= length.end, pages, 0)
         for owner, count in zip(claim.owners, claim.counts, strict=True):
             added -= np.where(steps <= self._end[owner], count, 0)
         return added
 
     def _pages_at(self, step: int, now: int = 0) -> int:
-        """Pages held at `step`, without orphaned ones; whoever was to end before `now` ends now."""
+        """Return the pages held at `step`, without ownerless ones; a sequence past its end is there `now`."""
         slots = np.flatnonzero(self._is_running & (np.maximum(self._end, now) >= step))
         tokens = self._offset[slots] + np.maximum(self._ready[slots], step)
-        return int((-(-tokens // self._pool.page_size) - self._num_elsewhere[slots]).sum())
+        pages = self._layout.decode_pages(tokens, self._window_pages[slots])
+        return int((pages - self._num_elsewhere[slots]).sum())
 
-    def _claim(self, slot: int, outlook: Outlook, pages: PageArray) -> _Claim:
-        """Of pages that it shares, a sequence owns those nobody else does or whose owners end earlier."""
+    def _claim(self, slot: int, length: LengthForecast, pages: PageArray) -> _Claim:
+        """Divide pages that a sequence shares: it owns those without an owner or whose owner ends earlier."""
         if not len(pages):
             return _Claim(NO_PAGES, 0, NO_OWNERS, NO_OWNERS)
         owners = self._owner[pages]
         is_others = (owners != UNCLAIMED) & (owners != slot)
-        is_taken = is_others & (owners != ORPHANED) & (self._end[owners] < outlook.end)
+        is_taken = is_others & (owners != OWNER_GONE) & (self._end[owners] < length.end)
         num_elsewhere = int(np.count_nonzero(is_others & ~is_taken))
         return _Claim(
             pages[~is_others | is_taken], num_elsewhere, *np.unique(owners[is_taken], return_counts=True)

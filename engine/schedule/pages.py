@@ -1,7 +1,7 @@
 """The pool of KV pages: which are free, which are held, and which are kept for reuse.
 
-A page is `page_size` consecutive tokens of keys and values of every layer. The pool deals in page numbers
-only; the tensors behind them belong to the device thread. Every page is in one of three states:
+A page holds the keys and values of `page_size` consecutive tokens in the layers of one KV group. The pool
+deals in page numbers only; their tensors belong to the device thread. Every page is in one of three states:
 
     free ──allocate──▶ used ──free (last holder), unless kept──▶ free
                        │  ▲
@@ -10,7 +10,7 @@ only; the tensors behind them belong to the device thread. Every page is in one 
                       cached ──drop──▶ free
 
 A used page is held by one sequence or by several (its count). The prefix cache marks the pages in its tree as
-kept; what is kept and held by nobody is cached.
+kept; a kept page without a holder is cached.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-PageArray = npt.NDArray[np.int32]
+from engine.kv_layout import PageArray
+
 Pages = PageArray | Sequence[int]
+
 NO_PAGES = np.empty(0, np.int32)
 
 
@@ -30,8 +32,7 @@ class PagePool:
     and untouched memory stays untouched.
 
     Pages move as arrays, without repetitions; an `array("i")` or an int32 numpy array is not copied.
-    `num_free`, `num_cached` and `num_references`, which counts a page once for each of its holders, are for
-    reading.
+    `num_free` and `num_cached` are for reading.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -41,7 +42,6 @@ class PagePool:
         self.page_size = page_size
         self.num_free = num_pages
         self.num_cached = 0
-        self.num_references = 0
         self._free = np.arange(num_pages - 1, -1, -1, dtype=np.int32)  # a stack: its top is at num_free
         self._counts = np.zeros(num_pages, np.int32)
         self._is_kept = np.zeros(num_pages, np.bool_)
@@ -50,10 +50,6 @@ class PagePool:
     def num_used(self) -> int:
         """Pages held by sequences, each counted once."""
         return self.num_pages - self.num_free - self.num_cached
-
-    def pages_for(self, num_tokens: int) -> int:
-        """Number of pages that hold `num_tokens` tokens."""
-        return -(-num_tokens // self.page_size)
 
     def allocate(self, count: int) -> list[int] | None:
         """Take `count` free pages for one holder, or None (and nothing taken) when fewer are free."""
@@ -65,7 +61,6 @@ class PagePool:
         index = self._free[bottom : self.num_free][::-1]
         self._counts[index] = 1
         self.num_free = bottom
-        self.num_references += count
         pages: list[int] = index.tolist()
         return pages
 
@@ -78,24 +73,22 @@ class PagePool:
             raise ValueError("a free page cannot be shared")
         self._counts[index] = counts + 1
         self.num_cached -= len(was_cached)
-        self.num_references += len(index)
 
     def free(self, pages: Pages) -> PageArray:
-        """Take one holder away from each page; returns those that nobody holds any more.
+        """Take one holder away from each page; return those left without a holder.
 
-        Raises ValueError for a page that nobody holds: it would be handed out twice.
+        Raises ValueError for a page without a holder: it would be handed out twice.
         """
         index = np.asarray(pages, np.int32)
         counts = self._counts[index] - 1
         if counts.min(initial=0) < 0:
             raise ValueError(f"page {index[counts < 0][0]} is freed twice")
         self._counts[index] = counts
-        self.num_references -= len(index)
-        let_go: PageArray = index[counts == 0]
-        is_kept = self._is_kept[let_go]
+        released: PageArray = index[counts == 0]
+        is_kept = self._is_kept[released]
         self.num_cached += int(np.count_nonzero(is_kept))
-        self._push(let_go[~is_kept])
-        return let_go
+        self._push(released[~is_kept])
+        return released
 
     def keep(self, pages: Pages) -> None:
         """Keep pages for reuse when their last holder has gone. They are held when this is called."""
@@ -113,12 +106,17 @@ class PagePool:
         self.num_cached -= len(index)
         self._push(index)
 
+    def is_held(self, pages: Pages) -> npt.NDArray[np.bool_]:
+        """Return for each page, in an array of any shape, True if it has a holder."""
+        held: npt.NDArray[np.bool_] = self._counts[np.asarray(pages, np.int32)] > 0
+        return held
+
     def num_held(self, pages: Pages) -> int:
-        """How many of these pages somebody holds."""
+        """Return how many of these pages have a holder."""
         return int(np.count_nonzero(self._counts[np.asarray(pages, np.int32)]))
 
     def num_shared(self, pages: Pages) -> int:
-        """How many of these pages have several holders."""
+        """Return how many of these pages have several holders."""
         return int(np.count_nonzero(self._counts[np.asarray(pages, np.int32)] > 1))
 
     def _push(self, pages: PageArray) -> None:

@@ -11,21 +11,28 @@ Keys are compared in full, never by a hash alone: a dictionary finds the child t
 page's tokens, the rest is compared as memory. A namespace is part of the keys below the root, so what was
 computed in it is found in it only.
 
-Who holds a page of the tree holds all pages above it. So what nobody holds can always be evicted, from the
-leaves up: free and cached pages together are what running sequences can still get.
+With several KV groups a column of the tree has a page of each. Groups with a sliding window may have holes
+(NO_PAGE): a sequence reads the last tokens of a prefix only, and older pages are evicted on their own.
+
+A sequence that holds a page of a full group holds those of all columns before it. So cached pages of full
+groups can always be evicted, from the leaves up, and those of window groups by leaving a hole: free and
+cached pages together are what running sequences can still get.
 """
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
-from engine.schedule.pages import NO_PAGES, PageArray, PagePool, Pages
+from engine.kv_layout import KVLayout, PageArray
+from engine.outputs import NO_PAGE
+from engine.schedule.pages import PagePool
 
 
 class _Node:
-    """`key` are the tokens of `pages`, as bytes; `name` is what `parent.children` knows the node by."""
+    """`key`: the tokens of `pages` [num_groups, num_columns], as bytes; `name`: its parent's key for it."""
 
     __slots__ = ("children", "key", "name", "pages", "parent")
 
@@ -36,83 +43,179 @@ class _Node:
         self.pages = pages
         self.children: dict[Hashable, _Node] = {}
 
+    @property
+    def num_columns(self) -> int:
+        return int(self.pages.shape[1])
+
 
 class PrefixCache:
-    """Finds, takes in and evicts pages of computed tokens. Token ids are an `array("i")`.
+    """Finds, inserts and evicts pages of computed tokens. Token ids are an `array("i")`.
 
-    Eviction takes the least recently used leaves, a leaf from its end, as many pages as are asked for.
-    Everything costs time in the length of the tokens (by comparing memory) and in the number of branches on
-    their way; evicting, in what is evicted.
+    Pages are [num_groups, num_columns] int32. Eviction takes the least recently used leaves, a leaf from its
+    end, as many pages as are asked for. Everything costs time in the length of the tokens (by comparing
+    memory) and in the number of branches on their way; evicting, in what is evicted.
     """
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, layout: KVLayout) -> None:
         self.num_evicted_pages = 0
         self._pool = pool
+        self._layout = layout
         self._page_bytes = pool.page_size * array("i").itemsize
-        self._root = _Node(None, None, b"", NO_PAGES)
+        self._no_pages = np.empty((layout.num_groups, 0), np.int32)
+        self._root = _Node(None, None, b"", self._no_pages)
         # Least recently used first, and a node always before its parent: a use is a use of all nodes above.
-        # Nodes found to be held leave the order; the end of their holder is a use and brings them back.
+        # Nodes without a cached page leave the order; the end of a holder is a use and brings them back.
         self._order: OrderedDict[_Node, None] = OrderedDict()
 
-    def match(self, namespace: Hashable, token_ids: "array[int]", max_pages: int) -> PageArray:
-        """The pages of the longest known beginning of `token_ids`, at most `max_pages` of them.
+    def match(self, namespace: Hashable, token_ids: "array[int]", max_columns: int) -> PageArray:
+        """Return the pages of the longest known beginning of `token_ids`, at most `max_columns` columns.
 
-        The caller shares them before anything is evicted.
+        NO_PAGE in the columns that are too far back for a window. The caller shares the pages before
+        anything is evicted.
         """
-        key = memoryview(token_ids)[: max_pages * self._pool.page_size].tobytes()
+        key = memoryview(token_ids)[: max_columns * self._pool.page_size].tobytes()
         path, num_in_last = self._walk(namespace, key)
         if not path:
-            return NO_PAGES
+            return self._no_pages
+        pages = _pages_of(path, num_in_last)
+        if self._layout.window_groups:
+            pages = self._cut_at_holes(pages)
+            start = sum(node.num_columns for node in path)
+            while path and (start := start - path[-1].num_columns) >= pages.shape[1]:
+                path.pop()
+            if not path:
+                return self._no_pages
         self._use(path[-1])
-        return np.concatenate([*(node.pages for node in path[:-1]), path[-1].pages[:num_in_last]])
+        return pages
 
     def insert(
-        self, namespace: Hashable, token_ids: "array[int]", pages: Pages, *, is_leaving: bool = False
+        self, namespace: Hashable, token_ids: "array[int]", pages: PageArray, *, is_leaving: bool = False
     ) -> PageArray:
-        """Take in full pages of a sequence, all computed and held by it; returns those that are new here.
+        """Insert full pages of a sequence, all computed and held by it; return those of new columns.
 
-        Where somebody else's pages of the same tokens are here already, those that would follow them are
-        taken only if nobody will hold them: from their last holder, when it `is_leaving`, about to free them.
+        Where another sequence's pages of the same tokens are here already, those that would follow them are
+        taken only if no sequence will hold them: from their last holder, when it `is_leaving`, about to free
+        them. A hole is filled with the sequence's page.
         """
-        index = np.asarray(pages, np.int32)
-        key = memoryview(token_ids)[: len(index) * self._pool.page_size].tobytes()
+        if self._layout.window_groups:  # columns without any page would be a node to no use
+            pages = pages[:, : _num_columns_with(pages >= 0)]
+        key = memoryview(token_ids)[: pages.shape[1] * self._pool.page_size].tobytes()
         path, num_in_last = self._walk(namespace, key)
-        known = [node.pages for node in path[:-1]] + [node.pages[:num_in_last] for node in path[-1:]]
-        num_known = sum(map(len, known))
-        new = index[num_known:].copy()
-        is_own = not known or np.array_equal(np.concatenate(known), index[:num_known])
-        if not len(new) or not (is_own or (is_leaving and self._pool.num_shared(new) == 0)):
+        known = _pages_of(path, num_in_last) if path else self._no_pages
+        num_known = known.shape[1]
+        full = self._layout.full_groups
+        is_own = not num_known or np.array_equal(known[full], pages[full, :num_known])
+        if self._layout.window_groups and is_own:
+            self._fill_holes(path, pages[:, :num_known])
+        new = pages[:, num_known:].copy()
+        new_pages = new[new >= 0]
+        if not len(new_pages) or not (is_own or (is_leaving and self._pool.num_shared(new_pages) == 0)):
             if path:
                 self._use(path[-1])
-            return NO_PAGES
-        self._pool.keep(new)
+            return self._no_pages
+        self._pool.keep(new_pages)
         self._use(self._attach(namespace, path, num_in_last, key[num_known * self._page_bytes :], new))
         return new
 
     def evict(self, count: int) -> None:
-        """Free `count` cached pages, or all if there are fewer."""
+        """Free `count` cached pages, or all if there are fewer; with several groups whole columns."""
         evicted: list[PageArray] = []
-        while count > 0 and self._order:
+        num_left = min(count, self._pool.num_cached)
+        was_restored = False
+        while num_left > 0:
+            if not self._order:
+                assert not was_restored, "a cached page cannot be evicted"
+                was_restored = True
+                self._restore_order()
             node = next(iter(self._order))
-            num_held = self._pool.num_held(node.pages)
-            assert num_held == len(node.pages) or not node.children, "a page is held, but not those above it"
-            num_kept = max(num_held, len(node.pages) - count)
-            if num_kept < len(node.pages):
-                evicted.append(node.pages[num_kept:])
-                count -= len(node.pages) - num_kept
-                node.pages = node.pages[:num_kept]
-                node.key = node.key[: num_kept * self._page_bytes]
-            if num_kept == num_held:
-                del self._order[node]
-            if num_kept == 0 and node.parent is not None:
-                del node.parent.children[node.name]
+            pages = self._take_cached(node, num_left)
+            num_left -= len(pages)
+            evicted.append(pages)
         if evicted:
             pages = np.concatenate(evicted)
             self.num_evicted_pages += len(pages)
             self._pool.drop(pages)
 
+    def _take_cached(self, node: _Node, count: int) -> PageArray:
+        """Remove up to `count` cached pages from `node`, and the others of a column that is removed."""
+        num_kept = node.num_columns
+        if not self._layout.window_groups:  # the pages that are held are those of its first columns
+            num_held = self._pool.num_held(node.pages) // self._layout.num_groups
+            if not node.children:
+                num_kept = max(num_held, num_kept - -(-count // self._layout.num_groups))
+            removed = self._cut(node, num_kept)
+        else:
+            is_held = self._pool.is_held(node.pages) & (node.pages >= 0)
+            if not node.children:
+                num_held = _num_columns_with(is_held)
+                sizes = np.count_nonzero(node.pages >= 0, axis=0)[::-1].cumsum()
+                num_kept = max(num_held, num_kept - int(sizes.searchsorted(count)) - 1)
+            removed = self._cut(node, num_kept)
+            removed = removed[removed >= 0]
+            punched = self._punch(node, is_held[:, :num_kept], count - len(removed))
+            removed = np.concatenate((removed, punched))
+            self._cut_empty(node if num_kept else node.parent)
+        if len(removed) < count:
+            self._order.pop(node, None)
+        return removed
+
+    def _cut(self, node: _Node, num_columns: int) -> PageArray:
+        """Keep the first columns of a node, none to remove it; return the pages of the others."""
+        removed: PageArray = node.pages[:, num_columns:].ravel()
+        node.pages = node.pages[:, :num_columns]
+        node.key = node.key[: num_columns * self._page_bytes]
+        if not num_columns and node.parent is not None:
+            self._order.pop(node, None)
+            del node.parent.children[node.name]
+        return removed
+
+    def _punch(self, node: _Node, is_held: npt.NDArray[np.bool_], count: int) -> PageArray:
+        """Take up to `count` cached pages of window groups out of `node`, from its first columns on."""
+        is_cached = ~is_held & (node.pages >= 0)
+        is_cached[self._layout.full_groups] = False
+        columns, groups = (index[: max(0, count)] for index in np.nonzero(is_cached.T))
+        pages = node.pages[groups, columns]
+        node.pages[groups, columns] = NO_PAGE
+        return pages
+
+    def _cut_empty(self, node: _Node | None) -> None:
+        """Remove columns without pages from the end of a leaf, and leaves without columns, upwards."""
+        while node is not None and node.parent is not None and not node.children:
+            num_kept = _num_columns_with(node.pages >= 0)
+            self._cut(node, num_kept)
+            if num_kept:
+                return
+            node = node.parent
+
+    def _cut_at_holes(self, pages: PageArray) -> PageArray:
+        """Return the longest beginning of `pages` that has all a next query reads, and no page beside."""
+        layout, page_size = self._layout, self._pool.page_size
+        ends = np.arange(1, pages.shape[1] + 1)
+        is_whole = np.ones(len(ends), np.bool_)
+        for group in layout.window_groups:
+            after_last_hole = np.maximum.accumulate(np.where(pages[group] < 0, ends, 0))
+            first = np.maximum(ends * page_size - layout.windows[group] + 1, 0) // page_size
+            is_whole &= after_last_hole <= first
+        num_columns = int(np.max(ends[is_whole], initial=0))
+        pages = pages[:, :num_columns]
+        for group, first in enumerate(layout.first_columns(num_columns * page_size)):
+            pages[group, :first] = NO_PAGE
+        return pages
+
+    def _fill_holes(self, path: list[_Node], pages: PageArray) -> None:
+        """Insert pages [num_groups, num_columns] of the columns along `path` where it has none."""
+        start = 0
+        for node in path:
+            own = pages[:, start : start + node.num_columns]
+            known = node.pages[:, : own.shape[1]]
+            is_hole = (known < 0) & (own >= 0)
+            if is_hole.any():
+                self._pool.keep(own[is_hole])
+                known[is_hole] = own[is_hole]
+            start += node.num_columns
+
     def _walk(self, namespace: Hashable, key: bytes) -> tuple[list[_Node], int]:
-        """The nodes that `key` leads through, and how many pages of the last one it shares (at least one)."""
+        """Return the nodes `key` leads through, and how many columns of the last one it shares (>= 1)."""
         page_bytes = self._page_bytes
         path: list[_Node] = []
         num_in_last = 0
@@ -126,7 +229,7 @@ class PrefixCache:
             if not key.startswith(child.key, start):
                 num_in_last = _num_common_bytes(key, start, child.key) // page_bytes
                 break
-            num_in_last = len(child.pages)
+            num_in_last = child.num_columns
             start += len(child.key)
             node = child
         return path, num_in_last
@@ -134,27 +237,27 @@ class PrefixCache:
     def _attach(
         self, namespace: Hashable, path: list[_Node], num_in_last: int, key: bytes, pages: PageArray
     ) -> _Node:
-        """Add what is new behind the path; returns its node."""
+        """Add new columns after the path; return their node."""
         parent = path[-1] if path else self._root
-        if path and num_in_last == len(parent.pages) and not parent.children:
+        if path and num_in_last == parent.num_columns and not parent.children:
             parent.key += key
-            parent.pages = np.concatenate((parent.pages, pages))
+            parent.pages = np.concatenate((parent.pages, pages), axis=1)
             return parent
-        if num_in_last < len(parent.pages):
+        if num_in_last < parent.num_columns:
             parent = self._split(parent, num_in_last)
         first = key[: self._page_bytes]
         name = first if path else (namespace, first)
         node = parent.children[name] = _Node(parent, name, key, pages)
         return node
 
-    def _split(self, node: _Node, num_pages: int) -> _Node:
-        """Put the first `num_pages` pages of `node` into a node of their own, above it; returns that."""
-        border = num_pages * self._page_bytes
+    def _split(self, node: _Node, num_columns: int) -> _Node:
+        """Move the first columns of `node` into a new node above it; return that."""
+        border = num_columns * self._page_bytes
         assert node.parent is not None
-        upper = _Node(node.parent, node.name, node.key[:border], node.pages[:num_pages])
+        upper = _Node(node.parent, node.name, node.key[:border], node.pages[:, :num_columns])
         node.parent.children[node.name] = upper
         node.parent, node.name = upper, node.key[border : border + self._page_bytes]
-        node.key, node.pages = node.key[border:], node.pages[num_pages:]
+        node.key, node.pages = node.key[border:], node.pages[:, num_columns:]
         upper.children[node.name] = node
         return upper
 
@@ -165,6 +268,34 @@ class PrefixCache:
             self._order[current] = None
             self._order.move_to_end(current)
             current = current.parent
+
+    def _restore_order(self) -> None:
+        """Bring all nodes back into the order, children first.
+
+        For cached pages that were inserted while a sequence ran, and that its end did not lead to: a stop
+        string takes tokens back, and a step that failed has computed nothing.
+        """
+        for node in _below(self._root):
+            self._order[node] = None
+
+
+def _below(node: _Node) -> Iterator[_Node]:
+    """Yield all nodes below `node`, children before their parents."""
+    stack, found = list(node.children.values()), []
+    while stack:
+        found.append(stack.pop())
+        stack.extend(found[-1].children.values())
+    return reversed(found)
+
+
+def _num_columns_with(is_there: npt.NDArray[np.bool_]) -> int:
+    """Return the number of columns up to the last one in which anything is there."""
+    return int(np.max(np.nonzero(is_there)[1], initial=-1)) + 1
+
+
+def _pages_of(path: list[_Node], num_in_last: int) -> PageArray:
+    """Return the pages [num_groups, num_columns] of all columns along a path, in an array of their own."""
+    return np.concatenate([*(node.pages for node in path[:-1]), path[-1].pages[:, :num_in_last]], axis=1)
 
 
 def _num_common_bytes(key: bytes, start: int, edge: bytes) -> int:

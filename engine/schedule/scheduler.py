@@ -17,6 +17,7 @@ from collections.abc import Sequence as Many
 from typing import NamedTuple
 
 from engine.errors import QueueFull
+from engine.kv_layout import KVLayout
 from engine.outputs import (
     NO_PAGE,
     NO_TOKEN,
@@ -31,9 +32,9 @@ from engine.outputs import (
 )
 from engine.request import RepetitionStop, Request
 from engine.schedule.admission import Admission
+from engine.schedule.allocator import Allocator, PrefixHit
 from engine.schedule.budget import StepBudget
 from engine.schedule.groups import Groups
-from engine.schedule.holdings import Found, Holdings
 from engine.schedule.pages import PagePool
 from engine.schedule.prefix import PrefixCache
 from engine.schedule.queue import Deadlines, WaitingQueue
@@ -69,19 +70,23 @@ class Scheduler:
         max_waiting: int,
         eos_token_ids: frozenset[int],
         run_ahead: int = 0,
+        kv_windows: tuple[int, ...] = (0,),
         max_waiting_tokens: int | None = None,
         priority_seconds: float = 0.0,
         overcommit: float = 0.5,
         target_step_seconds: float | None = None,
         with_prefix_cache: bool = True,
     ) -> None:
+        layout = KVLayout(kv_windows, page_size, token_budget=token_budget, run_ahead=run_ahead)
         self.pool = PagePool(num_pages, page_size)
-        self.prefix_cache = PrefixCache(self.pool)
+        self.prefix_cache = PrefixCache(self.pool, layout)
         self.num_preemptions = 0
         # Every running sequence must fit into one step, or the last ones would starve.
         max_running = min(max_num_seqs, token_budget)
+        self._layout = layout
         self._admission = Admission(
             self.pool,
+            layout,
             max_running=max_running,
             max_model_len=max_model_len,
             token_budget=token_budget,
@@ -96,8 +101,9 @@ class Scheduler:
         self._waiting = WaitingQueue(priority_seconds)
         self._running: list[Sequence] = []  # by rank, so victims are taken from the end
         self._groups = Groups()
-        self._holdings = Holdings(
+        self._allocator = Allocator(
             self.pool,
+            layout,
             self.prefix_cache,
             self._admission,
             self._groups,
@@ -122,12 +128,12 @@ class Scheduler:
     @property
     def num_queried_tokens(self) -> int:
         """Prompt tokens of started sequences that were looked up for reuse."""
-        return self._holdings.num_queried_tokens
+        return self._allocator.num_queried_tokens
 
     @property
     def num_cached_tokens(self) -> int:
         """Of these, those that were found and not computed again."""
-        return self._holdings.num_cached_tokens
+        return self._allocator.num_cached_tokens
 
     @property
     def predicted_peak(self) -> int:
@@ -162,7 +168,7 @@ class Scheduler:
 
     def _check_queue(self, requests: Many[Request], now: float) -> None:
         # What waits only for the next step does not count; its prompts are taken to be like the others.
-        num_waiting, num_starting = self._waiting.num_waiting, self._holdings.num_free_slots
+        num_waiting, num_starting = self._waiting.num_waiting, self._allocator.num_free_slots
         share = max(0, num_waiting - num_starting) / max(1, num_waiting)
         num_waiting_tokens = int(self._waiting.num_waiting_tokens * share)
         if num_waiting + len(requests) > self._max_waiting + num_starting:
@@ -283,9 +289,7 @@ class Scheduler:
             room -= chunks[-1].num_tokens
         while room > 0 and (found := self._find_next()) is not None:
             sequence = self._waiting.pop(now)
-            page_copy = self._holdings.take(sequence, found, self._next_step_id)
-            if page_copy is not None:
-                page_copies.append(page_copy)
+            page_copies += self._allocator.allocate(sequence, found, self._next_step_id)
             if not chunks:  # what is known of its prompt is context, too
                 room = min(room, self._budget.prefill_tokens(len(decode.slots), found.num_tokens))
             chunks.append(self._start(sequence, room, now))
@@ -313,17 +317,17 @@ class Scheduler:
                 if start < sequence.num_history_tokens:
                     unfinished_prefills.append(sequence)
                 elif start + 1 < sequence.max_num_tokens:  # a length limit is known, and never over-run
-                    if start == len(sequence.pages) * page_size:
+                    if start == len(sequence.pages[0]) * page_size:
                         growing.append(len(rows))
                     rows.append(sequence)
-            pages = self._holdings.allocate(len(growing))
+            pages = self._allocator.allocate_pages(len(growing))
             if pages is not None:
                 break
             self._preempt(self._running[-1])
         new_pages = [NO_PAGE] * len(rows)
         for index, page in zip(growing, pages, strict=True):
             new_pages[index] = page
-            rows[index].pages.append(page)
+            rows[index].pages[0].append(page)
         starts = []
         for sequence in rows:
             starts.append(sequence.num_scheduled_tokens)
@@ -332,15 +336,15 @@ class Scheduler:
         ids, slots = [sequence.id for sequence in rows], [sequence.slot for sequence in rows]
         return DecodeRows(ids, slots, starts, new_pages), unfinished_prefills
 
-    def _find_next(self) -> Found | None:
+    def _find_next(self) -> PrefixHit | None:
         """What is known of the tokens of whose turn it is, if that one may start."""
         sequence, step = self._waiting.head(), self._next_step_id
         # A preempted sequence resumes only when its last row has landed: its newest token must be known.
-        if sequence is None or not self._holdings.num_free_slots or sequence.num_rows_in_flight:
+        if sequence is None or not self._allocator.num_free_slots or sequence.num_rows_in_flight:
             return None
         if self._admission.is_refused(sequence, step):
             return None
-        found = self._holdings.find(sequence, step)
+        found = self._allocator.find(sequence, step)
         return found if self._admission.may_start(sequence, step, found.pages, found.num_tokens) else None
 
     def _start(self, sequence: Sequence, room: int, now: float) -> Row:
@@ -356,7 +360,7 @@ class Scheduler:
             output_token_ids=tuple(sequence.token_ids[sequence.num_prompt_tokens :]),
             constraints=sequence.request.constraints,
         )
-        return self._chunk(sequence, room, tuple(sequence.pages), init)
+        return self._chunk(sequence, room, tuple(sequence.pages[0]), init)
 
     def _chunk(
         self, sequence: Sequence, room: int, new_pages: tuple[int, ...] = (), init: SlotInit | None = None
@@ -368,7 +372,7 @@ class Scheduler:
         sequence.num_scheduled_tokens = end
         sequence.num_rows_in_flight += 1
         if is_last:
-            self._admission.ready(sequence, self._next_step_id)
+            self._admission.on_prefill_done(sequence, self._next_step_id)
             self._groups.scheduled(sequence, self._next_step_id)
         pooling = sequence.request.pooling
         return Row(
@@ -438,7 +442,7 @@ class Scheduler:
                 self._groups.land(sequence)
                 if sequence.slot >= 0:
                     sequence.num_computed_tokens = row.start + row.num_tokens
-                    self._holdings.remember(sequence)
+                    self._allocator.cache_pages(sequence)
                 if row.scored is not None:
                     sequence.num_scored_tokens = row.scored.start + len(row.scored.token_ids)
                 if row.sample or row.start + row.num_tokens == sequence.max_num_tokens:
@@ -461,7 +465,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Take pages and slot away; the sequence waits in front and computes what is lost when it resumes."""
         self._running.remove(sequence)
-        self._holdings.give_back(sequence)
+        self._allocator.release(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.num_preemptions += 1
         self._waiting.push(sequence)
@@ -471,7 +475,7 @@ class Scheduler:
         """The one end of every sequence."""
         if sequence.status is SequenceStatus.RUNNING:
             self._running.remove(sequence)
-            self._holdings.give_back(sequence)
+            self._allocator.release(sequence)
         else:
             self._waiting.discard(sequence)
         sequence.status = SequenceStatus.FINISHED

@@ -17,10 +17,6 @@ class SequenceStatus(Enum):
     FINISHED = auto()
 
 
-def _ints() -> "array[int]":
-    return array("i")
-
-
 @dataclass(slots=True, eq=False)
 class Series:
     """Requests that follow each other as one piece of work, such as the steps of a search.
@@ -67,7 +63,8 @@ class Sequence:
     num_cached_tokens: int = 0
     num_scored_tokens: int = 0
     num_preemptions: int = 0
-    pages: "array[int]" = field(default_factory=_ints, repr=False)
+    pages: "list[array[int]]" = field(default_factory=list, repr=False)
+    first_columns: list[int] = field(default_factory=list, repr=False)
     slot: int = -1
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None

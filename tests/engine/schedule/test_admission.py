@@ -1,4 +1,4 @@
-"""What is refused for good, and that the predicted peak is what decides."""
+"""Admission: what is refused for good, and what the predicted peak allows to start."""
 
 from array import array
 
@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from engine.errors import ContextLengthExceeded, InvalidRequest
+from engine.kv_layout import KVLayout
 from engine.request import Request, SamplingParams
 from engine.schedule.admission import Admission
 from engine.schedule.pages import PagePool
 from engine.schedule.sequence import Sequence
 
-NOTHING = np.empty(0, np.int32)
+NOTHING = np.empty((1, 0), np.int32)
 
 
 def make(number: int, num_prompt_tokens: int, max_tokens: int, **sampling) -> Sequence:
@@ -37,6 +38,7 @@ class Desk:
         self.pool = PagePool(num_pages, 1)
         self.admission = Admission(
             self.pool,
+            KVLayout((0,), 1, token_budget=10_000, run_ahead=0),
             max_running=64,
             max_model_len=num_pages,
             token_budget=10_000,
@@ -53,17 +55,17 @@ class Desk:
         if not self.admission.may_start(sequence, self.step, NOTHING, 0):
             return False
         sequence.slot = self.free_slots.pop()
-        sequence.pages = array("i", self.pool.allocate(sequence.num_tokens))
+        sequence.pages = [array("i", self.pool.allocate(sequence.num_tokens))]
         sequence.num_history_tokens = sequence.num_tokens
-        self.admission.started(sequence, self.step, NOTHING)
+        self.admission.on_started(sequence, self.step, NOTHING)
         sequence.num_scheduled_tokens = sequence.num_tokens
-        self.admission.ready(sequence, self.step)
+        self.admission.on_prefill_done(sequence, self.step)
         self.running.append(sequence)
         return True
 
     def end(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self.admission.released(sequence, self.pool.free(sequence.pages))
+        self.admission.on_pages_freed(sequence, self.pool.free(sequence.pages[0]))
         self.free_slots.append(sequence.slot)
         self.admission.ended(sequence.num_output_tokens, is_complete=True)
 
@@ -73,10 +75,10 @@ class Desk:
             for sequence in self.running:
                 sequence.token_ids.append(1)
                 sequence.num_scheduled_tokens += 1
-                sequence.pages.extend(self.pool.allocate(1))
+                sequence.pages[0].extend(self.pool.allocate(1))
 
 
-def test_what_can_never_run():
+def test_refuses_what_can_never_run():
     admission = Desk(0.5, num_pages=20).admission
     for bad, error in (
         (make(0, 0, 1), InvalidRequest),
@@ -97,7 +99,7 @@ def test_reserving_counts_every_output_in_full():
     assert desk.start(make(3, 1, 2))
 
 
-def test_ends_in_between_make_room():
+def test_sequences_that_end_before_the_peak_make_room():
     """Two whose lengths are known need 1,000 pages at most, though 1,500 in sum."""
     desk = Desk(overcommit=0.5)
     assert desk.start(make(0, 500, 3, ignore_eos=True))
@@ -135,14 +137,14 @@ def test_guesses_follow_what_outputs_became():
     assert desk.admission.predicted_peak(desk.step) <= 1000
 
 
-def test_starting_whatever_fits():
+def test_full_overcommit_starts_what_fits_now():
     desk = Desk(overcommit=1.0)
     for _ in range(1024):
         desk.admission.ended(400, is_complete=True)
     starts = 0
     while desk.start(make(starts, 20, 500)):
         starts += 1
-    assert starts == 50, "nothing is foreseen"
+    assert starts == 50, "nothing is predicted"
 
 
 def test_the_reserve_shrinks_as_overcommit_grows():
@@ -157,7 +159,7 @@ def test_the_reserve_shrinks_as_overcommit_grows():
     assert starts == {0.25: 14, 0.5: 15, 0.75: 17}, "49 tokens each, and 24, 16 or 8 kept free"
 
 
-def test_whoever_outlives_a_guess_gets_another():
+def test_a_sequence_that_outlives_its_guess_gets_another():
     desk = Desk(overcommit=0.5)
     for _ in range(1024):
         desk.admission.ended(40, is_complete=True)

@@ -1,0 +1,222 @@
+"""Gives running sequences what they hold: a state slot, and pages, their own or shared with others."""
+
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.kv_layout import KVLayout, PageArray
+from engine.outputs import NO_PAGE, GroupPages
+from engine.schedule.admission import Admission
+from engine.schedule.groups import Groups
+from engine.schedule.pages import PagePool
+from engine.schedule.prefix import PrefixCache
+from engine.schedule.sequence import Sequence
+
+
+class PrefixHit(NamedTuple):
+    """Tokens of a waiting sequence that need not be computed: full pages to share, and partial ones to copy.
+
+    `pages` [num_groups, num_columns], NO_PAGE where a window does not reach back; `copied_pages`, if any,
+    has a page for each group.
+    """
+
+    pages: PageArray
+    num_tokens: int
+    leader: Sequence | None = None
+    copied_pages: tuple[int, ...] = ()
+
+
+class Allocator:
+    """Allocates slots and pages and frees them; computed pages are found by sequences that come later.
+
+    `num_queried_tokens` were looked up for sequences that started, `num_cached_tokens` of them found.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        layout: KVLayout,
+        prefix_cache: PrefixCache,
+        admission: Admission,
+        groups: Groups,
+        *,
+        num_slots: int,
+        with_prefix_cache: bool,
+    ) -> None:
+        self.num_queried_tokens = 0
+        self.num_cached_tokens = 0
+        self._pool = pool
+        self._layout = layout
+        self._prefix_cache = prefix_cache
+        self._admission = admission
+        self._groups = groups
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._with_prefix_cache = with_prefix_cache
+        self._no_hit = PrefixHit(np.empty((layout.num_groups, 0), np.int32), 0)
+
+    @property
+    def num_free_slots(self) -> int:
+        """Sequences that could take a slot."""
+        return len(self._free_slots)
+
+    def allocate_pages(self, count: int) -> list[int] | None:
+        """Return free pages, evicting cached ones for them; None if even those are not enough."""
+        if count > self._pool.num_free:
+            self._prefix_cache.evict(count - self._pool.num_free)
+        return self._pool.allocate(count)
+
+    def find(self, sequence: Sequence, step: int) -> PrefixHit:
+        """Return the computed tokens of a waiting sequence that it may reuse.
+
+        At least its last token is computed again, for its logits; and all of a prompt whose log-probabilities
+        or whose tokens' mean are returned.
+        """
+        if sequence.lacks_scores or sequence.request.pooling == "mean":
+            return self._no_hit
+        num_tokens = sequence.num_tokens - 1
+        leader = self._groups.leader_of(sequence, step)
+        if leader is not None and (hit := self._find_in(leader, num_tokens)) is not None:
+            self._admission.on_pages_cached(leader, hit.pages)
+            return hit
+        if not self._is_cacheable(sequence):
+            return self._no_hit
+        page_size = self._pool.page_size
+        salt, token_ids = sequence.request.cache_salt, sequence.token_ids
+        pages = self._prefix_cache.match(salt, token_ids, num_tokens // page_size)
+        hit = PrefixHit(pages, pages.shape[1] * page_size)
+        return hit if self._fits_alone(sequence, hit) else self._no_hit
+
+    def _find_in(self, leader: Sequence, num_tokens: int) -> PrefixHit | None:
+        """Return the first `num_tokens` tokens of `leader` as a hit; None if a window left their pages."""
+        num_columns, num_in_last = divmod(num_tokens, self._pool.page_size)
+        first_columns = self._layout.first_columns(num_tokens)
+        if any(left > first for left, first in zip(leader.first_columns, first_columns, strict=True)):
+            return None
+        pages = _columns(leader.pages, num_columns)
+        for group, first in enumerate(first_columns):
+            pages[group, :first] = NO_PAGE
+        copied_pages = tuple(column[num_columns] for column in leader.pages) if num_in_last else ()
+        return PrefixHit(pages, num_tokens, leader, copied_pages)
+
+    def _fits_alone(self, sequence: Sequence, hit: PrefixHit) -> bool:
+        """Return False if the pool is too small for a hit and the rest of a long prompt."""
+        layout = self._layout
+        if not layout.window_groups:
+            return True
+        columns = layout.start_columns(sequence.num_tokens, layout.first_columns(hit.num_tokens))
+        num_own = sum(columns) - hit.pages.size
+        return num_own + int(np.count_nonzero(hit.pages >= 0)) <= self._pool.num_pages
+
+    def allocate(self, sequence: Sequence, hit: PrefixHit, step: int) -> list[tuple[int, int]]:
+        """Give a sequence that may start its slot and pages; return (source, target) of pages to copy."""
+        layout = self._layout
+        num_found_columns = hit.pages.shape[1]
+        self._pool.share(layout.present(hit.pages))
+        sequence.first_columns = layout.first_columns(hit.num_tokens)
+        columns = layout.start_columns(sequence.num_tokens, sequence.first_columns)
+        pages = self.allocate_pages(sum(columns) - num_found_columns * layout.num_groups)
+        assert pages is not None, "admission promised pages"
+        sequence.slot = self._free_slots.pop()
+        sequence.pages = []
+        start, first_own_pages = 0, []
+        for group, num_columns in enumerate(columns):
+            end = start + num_columns - num_found_columns
+            first_own_pages.append(pages[start])
+            sequence.pages.append(array("i", hit.pages[group].tobytes()))
+            sequence.pages[group].extend(pages[start:end])
+            start = end
+        sequence.num_history_tokens = sequence.num_tokens
+        sequence.num_scheduled_tokens = hit.num_tokens
+        sequence.num_computed_tokens = 0 if self._groups.start(sequence, hit.leader) else hit.num_tokens
+        if not sequence.has_started:
+            sequence.num_cached_tokens = hit.num_tokens
+            if not sequence.lacks_scores and (hit.leader is not None or self._is_cacheable(sequence)):
+                self.num_queried_tokens += sequence.num_prompt_tokens
+                self.num_cached_tokens += hit.num_tokens
+        self._admission.on_started(sequence, step, hit.pages)
+        return list(zip(hit.copied_pages, first_own_pages, strict=False))
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> int:
+        """Allocate pages of window groups for the first `num_tokens` tokens of a prompt, or fewer.
+
+        Returns for how many tokens there are pages; evicts but does not preempt.
+        """
+        layout = self._layout
+        num_columns = layout.num_columns(num_tokens)
+        ends = [len(sequence.pages[group]) for group in layout.window_groups]
+        if not ends or min(ends) >= num_columns:
+            return num_tokens
+        num_available = self._pool.num_free + self._pool.num_cached
+        while sum(max(0, num_columns - end) for end in ends) > num_available:
+            num_columns -= 1
+        for group, end in zip(layout.window_groups, ends, strict=True):
+            pages = self.allocate_pages(max(0, num_columns - end))
+            assert pages is not None, "free and cached pages can be had"
+            sequence.pages[group].extend(pages)
+        return min(num_tokens, num_columns * layout.page_size)
+
+    def new_pages(self, sequence: Sequence, first_column: int) -> GroupPages:
+        """Return a sequence's pages from a column on, equally many in each group: NO_PAGE for none."""
+        num_columns = max(len(pages) for pages in sequence.pages)
+        return tuple(
+            (*pages[first_column:], *(NO_PAGE,) * (num_columns - max(first_column, len(pages))))
+            for pages in sequence.pages
+        )
+
+    def cache_pages(self, sequence: Sequence, *, is_leaving: bool = False) -> None:
+        """Insert the sequence's full computed pages into the prefix cache."""
+        # A stop string may have cut off computed tokens.
+        num_columns = min(sequence.num_computed_tokens, sequence.num_tokens) // self._pool.page_size
+        if num_columns and self._is_cacheable(sequence):
+            new = self._prefix_cache.insert(
+                sequence.request.cache_salt,
+                sequence.token_ids,
+                _columns(sequence.pages, num_columns),
+                is_leaving=is_leaving,
+            )
+            if not is_leaving:
+                self._admission.on_pages_cached(sequence, new)
+
+    def free_left_pages(self, sequence: Sequence) -> None:
+        """Free the pages of a running sequence that no query after its computed tokens reads.
+
+        They stay in the prefix cache as long as there is room.
+        """
+        first_columns = self._layout.first_columns(sequence.num_computed_tokens)
+        if first_columns <= sequence.first_columns:
+            return
+        self.cache_pages(sequence)
+        left: list[int] = []
+        for group in self._layout.window_groups:
+            pages = sequence.pages[group]
+            for column in range(sequence.first_columns[group], first_columns[group]):
+                left.append(pages[column])
+                pages[column] = NO_PAGE
+        sequence.first_columns = first_columns
+        self._pool.free(left)
+        self._admission.on_window_moved(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Free all that a sequence holds; others find what it has computed, as long as there is room."""
+        self.cache_pages(sequence, is_leaving=True)
+        pages = np.concatenate([np.asarray(group, np.int32) for group in sequence.pages])
+        self._admission.on_pages_freed(sequence, self._pool.free(self._layout.present(pages)))
+        self._free_slots.append(sequence.slot)
+        sequence.pages = []
+        sequence.slot = -1
+        sequence.num_scheduled_tokens = 0
+        sequence.num_computed_tokens = 0
+
+    def _is_cacheable(self, sequence: Sequence) -> bool:
+        """Return True if its pages may be shared; not where the hidden states of every token are needed."""
+        request = sequence.request
+        return self._with_prefix_cache and request.use_prefix_cache and request.pooling != "mean"
+
+
+def _columns(pages: list["array[int]"], num_columns: int) -> PageArray:
+    """Return the pages of the first columns, [num_groups, num_columns], as a copy."""
+    table = np.empty((len(pages), num_columns), np.int32)
+    for group, column in enumerate(pages):
+        table[group] = column[:num_columns]
+    return table
