@@ -14,6 +14,7 @@ from engine.beam import search_beams
 from engine.engine import Engine
 from engine.model_info import ModelInfo
 from engine.stream import RequestStream
+from engine.text.tokenizer import TokenizerPool
 
 if TYPE_CHECKING:
     from engine.record.replay import Replayed
@@ -53,4 +54,13 @@ def write_timeline(path: Path, target: Path) -> str | None:
     return write_timeline(path, target)
 
 
-__all__ = ["Engine", "ModelInfo", "RequestStream", "pull", "replay", "search_beams", "write_timeline"]
+__all__ = [
+    "Engine",
+    "ModelInfo",
+    "RequestStream",
+    "TokenizerPool",
+    "pull",
+    "replay",
+    "search_beams",
+    "write_timeline",
+]

@@ -5,10 +5,11 @@ Whatever reaches the template or the tokenizer is looked through first: its size
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
+from engine import TokenizerPool
 from engine.errors import InvalidRequest
 from server.body import check_structure
 from server.limits import Limits, check_ids, check_text, overflow
@@ -23,41 +24,7 @@ from server.schema.refused_fields import UnsupportedField
 MAX_DEPTH = 64
 
 
-class InfillTokens(Protocol):
-    """Tokens for filling in the middle."""
-
-    def prompt(self, start: list[int], before: list[int], behind: list[int]) -> list[int]: ...
-
-
-class Tokenizer(Protocol):
-    """What is used of the engine's TokenizerPool."""
-
-    max_prompt_chars: int
-
-    @property
-    def chat_template(self) -> str | None: ...
-
-    @property
-    def reserved_variables(self) -> frozenset[str]: ...
-
-    @property
-    def infill(self) -> InfillTokens | None: ...
-
-    async def encode_batch(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True
-    ) -> list[list[int]]: ...
-
-    async def encode_chat(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: dict[str, Any] | None = None,
-    ) -> list[int]: ...
-
-
-async def encode_chat(wire: ChatRequest, tokenizer: Tokenizer, limits: Limits) -> list[int]:
+async def encode_chat(wire: ChatRequest, tokenizer: TokenizerPool, limits: Limits) -> list[int]:
     """Token ids of a conversation. Raises InvalidRequest, ContextLengthExceeded."""
     has_json = (
         wire.documents
@@ -80,7 +47,7 @@ async def encode_chat(wire: ChatRequest, tokenizer: Tokenizer, limits: Limits) -
 
 
 def template_input(
-    wire: ChatRequest, tokenizer: Tokenizer, limits: Limits
+    wire: ChatRequest, tokenizer: TokenizerPool, limits: Limits
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Messages and further variables for the chat template. Raises InvalidRequest, ContextLengthExceeded."""
     knows_developer = "developer" in (tokenizer.chat_template or "")
@@ -101,7 +68,9 @@ def template_input(
     return messages, kwargs | {"tools": tools} if tools else kwargs
 
 
-async def encode_prompts(wire: CompletionRequest, tokenizer: Tokenizer, limits: Limits) -> list[list[int]]:
+async def encode_prompts(
+    wire: CompletionRequest, tokenizer: TokenizerPool, limits: Limits
+) -> list[list[int]]:
     """Token ids of each prompt; ids given by the client are checked, not changed."""
     add_special_tokens = wire.add_special_tokens is not False
     if wire.suffix:
@@ -124,7 +93,7 @@ def truncated(ids: list[int], wire: ChatRequest | CompletionRequest, limits: Lim
 
 
 async def encode_infills(
-    wire: CompletionRequest, suffix: str, tokenizer: Tokenizer, limits: Limits
+    wire: CompletionRequest, suffix: str, tokenizer: TokenizerPool, limits: Limits
 ) -> list[list[int]]:
     """For each prompt the token ids that ask for what belongs between it and `suffix`."""
     infill = tokenizer.infill
@@ -144,7 +113,7 @@ async def encode_infills(
 
 
 async def encode_prompt(
-    prompt: Prompt, tokenizer: Tokenizer, limits: Limits, *, add_special_tokens: bool, param: str
+    prompt: Prompt, tokenizer: TokenizerPool, limits: Limits, *, add_special_tokens: bool, param: str
 ) -> list[int]:
     """Token ids of one prompt, which is the field `param`."""
     [ids] = await encode_each([prompt], tokenizer, limits, add_special_tokens=add_special_tokens, param=param)
@@ -152,7 +121,12 @@ async def encode_prompt(
 
 
 async def encode_each(
-    prompts: Sequence[Prompt], tokenizer: Tokenizer, limits: Limits, *, add_special_tokens: bool, param: str
+    prompts: Sequence[Prompt],
+    tokenizer: TokenizerPool,
+    limits: Limits,
+    *,
+    add_special_tokens: bool,
+    param: str,
 ) -> list[list[int]]:
     """Token ids of each prompt, which are the field `param` or its items."""
     texts: list[str] = []
@@ -276,7 +250,7 @@ def is_documents(value: Any) -> bool:
     return value is None or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
 
 
-def check_length(num_chars: int, tokenizer: Tokenizer, limits: Limits, param: str) -> None:
+def check_length(num_chars: int, tokenizer: TokenizerPool, limits: Limits, param: str) -> None:
     """Refuse text before it is tokenized if it is too long however well it compresses.
 
     Also where it is only counted or will be cut: 8 MB take one of the few tokenizer threads 10 seconds.

@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from engine import RequestStream, TokenizerPool
 from engine.request import Grammar, ReasoningSpan, Request
 from server.parsing.detect import Formats, has_place_for_tools
 from server.parsing.formats import reasoning_formats, tool_formats
 from server.parsing.formats.hermes import HermesParser
-from server.parsing.formats.response_template import RESPONSE_TEMPLATE, RegionParser, ResponseTemplateParser
+from server.parsing.formats.response_template import RESPONSE_TEMPLATE, ResponseTemplateParser
 from server.parsing.output import OutputParser, ParsedStream
 from server.parsing.parser import Marker, Tools
 from server.parsing.tool_call_grammar import CallRules, forced_call_grammar, json_or_calls
@@ -18,21 +19,8 @@ from server.parsing.tool_choice import callable_tools, called_tools, check_choic
 from server.schema.chat import ChatRequest
 from server.schema.refused_fields import UnsupportedField
 
-if TYPE_CHECKING:
-    from engine import RequestStream
-
 # Enough to see a marker at the end of the prompt, and the whitespace after it.
 NUM_TAIL_TOKENS = 16
-
-
-class Tokenizer(Protocol):
-    """The part of the engine's TokenizerPool that is used here."""
-
-    async def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str: ...
-
-    async def response_parser(
-        self, prompt: list[int], tools: list[dict[str, Any]] | None
-    ) -> Callable[[], RegionParser]: ...
 
 
 class AnswerFormat(NamedTuple):
@@ -66,7 +54,9 @@ class AnswerFormat(NamedTuple):
             )
         return cls(wire, formats, tools) if tools or formats.reasoning else None
 
-    async def setup(self, prompt: list[int], tokenizer: Tokenizer, asked: Grammar | None) -> "ParserSetup":
+    async def setup(
+        self, prompt: list[int], tokenizer: TokenizerPool, asked: Grammar | None
+    ) -> "ParserSetup":
         """Return the parsers of the answers to `prompt`, and what the engine does for them.
 
         `asked` is the grammar of the request: calls may take the place of what it allows. Raises
@@ -98,7 +88,7 @@ class AnswerFormat(NamedTuple):
         return self.wire.include_reasoning is not False
 
     async def _constrained_setup(
-        self, prompt: list[int], tokenizer: Tokenizer, tools: Tools, asked: Grammar | None
+        self, prompt: list[int], tokenizer: TokenizerPool, tools: Tools, asked: Grammar | None
     ) -> "ParserSetup":
         """See setup(); a grammar makes the model write calls in a format that has rules for them."""
         tool_format, rules = grammar_format(self.formats.tools, self.formats.tokens)
@@ -113,7 +103,7 @@ class AnswerFormat(NamedTuple):
         )
         return setup._replace(grammar=grammar)
 
-    async def _native_setup(self, prompt: list[int], tokenizer: Tokenizer) -> "ParserSetup":
+    async def _native_setup(self, prompt: list[int], tokenizer: TokenizerPool) -> "ParserSetup":
         """See setup(); the formats have parsers here."""
         marker = Marker(self.formats.tokens)
         markers: list[str] = []
@@ -139,7 +129,7 @@ class AnswerFormat(NamedTuple):
         marks = tuple((tokens[text], text) for text in markers if text in tokens)
         return ParserSetup(make, marks=marks, reasoning=span)
 
-    async def _is_open(self, prompt: list[int], tokenizer: Tokenizer, opener: str, closer: str) -> bool:
+    async def _is_open(self, prompt: list[int], tokenizer: TokenizerPool, opener: str, closer: str) -> bool:
         """Return True if the prompt ends inside reasoning that the template or a continued turn began."""
         if self.wire.continue_final_message:
             text = self.wire.messages[-1].plain_text
@@ -166,7 +156,7 @@ class ParserSetup(NamedTuple):
             changes["grammar"] = self.grammar
         return [replace(request, sampling=replace(request.sampling, **changes)) for request in requests]
 
-    def wrap(self, stream: "RequestStream") -> ParsedStream:
+    def wrap(self, stream: RequestStream) -> ParsedStream:
         """Return a stream of parsed deltas, with a parser of its own."""
         return ParsedStream(stream, self.make_parser())
 

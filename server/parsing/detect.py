@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from engine import TokenizerPool
 from server.flags import SettingsError
 from server.parsing.formats import reasoning_formats, tool_formats
 from server.parsing.formats.response_template import CALLS, REASONING, RESPONSE_TEMPLATE
@@ -16,19 +17,6 @@ else:
     ReasoningSetting = Literal["auto", "none", *sorted(reasoning_formats()), RESPONSE_TEMPLATE]
 
 
-class TokenizerFacts(Protocol):
-    """The part of the engine's TokenizerPool that shows the model's formats."""
-
-    @property
-    def chat_template(self) -> str | None: ...
-
-    @property
-    def added_tokens(self) -> Mapping[str, int]: ...
-
-    @property
-    def response_template(self) -> Mapping[str, Any] | None: ...
-
-
 class Formats(NamedTuple):
     """Names of the formats, None where nothing is parsed; `tokens` are ids of added tokens by their text."""
 
@@ -37,7 +25,7 @@ class Formats(NamedTuple):
     tokens: Mapping[str, int]
 
     @classmethod
-    def of(cls, tokenizer: TokenizerFacts, tools: ToolSetting, reasoning: ReasoningSetting) -> "Formats":
+    def of(cls, tokenizer: TokenizerPool, tools: ToolSetting, reasoning: ReasoningSetting) -> "Formats":
         """Return the formats that tool_parser and reasoning_parser mean for a model. Raises SettingsError."""
         template = tokenizer.chat_template or ""
         own = tokenizer.response_template

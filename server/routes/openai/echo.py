@@ -1,16 +1,10 @@
-"""Prompts in front of their continuations, as completions with `echo` have them."""
+"""`echo` of completions: prompts in front of their continuations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from engine import TokenizerPool
 from server.schema.completions import CompletionRequest
-
-
-class Decoder(Protocol):
-    """What is used of the engine's TokenizerPool."""
-
-    async def decode_prompt(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +15,13 @@ class Echo:
     num_samples: int = 1
 
     @classmethod
-    async def of(cls, wire: CompletionRequest, prompts: Sequence[list[int]], decoder: Decoder) -> "Echo":
-        """What a request wants echoed: a text as it was sent; token ids, or what is left, as their text.
+    async def of(
+        cls, wire: CompletionRequest, prompts: Sequence[list[int]], tokenizer: TokenizerPool
+    ) -> "Echo":
+        """Return what a request wants echoed: a text as it was sent, token ids and cut prompts decoded.
 
-        So is a text whose tokens' offsets are told: control tokens have no characters there, or all of them.
+        A text whose token offsets are returned is decoded, too, so that control tokens have no characters, or
+        all of them, in both.
         """
         if not wire.echo:
             return NO_ECHO
@@ -32,7 +29,7 @@ class Echo:
         texts = [
             prompt
             if isinstance(prompt, str) and wire.truncate_prompt_tokens is None and wire.logprobs is None
-            else await decoder.decode_prompt(token_ids, skip_special_tokens=skip)
+            else await tokenizer.decode_prompt(token_ids, skip_special_tokens=skip)
             for prompt, token_ids in zip(wire.prompt, prompts, strict=True)
         ]
         return cls(texts, wire.num_samples)
@@ -41,7 +38,7 @@ class Echo:
         return bool(self.texts)
 
     def text(self, index: int) -> str:
-        """What stands in front of answer `index`."""
+        """Return the text in front of answer `index`."""
         return self.texts[index // self.num_samples] if self.texts else ""
 
 
