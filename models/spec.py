@@ -51,14 +51,27 @@ class LayerSpec:
     mlp: MlpSpec
 
 
+# Kinds of layers are put into groups of the size of the most frequent kind where the others have nearly as
+# many, and of the least frequent one elsewhere, as vLLM's hybrid KV cache manager does.
+_NEARLY_EQUAL = 1.25
+
+
 @dataclass(frozen=True)
 class KVGroup:
-    """Layers whose keys and values have one shape and one lifetime, and so can share a page table."""
+    """Layers whose keys and values have one shape and one lifetime, and so share a page table.
+
+    `window`: tokens a query sees, its own included; 0: all.
+    """
 
     layers: tuple[int, ...]
     num_kv_heads: int
     head_dim: int
     window: int
+
+    @property
+    def token_size(self) -> int:
+        """Elements of the keys (or of the values) of one token in one layer."""
+        return self.num_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True)
@@ -90,9 +103,19 @@ class DecoderSpec:
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
-        """The layers grouped by what their KV cache looks like, in order of first appearance."""
-        groups: dict[tuple[int, int, int], list[int]] = {}
+        """The layers grouped by their KV cache, kinds in order of first appearance.
+
+        Layers of one kind are divided into groups of equal size, but for a last one that may have fewer, so
+        that a page of any group is one page in each of as many tensors.
+        """
+        kinds: dict[tuple[int, int, int], list[int]] = {}
         for index, layer in enumerate(self.layers):
             a = layer.attention
-            groups.setdefault((a.num_kv_heads, a.head_dim, a.window), []).append(index)
-        return tuple(KVGroup(tuple(layers), *shape) for shape, layers in groups.items())
+            kinds.setdefault((a.num_kv_heads, a.head_dim, a.window), []).append(index)
+        counts = [len(layers) for layers in kinds.values()]
+        size = max(counts) if max(counts) < min(counts) * _NEARLY_EQUAL else min(counts)
+        return tuple(
+            KVGroup(tuple(layers[first :: -(-len(layers) // size)]), *shape)
+            for shape, layers in kinds.items()
+            for first in range(-(-len(layers) // size))
+        )

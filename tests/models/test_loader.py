@@ -1,6 +1,7 @@
 """What the loader refuses, by name; and models with random weights."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -209,6 +210,26 @@ def test_kv_groups():
     (group,) = spec.kv_groups
     assert group.layers == (0, 1)
     assert (group.num_kv_heads, group.head_dim, group.window) == (spec.num_kv_heads, spec.head_dim, 0)
+
+
+@pytest.mark.parametrize(
+    ("windows", "groups"),
+    [
+        ([8] * 3, [(0, 1, 2)]),
+        ([8, 0] * 3, [(0, 2, 4), (1, 3, 5)]),
+        ([8, 8, 0] * 2, [(0, 3), (1, 4), (2, 5)]),
+        ([8, 8, 8, 8, 0, 8, 8], [(0,), (1,), (2,), (3,), (5,), (6,), (4,)]),
+        ([8] * 6 + [0] * 5, [(0, 1, 2, 3, 4, 5), (6, 7, 8, 9, 10)]),
+        ([8] * 5 + [0] * 2, [(0, 3), (1, 4), (2,), (5, 6)]),
+    ],
+)
+def test_kinds_of_layers_are_divided_into_groups_of_equal_size(windows, groups):
+    spec = SHAPES["tiny"]
+    attention = spec.layers[0].attention
+    layers = [replace(spec.layers[0], attention=replace(attention, window=window)) for window in windows]
+    found = replace(spec, layers=tuple(layers)).kv_groups
+    assert [group.layers for group in found] == groups
+    assert all({windows[layer] for layer in group.layers} == {group.window} for group in found)
 
 
 def test_default_dtype():
