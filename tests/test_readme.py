@@ -1,4 +1,4 @@
-"""README's examples against a live server with the default model; its links and its tree of folders."""
+"""README's examples against a live server with the default model; its tree of folders."""
 
 import os
 import re
@@ -130,10 +130,3 @@ def test_the_tree_lists_every_folder_of_the_floors() -> None:
 def test_the_tree_lists_only_folders_that_exist() -> None:
     gone = [folder for folder in listed_folders() if not (ROOT / folder).is_dir()]
     assert not gone, f"remove from README's tree: {sorted(gone)}"
-
-
-def test_every_file_readme_points_at_is_there() -> None:
-    targets = re.findall(r"\]\((?!http)([^)#]+)\)", README)
-    assert targets
-    missing = [target for target in targets if not (ROOT / target).exists()]
-    assert not missing, f"README points at {missing}"

@@ -1,0 +1,35 @@
+"""Checks the pages for people: links and anchors lead somewhere, lines are short."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+MAX_LINE = 120
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+        path = page.parent / target if target else page
+        assert path.exists(), f"{page.name} links to {target}, which does not exist"
+        if anchor:
+            assert anchor in anchors(path), f"{page.name} links to #{anchor}, a heading that does not exist"
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "tree.md"], ids=lambda page: page.name
+)
+def test_lines_are_short(page: Path) -> None:
+    """Rows of tables cannot be wrapped."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    long = [line for line in lines if len(line) > MAX_LINE and not line.lstrip().startswith("|")]
+    assert not long, f"{page.name}: wrap at {MAX_LINE} characters: {long}"
