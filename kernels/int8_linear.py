@@ -23,11 +23,13 @@ def tile_shape(num_tokens: int, itemsize: int) -> TileShape:
     """Return the tile for a number of tokens and the bytes of an activation."""
     if itemsize == 4:  # exact fp32 products have no matrix unit; small tiles stay in registers
         return TileShape(16, 32, 64, 4, 2)
+    # The fastest of 36, 12 and 20 on an H200 over the four products of an 8B layer. Beside cuBLAS in bfloat16
+    # they take 0.7 to 0.9 times as long for 16 tokens, 1 to 1.5 times for 64, 1.4 times for 2048.
     if num_tokens <= 16:
-        return TileShape(16, 32, 256, 4, 4)
+        return TileShape(16, 32, 256, 4, 5)
     if num_tokens <= 64:
-        return TileShape(64, 64, 128, 4, 4)
-    return TileShape(128, 128, 64, 8, 3)
+        return TileShape(64, 32, 128, 4, 4)
+    return TileShape(256, 128, 64, 8, 3)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -1,15 +1,80 @@
-"""Rotary position embedding (Su et al., 2021) of q and k, fused with writing k and v into their pages."""
+"""Rotary position embedding (Su et al., 2021) of q and k, fused with writing k and v into their pages.
+
+Some models normalise each head of q and k before (QK norm, Henry et al., 2020): that is fused, too.
+"""
+
+from typing import NamedTuple
 
 import torch
 
 from kernels.dispatch import dispatch, tl, triton
 from kernels.kv_layer import KVLayer
+from kernels.rms_norm import rms_norm_torch
 
 _HEADS = 4  # heads per program
 
 
+class QKNorm(NamedTuple):
+    """RMSNorm of each head of q and k: one weight [head_dim] for all heads of either."""
+
+    q_weight: torch.Tensor
+    k_weight: torch.Tensor
+    eps: float
+
+
+@triton.jit
+def _scaled(x, inverse, weight_ptr, dim, inside, DTYPE: tl.constexpr):
+    """Return x * inverse * weight as `rms_norm` rounds it, in fp32."""
+    weight = tl.load(weight_ptr + dim, mask=inside, other=0.0)[None, :].to(tl.float32)
+    return ((x * inverse).to(DTYPE).to(tl.float32) * weight).to(DTYPE).to(tl.float32)
+
+
+@triton.jit
+def _rotate_heads(
+    source,  # [HEADS, 1] pointers to the first elements of heads
+    target,
+    there,  # [HEADS, 1] bool
+    norm_ptr,
+    eps,
+    cos,  # [1, HALF_BLOCK] fp32
+    sin,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
+    IN_PLACE: tl.constexpr,
+):
+    """Write heads to `target`, normalised if NORM, their first 2 * HALF elements rotated."""
+    out_type: tl.constexpr = target.dtype.element_ty
+    angle = tl.arange(0, HALF_BLOCK)
+    inside = there & (angle < HALF)[None, :]
+    first = tl.load(source + angle[None, :], mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF + angle[None, :], mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        in_type: tl.constexpr = source.dtype.element_ty
+        total = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        if REST_BLOCK > 0:
+            dim = 2 * HALF + tl.arange(0, REST_BLOCK)
+            in_rest = there & (dim < HEAD_DIM)[None, :]
+            rest = tl.load(source + dim[None, :], mask=in_rest, other=0.0).to(tl.float32)
+            inverse = (1.0 / tl.sqrt_rn((total + tl.sum(rest * rest, 1)) / HEAD_DIM + eps))[:, None]
+            rest = _scaled(rest, inverse, norm_ptr, dim, dim < HEAD_DIM, in_type)
+            tl.store(target + dim[None, :], rest.to(out_type), mask=in_rest)
+        else:
+            inverse = (1.0 / tl.sqrt_rn(total / HEAD_DIM + eps))[:, None]
+        first = _scaled(first, inverse, norm_ptr, angle, angle < HALF, in_type)
+        second = _scaled(second, inverse, norm_ptr + HALF, angle, angle < HALF, in_type)
+    elif REST_BLOCK > 0 and not IN_PLACE:
+        dim = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
+        in_rest = there & (dim < HEAD_DIM)
+        tl.store(target + dim, tl.load(source + dim, mask=in_rest).to(out_type), mask=in_rest)
+    tl.store(target + angle[None, :], (first * cos - second * sin).to(out_type), mask=inside)
+    tl.store(target + HALF + angle[None, :], (second * cos + first * sin).to(out_type), mask=inside)
+
+
 # Positions and slots may be rows of one staging tensor, aligned or not.
-@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slot_mapping_ptr"])
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping_ptr"])
 def _rope_kv_write_kernel(
     q_ptr,
     k_ptr,
@@ -18,6 +83,9 @@ def _rope_kv_write_kernel(
     k_cache_ptr,
     v_cache_ptr,
     slot_mapping_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    eps,
     q_stride,
     k_stride,
     v_stride,
@@ -29,43 +97,34 @@ def _rope_kv_write_kernel(
     REST_BLOCK: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
+    NORM: tl.constexpr,
 ):
     """One program per token and block of heads: first the blocks of q, then those of k with v."""
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     num_q_blocks = tl.cdiv(num_q_heads, HEADS)
-    is_q = block < num_q_blocks
     angle = tl.arange(0, HALF_BLOCK)
     table = angles_ptr + token * (2 * HALF) + angle
     cos = tl.load(table, mask=angle < HALF, other=0.0)[None, :]
     sin = tl.load(table + HALF, mask=angle < HALF, other=0.0)[None, :]
-    if is_q:
+    if block < num_q_blocks:
         head = (block * HEADS + tl.arange(0, HEADS))[:, None]
-        inside = (head < num_q_heads) & (angle[None, :] < HALF)
-        source = q_ptr + token * q_stride + head * HEAD_DIM + angle[None, :]
-        first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-        second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
-        tl.store(source, (first * cos - second * sin).to(q_ptr.dtype.element_ty), mask=inside)
-        tl.store(source + HALF, (second * cos + first * sin).to(q_ptr.dtype.element_ty), mask=inside)
+        source = q_ptr + token * q_stride + head * HEAD_DIM
+        _rotate_heads(
+            source, source, head < num_q_heads, q_norm_ptr, eps, cos, sin,
+            HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK, NORM, True,
+        )  # fmt: skip
     else:
         slot = tl.load(slot_mapping_ptr + token)
         head = ((block - num_q_blocks) * HEADS + tl.arange(0, HEADS))[:, None]
-        written = head < num_kv_heads
+        there = head < num_kv_heads
         target = (slot * num_kv_heads + head) * HEAD_DIM
-        inside = written & (angle[None, :] < HALF)
-        k_row = k_ptr + token * k_stride + head * HEAD_DIM
-        first = tl.load(k_row + angle[None, :], mask=inside, other=0.0).to(tl.float32)
-        second = tl.load(k_row + HALF + angle[None, :], mask=inside, other=0.0).to(tl.float32)
-        k_target = k_cache_ptr + target + angle[None, :]
-        dtype = k_cache_ptr.dtype.element_ty
-        tl.store(k_target, (first * cos - second * sin).to(dtype), mask=inside)
-        tl.store(k_target + HALF, (second * cos + first * sin).to(dtype), mask=inside)
-        if REST_BLOCK > 0:
-            rest = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
-            in_rest = written & (rest < HEAD_DIM)
-            tl.store(k_cache_ptr + target + rest, tl.load(k_row + rest, mask=in_rest), mask=in_rest)
+        _rotate_heads(
+            k_ptr + token * k_stride + head * HEAD_DIM, k_cache_ptr + target, there, k_norm_ptr, eps,
+            cos, sin, HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK, NORM, False,
+        )  # fmt: skip
         column = tl.arange(0, DIM_BLOCK)[None, :]
-        in_head = written & (column < HEAD_DIM)
+        in_head = there & (column < HEAD_DIM)
         value = tl.load(v_ptr + token * v_stride + head * HEAD_DIM + column, mask=in_head)
         tl.store(v_cache_ptr + target + column, value, mask=in_head)
 
@@ -77,6 +136,7 @@ def rope_kv_write_triton(
     angles: torch.Tensor,
     kv: KVLayer,
     slot_mapping: torch.Tensor,
+    norm: QKNorm | None = None,
 ) -> None:
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
@@ -93,6 +153,7 @@ def rope_kv_write_triton(
         angles,
         *kv,
         slot_mapping,
+        *(norm or QKNorm(q, k, 0.0)),
         q.stride(0),
         k.stride(0),
         v.stride(0),
@@ -104,6 +165,7 @@ def rope_kv_write_triton(
         REST_BLOCK=triton.next_power_of_2(rest) if rest else 0,
         DIM_BLOCK=triton.next_power_of_2(head_dim),
         HEADS=_HEADS,
+        NORM=norm is not None,
         num_warps=2,
     )
 
@@ -115,16 +177,20 @@ def rope_kv_write_torch(
     angles: torch.Tensor,
     kv: KVLayer,
     slot_mapping: torch.Tensor,
+    norm: QKNorm | None = None,
 ) -> None:
     """Rotate q in place, rotate k, and write k and v to their slots; k itself is left undefined.
 
     q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]; all may be views of one
     fused projection (the heads of one token must be contiguous). angles [num_tokens, 2, rotary_dim / 2] fp32
     holds cos and sin of each token's position: the first rotary_dim <= head_dim elements of a head are
-    rotated, element i together with i + rotary_dim / 2. slot_mapping
-    [num_tokens] int64 = page * page_size + offset.
+    rotated, element i together with i + rotary_dim / 2. slot_mapping [num_tokens] int64 = page * page_size +
+    offset. With `norm` the heads of q and k are normalised first.
     """
-    if _stand_side_by_side(q, k):
+    if norm is not None:
+        q.copy_(rms_norm_torch(q, norm.q_weight, norm.eps))
+        k.copy_(rms_norm_torch(k, norm.k_weight, norm.eps))
+    if _are_side_by_side(q, k):
         heads = q.shape[1] + k.shape[1]
         _rotate(torch.as_strided(q, (q.shape[0], heads, q.shape[2]), q.stride()), angles)
     else:
@@ -134,8 +200,8 @@ def rope_kv_write_torch(
     kv.values.view(-1, *v.shape[1:]).index_copy_(0, slot_mapping, v)
 
 
-def _stand_side_by_side(q: torch.Tensor, k: torch.Tensor) -> bool:
-    """Whether k's heads follow q's in memory, as in a fused projection: one rotation then serves both."""
+def _are_side_by_side(q: torch.Tensor, k: torch.Tensor) -> bool:
+    """Return True if k's heads follow q's in memory, as in a fused projection: one rotation serves both."""
     return (
         q.stride() == k.stride()
         and q.stride(1) == q.shape[2]

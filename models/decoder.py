@@ -1,6 +1,6 @@
 """The decoder-only transformer that a DecoderSpec describes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -9,10 +9,8 @@ from torch import Tensor
 from kernels.kv_layer import KVLayer
 from models.formats.base import WHOLE, LinearShape, MakeLinear, Shard
 from models.forward_batch import ForwardBatch
-from models.layers import Attention, Embedding, Leaf, Linear, Mlp, Norm, Part, Rotary
+from models.layers import Attention, Embedding, Leaf, Linear, Mlp, Norm, NormMaker, Part, Rotary
 from models.spec import DecoderSpec, LayerSpec
-
-NormMaker = Callable[[int], Norm]
 
 
 class DecoderLayer(Part):
@@ -23,7 +21,7 @@ class DecoderLayer(Part):
     ) -> None:
         size = spec.hidden_size
         self.attention_norm = norm(size)
-        self.attention = Attention(layer.attention, size, rotary, shard)
+        self.attention = Attention(layer.attention, size, rotary, shard, norm)
         self.mlp_norm = norm(size)
         self.mlp = Mlp(layer.mlp, size)
 

@@ -9,7 +9,7 @@ features.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -19,7 +19,7 @@ from kernels.act_mul import gelu_mul, silu_mul
 from kernels.kv_layer import KVLayer
 from kernels.paged_attention import paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.rope_kv_write import rope_kv_write
+from kernels.rope_kv_write import QKNorm, rope_kv_write
 from models.errors import ModelError
 from models.formats.base import LinearShape, LinearWeights, Shard
 from models.forward_batch import ForwardBatch
@@ -130,6 +130,10 @@ class Norm(_SingleTensor):
         return add_rms_norm(x, residual, self.weight, self.eps)
 
 
+NormMaker = Callable[[int], Norm]
+"""Makes the model's norm of a size."""
+
+
 class Rotary:
     """Rotary position embedding: a table of cos and sin, shared by the layers that use the same one."""
 
@@ -147,7 +151,9 @@ class Rotary:
 class Attention(Part):
     """Grouped-query self-attention over pages, with rotary positions: attend(), then `output`."""
 
-    def __init__(self, spec: AttentionSpec, hidden_size: int, rotary: Rotary, shard: Shard) -> None:
+    def __init__(
+        self, spec: AttentionSpec, hidden_size: int, rotary: Rotary, shard: Shard, norm: NormMaker
+    ) -> None:
         if spec.num_kv_heads % shard.world:
             raise ModelError(
                 f"{spec.num_kv_heads} key/value heads cannot be divided among {shard.world} ranks"
@@ -156,6 +162,8 @@ class Attention(Part):
         outputs = {"q": queries, "k": keys, "v": keys}
         self.qkv = Linear(LinearShape(hidden_size, outputs, spec.qkv_bias, shard="column"))
         self.output = Linear(LinearShape(queries, {"": hidden_size}, spec.output_bias, shard="row"))
+        self.q_norm = norm(spec.head_dim) if spec.qk_norm else None
+        self.k_norm = norm(spec.head_dim) if spec.qk_norm else None
         self._rotary = rotary
         self._head_dim = spec.head_dim
         num_kv_heads = spec.num_kv_heads // shard.world
@@ -170,7 +178,10 @@ class Attention(Part):
         """
         heads = self.qkv(hidden, batch).view(hidden.shape[0], -1, self._head_dim)
         q, k, v = torch.split_with_sizes(heads, self._heads, dim=1)
-        rope_kv_write(q, k, v, self._rotary.angles(batch), kv, batch.attention.slot_mapping)
+        norm = None
+        if self.q_norm is not None and self.k_norm is not None:
+            norm = QKNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        rope_kv_write(q, k, v, self._rotary.angles(batch), kv, batch.attention.slot_mapping, norm)
         if out is not None:
             out = out.view(q.shape)
         attended = paged_attention(q, kv, batch.attention, scale=self._scale, window=self._window, out=out)

@@ -21,6 +21,7 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     window: int = 0  # tokens a query sees, its own included; 0: all
+    qk_norm: bool = False  # RMSNorm of each head of q and k before the rotation
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

@@ -121,7 +121,7 @@ def test_decode_attention_uses_the_matrix_unit(head_dim, dim_block, options):
     assert "cp.async" in ptx, "keys and values are loaded ahead"
 
 
-@pytest.mark.parametrize(("num_tokens", "instruction"), [(1, "mma.sync"), (64, "wgmma"), (2048, "wgmma")])
+@pytest.mark.parametrize(("num_tokens", "instruction"), [(1, "mma.sync"), (64, "mma.sync"), (2048, "wgmma")])
 def test_int8_linear_uses_the_matrix_unit(num_tokens, instruction):
     tile = int8_tile(num_tokens, 2)
     constants = {
@@ -139,7 +139,8 @@ def test_int8_linear_uses_the_matrix_unit(num_tokens, instruction):
 
 
 @pytest.mark.parametrize("rest", [0, 48])
-def test_rope_kv_write(rest):
+@pytest.mark.parametrize("norm", [False, True])
+def test_rope_kv_write(rest, norm):
     half = 64 if rest == 0 else 16
     constants = {
         "HEAD_DIM": 2 * half + rest,
@@ -148,6 +149,7 @@ def test_rope_kv_write(rest):
         "REST_BLOCK": 64 if rest else 0,
         "DIM_BLOCK": 128,
         "HEADS": 4,
+        "NORM": norm,
     }
     assert "st.global" in compile_for_h100(_rope_kv_write_kernel, constants, num_warps=2)
 

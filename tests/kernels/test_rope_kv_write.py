@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from kernels.kv_layer import KVLayer
-from kernels.rope_kv_write import rope_kv_write
+from kernels.rope_kv_write import QKNorm, rope_kv_write
 from tests.kernels.conftest import Target
+from tests.kernels.test_norms import exact_rms_norm
 from tests.kernels.tolerances import assert_close
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -23,7 +24,7 @@ def exact_rotation(x, table, positions):
     return torch.cat((pairs.real, pairs.imag, x[..., 2 * half :].double()), -1)
 
 
-def check(target, dtype, heads, head_dim, rotary_dim, num_tokens, page_size, fused=True):
+def check(target, dtype, heads, head_dim, rotary_dim, num_tokens, page_size, fused=True, normed=False):
     num_heads, num_kv_heads = heads
     sizes = [num_heads, num_kv_heads, num_kv_heads]
     if fused:
@@ -34,13 +35,18 @@ def check(target, dtype, heads, head_dim, rotary_dim, num_tokens, page_size, fus
     else:
         q, k, v = (torch.randn(num_tokens, n, head_dim).to(dtype).to(target.device) for n in sizes)
     before = [t.cpu().clone() for t in (q, k, v)]
+    norm = None
+    if normed:
+        weights = [(1 + 0.2 * torch.randn(head_dim)).to(dtype) for _ in range(2)]
+        norm = QKNorm(*target.to(*weights), 1e-5)
+        before[:2] = [exact_rms_norm(x, w, 1e-5) for x, w in zip(before, weights, strict=False)]
     table = angles(5000, rotary_dim)
     positions = torch.randint(0, 5000, (num_tokens,))
     num_pages = num_tokens // page_size + 2
     slots = torch.randperm(num_pages * page_size)[:num_tokens]
     shape = (num_pages, page_size, num_kv_heads, head_dim)
     kv = KVLayer(*(torch.full(shape, 7.0, dtype=dtype, device=target.device) for _ in range(2)))
-    rope_kv_write(q, k, v, table[positions].to(target.device), kv, slots.to(target.device))
+    rope_kv_write(q, k, v, table[positions].to(target.device), kv, slots.to(target.device), norm)
 
     assert_close(q, exact_rotation(before[0], table, positions), dtype)
     exact_k = exact_rotation(before[1], table, positions)
@@ -64,6 +70,13 @@ def test_head_dims_and_partial_rotation(target: Target, head_dim: int, rotary_di
     check(target, torch.float32, (4, 2), head_dim, rotary_dim, 3, 16)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (20, 20), (80, 32)])
+@pytest.mark.parametrize("fused", [True, False])
+def test_heads_are_normalised_first(target: Target, dtype, head_dim: int, rotary_dim: int, fused: bool):
+    check(target, dtype, (9, 3), head_dim, rotary_dim, 5, 16, fused, normed=True)
+
+
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
 def test_page_sizes(target: Target, page_size: int):
     check(target, torch.float32, (7, 1), 64, 64, 2 * page_size + 1, page_size)
@@ -85,3 +98,4 @@ def test_prefill_sizes(target: Target):
     if not target.large:
         pytest.skip("8192 tokens are for a GPU")
     check(target, torch.bfloat16, (32, 8), 128, 128, 8192, 16)
+    check(target, torch.bfloat16, (32, 8), 128, 128, 8192, 16, normed=True)
