@@ -18,10 +18,10 @@ _BY_GGUF_ARCHITECTURE = {
 
 
 class Family(Protocol):
-    """What a family file offers.
+    """What the module of a family offers.
 
     The maps go from a tensor's name in the checkpoint, without `.weight` or `.bias` and with `*` for the
-    layer, to the decoder's slot; None means: not needed.
+    layer, to its address in the decoder; None: it is not loaded.
     """
 
     WEIGHT_MAP: dict[str, str | None]
@@ -33,17 +33,17 @@ class Family(Protocol):
     def gguf_config(self, metadata: dict[str, Any]) -> dict[str, Any]:
         """Translate GGUF metadata to the Hugging Face configuration it was converted from."""
 
-    def from_gguf(self, slot: str, tensor: Tensor, spec: DecoderSpec) -> Tensor:
-        """Undo what the conversion to GGUF did to the tensor of this slot."""
+    def from_gguf(self, address: str, tensor: Tensor, spec: DecoderSpec) -> Tensor:
+        """Undo what the conversion to GGUF did to the tensor at an address of the decoder."""
 
 
 def family_of(architectures: list[str]) -> Family:
-    """The family of a Hugging Face checkpoint by its `architectures`. Raises ModelError for unknown ones."""
+    """Return the family of a Hugging Face checkpoint. Raises ModelError for unknown `architectures`."""
     return _import(architectures, _BY_ARCHITECTURE)
 
 
 def gguf_family_of(architecture: str) -> Family:
-    """The family of a GGUF file by `general.architecture`. Raises ModelError for unknown ones."""
+    """Return the family of a GGUF file. Raises ModelError for an unknown `general.architecture`."""
     return _import([architecture], _BY_GGUF_ARCHITECTURE)
 
 

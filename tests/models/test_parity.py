@@ -52,6 +52,13 @@ VARIANTS = {
     "rope llama3": {"rope_parameters": LLAMA3},
     "rope yarn": {"rope_parameters": YARN},
 }
+MISTRAL = {**BASE, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": 19}
+# One of each family, for what must hold of all: configuration class, model class, configuration.
+FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {**BASE, "num_key_value_heads": 2}),
+    "mistral": (MistralConfig, MistralForCausalLM, MISTRAL),
+}
+GGUF_FAMILIES = ["llama"]
 # Two float32 models that differ in the order of their sums only: about 1e-6 of logits of size 1.
 TOLERANCE = 2e-5
 
@@ -62,6 +69,14 @@ def randomised(model):
     for parameter in model.parameters():
         parameter.data = torch.randn_like(parameter) * 0.2 + (parameter.data.mean() > 0.5)
     return model.eval()
+
+
+def make(family, **changes):
+    """A transformers model of random weights."""
+    config_class, model_class, config = FAMILIES[family]
+    made = config_class(**{**config, **changes})
+    made._attn_implementation = "eager"  # the others leave a sliding window out
+    return randomised(model_class(made))
 
 
 def prompt(length, vocab_size=BASE["vocab_size"]):
@@ -84,9 +99,10 @@ def test_llama_variants(variant, tmp_path):
     assert_parity(model, tmp_path)
 
 
-@pytest.mark.parametrize("chunks", [[1] * 70, [16, 16, 38], [17, 1, 1, 51], [69, 1]], ids=str)
-def test_chunked_prefill_and_decode(chunks, tmp_path):
-    model = randomised(LlamaForCausalLM(LlamaConfig(**{**BASE, "num_key_value_heads": 2})))
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("chunks", [None, [1] * 70, [16, 16, 38], [17, 1, 1, 51], [69, 1]], ids=str)
+def test_chunked_prefill_and_decode(family, chunks, tmp_path):
+    model = make(family)
     model.save_pretrained(tmp_path)
     assert_parity(model, tmp_path, chunks)
 
@@ -98,20 +114,13 @@ def test_sharded_checkpoint(tmp_path):
     assert_parity(model, tmp_path)
 
 
-def test_mistral_sliding_window(tmp_path):
-    config = MistralConfig(**{**BASE, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": 19})
-    config._attn_implementation = "eager"
-    model = randomised(MistralForCausalLM(config))
-    model.save_pretrained(tmp_path)
-    assert_parity(model, tmp_path)
-    assert_parity(model, tmp_path, [30, 1, 1, 38])
-
-
 def write_gguf(path, model, kind=gguf.GGMLQuantizationType.F32, rope_divisors=None):
-    """Write a tiny Llama the way llama.cpp's converter does."""
+    """Write a tiny model the way llama.cpp's converter does."""
     config = model.config
+    # Only Llama's rows change their order.
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    writer = gguf.GGUFWriter(path, "llama")
+    heads = heads if config.model_type == "llama" else {}
+    writer = gguf.GGUFWriter(path, config.model_type)
     writer.add_vocab_size(config.vocab_size)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -122,6 +131,7 @@ def write_gguf(path, model, kind=gguf.GGMLQuantizationType.F32, rope_divisors=No
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_rope_dimension_count(config.head_dim)
+    writer.add_key_length(config.head_dim)
     writer.add_token_list(["a token", "日本"])
 
     def add(name, tensor):
@@ -152,9 +162,9 @@ def write_gguf(path, model, kind=gguf.GGMLQuantizationType.F32, rope_divisors=No
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_gguf_round_trip(tied, tmp_path):
-    config = LlamaConfig(**{**BASE, "num_key_value_heads": 2, "tie_word_embeddings": tied})
-    model = randomised(LlamaForCausalLM(config))
+@pytest.mark.parametrize("family", GGUF_FAMILIES)
+def test_gguf_round_trip(family, tied, tmp_path):
+    model = make(family, tie_word_embeddings=tied)
     assert_parity(model, write_gguf(tmp_path / "tiny.gguf", model))
 
 
@@ -181,11 +191,11 @@ def test_gguf_quantized(kind, tmp_path):
     assert_parity(model, write_gguf(tmp_path / "tiny.gguf", model, kind))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)], ids=str)
-def test_sixteen_bit_is_as_close_as_transformers(dtype, unit, tmp_path):
+def test_sixteen_bit_is_as_close_as_transformers(family, dtype, unit, tmp_path):
     """Both round at the same places; neither may be much further from float32 than the other."""
-    config = LlamaConfig(**{**BASE, "num_key_value_heads": 2})
-    model = randomised(LlamaForCausalLM(config))
+    model = make(family)
     model.save_pretrained(tmp_path)
     ids = prompt(70)
     exact = transformers_logits(model, ids)
@@ -196,11 +206,11 @@ def test_sixteen_bit_is_as_close_as_transformers(dtype, unit, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_cuda_equals_cpu(dtype, tmp_path):
+def test_cuda_equals_cpu(family, dtype, tmp_path):
     """Same weights, the Triton kernels instead of their twins."""
-    config = LlamaConfig(**{**BASE, "hidden_size": 256, "num_key_value_heads": 2})
-    model = randomised(LlamaForCausalLM(config))
+    model = make(family, hidden_size=256, head_dim=64)
     model.save_pretrained(tmp_path)
     ids, chunks = prompt(70), [30, 1, 39]
     exact = transformers_logits(model, ids)

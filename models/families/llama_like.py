@@ -1,0 +1,137 @@
+"""What families with Llama's layers share: names of tensors, and reading of their configurations.
+
+A family imports what it does not change, and adds to the maps what it has more.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from models.errors import ModelError
+from models.rope import RopeSpec, parse_scaling
+from models.spec import Activation, AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+
+WEIGHT_MAP: dict[str, str | None] = {
+    "model.embed_tokens": "embedding",
+    "model.layers.*.input_layernorm": "layers.*.attention_norm",
+    "model.layers.*.self_attn.q_proj": "layers.*.attention.qkv.q",
+    "model.layers.*.self_attn.k_proj": "layers.*.attention.qkv.k",
+    "model.layers.*.self_attn.v_proj": "layers.*.attention.qkv.v",
+    "model.layers.*.self_attn.o_proj": "layers.*.attention.output",
+    "model.layers.*.self_attn.rotary_emb": None,  # older checkpoints store the frequencies
+    "model.layers.*.post_attention_layernorm": "layers.*.mlp_norm",
+    "model.layers.*.mlp.gate_proj": "layers.*.mlp.gate_up.gate",
+    "model.layers.*.mlp.up_proj": "layers.*.mlp.gate_up.up",
+    "model.layers.*.mlp.down_proj": "layers.*.mlp.down",
+    "model.norm": "norm",
+    "lm_head": "output",
+}
+
+GGUF_WEIGHT_MAP: dict[str, str | None] = {
+    "token_embd": "embedding",
+    "blk.*.attn_norm": "layers.*.attention_norm",
+    "blk.*.attn_q": "layers.*.attention.qkv.q",
+    "blk.*.attn_k": "layers.*.attention.qkv.k",
+    "blk.*.attn_v": "layers.*.attention.qkv.v",
+    "blk.*.attn_output": "layers.*.attention.output",
+    "blk.*.ffn_norm": "layers.*.mlp_norm",
+    "blk.*.ffn_gate": "layers.*.mlp.gate_up.gate",
+    "blk.*.ffn_up": "layers.*.mlp.gate_up.up",
+    "blk.*.ffn_down": "layers.*.mlp.down",
+    "output_norm": "norm",
+    "output": "output",
+    "rope_freqs": None,  # read into the spec
+}
+
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+def read_spec(
+    config: dict[str, Any], *, qkv_bias: bool = False, output_bias: bool = False, qk_norm: bool = False
+) -> DecoderSpec:
+    """Read a config.json with the keys of LlamaConfig.
+
+    The keywords say what a family has whatever its configuration says.
+    """
+    num_heads = int(config["num_attention_heads"])
+    head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
+    activation = config.get("hidden_act", "silu")
+    if activation not in _ACTIVATIONS:
+        raise ModelError(f"activation '{activation}' is not supported; supported: {', '.join(_ACTIVATIONS)}")
+    mlp = MlpSpec(
+        int(config["intermediate_size"]), _ACTIVATIONS[activation], bool(config.get("mlp_bias", False))
+    )
+    layers = tuple(
+        LayerSpec(
+            AttentionSpec(
+                num_heads=num_heads,
+                num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
+                head_dim=head_dim,
+                qkv_bias=qkv_bias,
+                output_bias=output_bias,
+                window=window,
+                qk_norm=qk_norm,
+            ),
+            mlp,
+        )
+        for window in _windows(config)
+    )
+    max_position = int(config.get("max_position_embeddings", 2048))
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    return DecoderSpec(
+        vocab_size=int(config["vocab_size"]),
+        hidden_size=int(config["hidden_size"]),
+        max_position=max_position,
+        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        rope=RopeSpec(theta, head_dim, parse_scaling(rope, max_position)),
+        layers=layers,
+    )
+
+
+def _windows(config: dict[str, Any]) -> list[int]:
+    """Return the attention window of each layer, 0 for all tokens."""
+    window = int(config.get("sliding_window") or 0)
+    by_type = {"full_attention": 0, "sliding_attention": window}
+    types = config.get("layer_types") or ["sliding_attention"] * int(config["num_hidden_layers"])
+    if unknown := set(types) - set(by_type):
+        raise ModelError(f"layers of type {', '.join(sorted(unknown))} are not supported")
+    if len(types) != int(config["num_hidden_layers"]):
+        raise ValueError(f"{len(types)} layer_types for {config['num_hidden_layers']} layers")
+    return [by_type[kind] for kind in types]
+
+
+def gguf_config(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Translate the keys of a GGUF file's architecture to the configuration it was converted from."""
+    architecture = metadata["general.architecture"]
+
+    def value(key: str, default: Any = None) -> Any:
+        return metadata.get(f"{architecture}.{key}", default)
+
+    def required(key: str) -> Any:
+        return metadata[f"{architecture}.{key}"]
+
+    rope: dict[str, Any] = {"rope_theta": value("rope.freq_base", 10_000.0)}
+    if (kind := value("rope.scaling.type", "none")) != "none":
+        rope["rope_type"] = kind
+        rope["factor"] = value("rope.scaling.factor")
+        rope["original_max_position_embeddings"] = value("rope.scaling.original_context_length")
+    return {
+        "vocab_size": value("vocab_size") or len(metadata["tokenizer.ggml.tokens"]),
+        "hidden_size": required("embedding_length"),
+        "intermediate_size": required("feed_forward_length"),
+        "num_hidden_layers": required("block_count"),
+        "num_attention_heads": required("attention.head_count"),
+        "num_key_value_heads": value("attention.head_count_kv"),
+        "head_dim": value("attention.key_length") or value("rope.dimension_count"),
+        "max_position_embeddings": required("context_length"),
+        "rms_norm_eps": value("attention.layer_norm_rms_epsilon", 1e-6),
+        "sliding_window": value("attention.sliding_window"),
+        "rope_parameters": rope,
+    }
+
+
+def from_gguf(_address: str, tensor: Tensor, _spec: DecoderSpec) -> Tensor:
+    """Return a tensor that the conversion to GGUF left as it was."""
+    return tensor
