@@ -11,9 +11,11 @@ from models.spec import DecoderSpec
 _BY_ARCHITECTURE = {
     "LlamaForCausalLM": "models.families.llama",
     "MistralForCausalLM": "models.families.llama",
+    "Qwen3ForCausalLM": "models.families.qwen3",
 }
 _BY_GGUF_ARCHITECTURE = {
     "llama": "models.families.llama",
+    "qwen3": "models.families.qwen3",
 }
 
 

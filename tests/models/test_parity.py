@@ -1,12 +1,20 @@
 """Our decoder against transformers on the same weights: tiny random models in every variant, a real one."""
 
 import dataclasses
+import json
 
 import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from models.loader import load
 from tests.models.harness import (
@@ -53,12 +61,14 @@ VARIANTS = {
     "rope yarn": {"rope_parameters": YARN},
 }
 MISTRAL = {**BASE, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": 19}
+QWEN3 = {**BASE, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20}
 # One of each family, for what must hold of all: configuration class, model class, configuration.
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM, {**BASE, "num_key_value_heads": 2}),
     "mistral": (MistralConfig, MistralForCausalLM, MISTRAL),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, QWEN3),
 }
-GGUF_FAMILIES = ["llama"]
+GGUF_FAMILIES = ["llama", "qwen3"]
 # Two float32 models that differ in the order of their sums only: about 1e-6 of logits of size 1.
 TOLERANCE = 2e-5
 
@@ -105,6 +115,26 @@ def test_chunked_prefill_and_decode(family, chunks, tmp_path):
     model = make(family)
     model.save_pretrained(tmp_path)
     assert_parity(model, tmp_path, chunks)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tie_word_embeddings": True},
+        {"attention_bias": True, "num_key_value_heads": 3},
+        {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1},
+        {"sliding_window": 19, "max_window_layers": 1},  # not used
+    ],
+    ids=str,
+)
+def test_qwen3_variants(changes, tmp_path):
+    model = make("qwen3", **changes)
+    model.save_pretrained(tmp_path)
+    assert_parity(model, tmp_path, [30, 1, 1, 38])
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["layer_types"]  # as in checkpoints that an older transformers wrote
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    assert_parity(model, tmp_path)
 
 
 def test_sharded_checkpoint(tmp_path):

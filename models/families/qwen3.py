@@ -1,0 +1,33 @@
+"""Qwen3: Llama's layers with a norm on each head of q and k."""
+
+from typing import Any
+
+from models.families import llama_like
+from models.families.llama_like import from_gguf, gguf_config, read_spec
+from models.spec import DecoderSpec
+
+__all__ = ["GGUF_WEIGHT_MAP", "WEIGHT_MAP", "from_gguf", "gguf_config", "spec"]
+
+WEIGHT_MAP = llama_like.WEIGHT_MAP | {
+    "model.layers.*.self_attn.q_norm": "layers.*.attention.q_norm",
+    "model.layers.*.self_attn.k_norm": "layers.*.attention.k_norm",
+}
+GGUF_WEIGHT_MAP = llama_like.GGUF_WEIGHT_MAP | {
+    "blk.*.attn_q_norm": "layers.*.attention.q_norm",
+    "blk.*.attn_k_norm": "layers.*.attention.k_norm",
+}
+
+
+def spec(config: dict[str, Any]) -> DecoderSpec:
+    """Read a Qwen3Config as in config.json. Only layers from `max_window_layers` on may have a window."""
+    config = {"head_dim": 128, **config}
+    if not config.get("use_sliding_window"):
+        config["sliding_window"] = None
+    if not config.get("layer_types"):
+        num_full = int(config.get("max_window_layers", 28))
+        kinds = ["full_attention", "sliding_attention"]
+        config["layer_types"] = [
+            kinds[layer >= num_full] for layer in range(int(config["num_hidden_layers"]))
+        ]
+    bias = bool(config.get("attention_bias", False))
+    return read_spec(config, qkv_bias=bias, output_bias=bias, qk_norm=True)
