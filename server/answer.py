@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Delta = TextDelta | ParsedDelta
 
-# A token takes up to 0.2 ms, with twenty likeliest ones in its place.
+# Serializing a token with 20 top logprobs takes up to 0.2 ms.
 MAX_TOKENS_ON_LOOP = 16
-# An answer without tokens takes 25 µs.
+# Serializing an answer without tokens takes 25 µs.
 MAX_ANSWERS_ON_LOOP = 64
 
 
 class ClientGone(Exception):
-    """The client has left before its answer was ready; nobody will read what is sent."""
+    """The client has left before its answer was ready."""
 
 
 class Counts(NamedTuple):
@@ -48,7 +48,7 @@ class Counts(NamedTuple):
 
 
 def usage_of(counts: Counts) -> Usage:
-    """Counts as the API tells them."""
+    """Return counts as the `usage` of an answer."""
     return Usage(
         prompt_tokens=counts.prompt,
         completion_tokens=counts.completion,
@@ -59,7 +59,7 @@ def usage_of(counts: Counts) -> Usage:
 
 
 class Answer:
-    """What the response, or all chunks of it, have in common."""
+    """One answer: the fields that all chunks of its response share, its requests and their streams."""
 
     def __init__(self, prefix: str, model: str, info: "ModelInfo") -> None:
         self.id = f"{prefix}{uuid4().hex}"
@@ -87,7 +87,7 @@ class Answer:
         )
 
     def usage(self) -> Usage:
-        """The same as the API tells them."""
+        """Return the token counts as the `usage` of the answer."""
         return usage_of(self.counts())
 
     def prompt_ids(self, index: int) -> list[int]:
@@ -156,7 +156,7 @@ def finish_of(delta: Delta) -> Finish:
 
 
 def chat_finish_of(delta: Delta) -> ChatFinish:
-    """The same in chat, where an answer may end in calls; OpenAI calls it stop if the tool was named."""
+    """Return the reason in chat: calls of tools, or stop if the request named the tool."""
     is_calling = isinstance(delta, ParsedDelta) and delta.has_calls and not delta.is_named
     return "tool_calls" if is_calling else finish_of(delta)
 
@@ -181,13 +181,13 @@ async def collect_all(streams: Sequence["RequestStream | ParsedStream"]) -> list
 
 async def render(write: Callable[[], str], deltas: Sequence[Delta]) -> Response:
     """The response with the JSON that `write` makes: in a thread if there are many answers, or tokens."""
-    is_long = len(deltas) > MAX_ANSWERS_ON_LOOP or tell_many(deltas)
+    is_long = len(deltas) > MAX_ANSWERS_ON_LOOP or is_heavy(deltas)
     body = await asyncio.to_thread(write) if is_long else write()
     return Response(body, media_type="application/json")
 
 
-def tell_many(deltas: Sequence[Delta]) -> bool:
-    """Whether deltas tell more tokens than may be written on the loop: all of a prompt, or of a backlog."""
+def is_heavy(deltas: Sequence[Delta]) -> bool:
+    """Check that deltas carry too many tokens to be written on the loop: those of a prompt, or a backlog."""
     return (
         any(delta.prompt_tokens for delta in deltas)
         or sum(len(delta.tokens) for delta in deltas) > MAX_TOKENS_ON_LOOP
@@ -199,7 +199,7 @@ async def while_connected(
 ) -> T:
     """Run `work` unless the client leaves or the time is up. Raises ClientGone, DeadlinePassed.
 
-    Nobody tells a handler that its client is gone: it has to ask, once the body is read.
+    A handler gets no notice that its client is gone: it has to ask, once the body is read.
     """
     await http.body()
     working = asyncio.ensure_future(work())

@@ -84,7 +84,7 @@ async def on_error(http: Request, error: Exception) -> Response:
 
 
 async def on_http_exception(http: Request, error: Exception) -> Response:
-    """What routing has to say: unknown paths, wrong methods, and OPTIONS, which is no error."""
+    """Return the response for an unknown path, a wrong method, or OPTIONS, which is not an error."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         allowed = ", ".join(sorted({*(error.headers or {}).get("Allow", "").split(", "), "OPTIONS"} - {""}))

@@ -45,12 +45,12 @@ QUOTE, BACKSLASH, COLON = b'"\\:'
 OPENING, CLOSING, SEPARATING = (np.frombuffer(characters, np.uint8) for characters in (b"{[", b"}]", b":,"))
 STRUCTURE = np.concatenate((OPENING, CLOSING, SEPARATING))
 
-# What stands before a value that is no JSON, such as NaN, 1e999 or 007; and what before the colon of a field.
+# The text before a value that is not JSON, such as NaN, 1e999 or 007, and the name before a field's colon.
 VALUE_BEGINS = re.compile(r"[:\[,]\s*[-+.\d]*\Z")
 NAME = re.compile(rb'"(\w{1,64})"\s*\Z')
 
-# curl -d names its JSON a form if it isn't told otherwise. So may any web page, without asking first whether
-# it may call this server, but browsers then say from where.
+# `curl -d` sends a form content type. Browsers may send it to another origin without a preflight, but then
+# with an Origin header.
 UNNAMED_TYPES = ("", "application/x-www-form-urlencoded")
 
 
@@ -221,7 +221,7 @@ def field_at(text: str, place: int) -> str | None:
 
 
 def check_structure(body: bytes, param: str | None = None) -> None:
-    """Refuse JSON with so many values that parsing it would hold everything up. Raises InvalidRequest.
+    """Refuse JSON with too many values to be parsed in a bounded time. Raises InvalidRequest.
 
     `param` names the field that holds it; None is the body itself.
     """
@@ -235,12 +235,12 @@ def check_structure(body: bytes, param: str | None = None) -> None:
 
 
 def is_dense(body: bytes) -> bool:
-    """Whether there are more brackets, colons or commas than a request can need."""
+    """Check that there are more brackets, colons or commas than a request can need."""
     return any(body.count(character) > limit for character, limit in MAX_STRUCTURE.items())
 
 
 def outside_strings(data: np.ndarray) -> np.ndarray:
-    """Which bytes of JSON (uint8 [n]) stand outside its strings: bool [n], true for a quote that ends one.
+    """Return which bytes of JSON (uint8 [n]) are outside its strings: bool [n], true for a closing quote.
 
     With numpy, which lets the GIL go: a regular expression held it for half a second.
     """

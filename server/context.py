@@ -1,4 +1,4 @@
-"""What all routes share: the engine once it is there, the settings, the metrics. One per application."""
+"""State that all routes of an application share: the engine once it is loaded, settings, metrics."""
 
 import asyncio
 import logging
@@ -54,7 +54,7 @@ class ServerContext:
         self.all_answered.clear()
 
     def request_ended(self) -> None:
-        """Its answer has been sent, or nobody wants it any more."""
+        """A request ended: its answer has been sent, or its client has left."""
         self._num_open_requests -= 1
         if not self._num_open_requests:
             self.all_answered.set()
@@ -87,7 +87,7 @@ class ServerContext:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the process is worth keeping: it is loading, or its engine is alive."""
+        """Check that the process is worth keeping: it is loading, or its engine is alive."""
         return self._engine is None or self._engine.is_alive
 
     @property
@@ -96,7 +96,7 @@ class ServerContext:
         return self.config.served_model_name or (self.engine.model.name,)
 
     def model_name(self, asked: str | None) -> str:
-        """The name to answer with: the one asked for, or the first. Raises ModelNotFound."""
+        """Return the name to answer with: the requested one, or the first. Raises ModelNotFound."""
         names = self.model_names
         if asked is None:
             return names[0]
@@ -108,7 +108,7 @@ class ServerContext:
 
     @property
     def limits(self) -> Limits:
-        """What requests are checked against."""
+        """Return the limits that requests are checked against."""
         return Limits.of(self.engine.model, self.engine.config)
 
     def note_unknown_fields(self, names: list[str]) -> None:

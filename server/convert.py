@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import InvalidRequest
 from engine.request import BeamParams, Request, SamplingParams
-from server.limits import Limits, check_ids, check_num_answers, check_text, overflow, room_behind
+from server.limits import Limits, check_ids, check_num_answers, check_text, overflow, room_after
 from server.logprobs import TokenDetails
 from server.schema.chat import ChatRequest
 from server.schema.completions import CompletionRequest
@@ -43,8 +43,8 @@ async def make_requests(
 ) -> list[Request]:
     """One engine request per answer: index = prompt number * n + sample number, sample i with seed + i.
 
-    With best_of there are more samples, of which n become answers. Only the first of them tells of the
-    prompt, unless they are streamed and cannot wait for each other.
+    With best_of there are more samples, of which n become answers. Only the first of them returns prompt
+    logprobs, unless they are streamed and cannot wait for each other.
     Raises InvalidRequest, ContextLengthExceeded.
     """
     n, n_param = wire.num_samples, "n" if wire.num_samples == wire.n else "best_of"
@@ -95,12 +95,12 @@ def output_length(
     default_max_tokens: int | None,
     prompt_param: str,
 ) -> int:
-    """Output tokens of an answer at most: what is asked for must fit, the default (None: all) is cut to fit.
+    """Return the output tokens of an answer at most: a request must fit, the default (None: all) is cut.
 
     Raises InvalidRequest, ContextLengthExceeded.
     """
     max_tokens, limit_param = wire.limit
-    room = room_behind(num_prompt_tokens, limits, prompt_param)
+    room = room_after(num_prompt_tokens, limits, prompt_param)
     if room < (1 if max_tokens is None else min(1, max_tokens)):
         raise overflow(limits, f"there are {num_prompt_tokens} tokens in your {prompt_param}", prompt_param)
     if max_tokens is not None and max_tokens > room:
@@ -115,7 +115,7 @@ def output_length(
 
 
 def token_details(wire: ChatRequest | CompletionRequest) -> TokenDetails:
-    """What the answer says about its tokens."""
+    """Return which details of its tokens an answer has."""
     return TokenDetails(
         num_logprobs=wire.num_logprobs,
         num_prompt_logprobs=wire.prompt_logprobs,
@@ -136,7 +136,7 @@ def beam_params(wire: ChatRequest | CompletionRequest) -> BeamParams | None:
 
 
 def is_large(wire: ChatRequest | CompletionRequest) -> bool:
-    """Whether sampling_params() may take milliseconds: with sets of token ids, or a schema to be written."""
+    """Check that sampling_params() may take milliseconds: with sets of token ids, or a schema."""
     return any(getattr(wire, name) is not None for name in LARGE_FIELDS)
 
 
@@ -153,7 +153,7 @@ def sampling_params(wire: ChatRequest | CompletionRequest, limits: Limits, max_t
         check_text(text, "bad_words")
     num_logprobs = wire.num_logprobs
     if num_logprobs is None and wire.num_samples > (wire.n or 1):
-        num_logprobs = 0  # which are the best?
+        num_logprobs = 0  # to find the best ones
 
     def choose(name: str, fallback: float) -> float:
         value = getattr(wire, name)
@@ -183,6 +183,6 @@ def sampling_params(wire: ChatRequest | CompletionRequest, limits: Limits, max_t
         ignore_eos=bool(wire.ignore_eos),
         include_stop_str_in_output=bool(wire.include_stop_str_in_output),
         skip_special_tokens=wire.skip_special_tokens is not False,
-        repetition_stop=wire.circles,
+        repetition_stop=wire.repetition,
         grammar=grammar_of(wire),
     )

@@ -1,6 +1,6 @@
 """The only table from exception to HTTP: status, `type` and `code` of the OpenAI error envelope.
 
-Each API has its own envelope around the same status and message; an endpoint names its one (`Envelope`).
+Each API has its own envelope around the same status and message; each endpoint says which (`Envelope`).
 
 The server's own errors, beside those that come out of the engine (`engine.errors`):
 
@@ -97,7 +97,7 @@ class DeadlinePassed(ServerError):
 
 
 class Fault(NamedTuple):
-    """How an exception looks from outside. `retry_after` is in seconds."""
+    """Status, type and code of an error response. `retry_after` is in seconds."""
 
     status: int
     type: str
@@ -129,7 +129,7 @@ HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 
 
 def fault_of(error: Exception) -> Fault:
-    """The table's row for `error`; anything unknown is an internal error."""
+    """Return the table's row for `error`; anything unknown is an internal error."""
     if isinstance(error, HTTPException):
         kind = INVALID if error.status_code < 500 else "server_error"
         return Fault(error.status_code, kind, HTTP_CODES.get(error.status_code))
@@ -137,7 +137,7 @@ def fault_of(error: Exception) -> Fault:
 
 
 def message_of(error: Exception) -> str:
-    """What a client is told; internal errors never show their own text."""
+    """Return the message for a client; internal errors never show their own text."""
     if isinstance(error, HTTPException):
         return error.detail
     if isinstance(error, EngineError | ServerError):
@@ -185,7 +185,7 @@ def native_envelope(error: Exception) -> NativeError:
 
 
 class Envelope(NamedTuple):
-    """How an API writes an error: the schema of the body, and the function that makes it."""
+    """The body of an API's errors: its schema, and the function that makes it."""
 
     schema: type[BaseModel]
     make: Callable[[Exception], BaseModel]
@@ -258,7 +258,7 @@ def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def place_in(body: Any, entry: "ErrorDetails") -> tuple[int | str, ...]:
-    """Where in `body` an error is: its location without the branches of unions, which no client has named.
+    """Return where in `body` an error is: its location without the branches of unions, which no client names.
 
     What is not in the body is the name of a branch, or, as the last, of a field that should be there.
     """
@@ -276,7 +276,7 @@ def place_in(body: Any, entry: "ErrorDetails") -> tuple[int | str, ...]:
 
 
 def holds(value: Any, part: int | str) -> bool:
-    """Whether a value has that field, or that item."""
+    """Check that a value has that field, or that item."""
     if isinstance(value, list):
         return isinstance(part, int) and part < len(value)
     return isinstance(value, dict) and part in value

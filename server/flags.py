@@ -83,18 +83,18 @@ def members(annotation: Any) -> list[Any]:
 
 
 def is_several(field: FieldInfo) -> bool:
-    """Whether the field holds a tuple of values."""
+    """Check that the field holds a tuple of values."""
     return any(get_origin(member) is tuple for member in members(field.annotation))
 
 
 def is_text(field: FieldInfo) -> bool:
-    """Whether the field's values, or each of several, are text."""
+    """Check that the field's values, or each of several, are text."""
     kinds = [kind for member in members(field.annotation) for kind in (member, *get_args(member))]
     return any(kind in (str, SecretStr, Path) for kind in kinds)
 
 
 def is_secret(field: FieldInfo | None) -> bool:
-    """Whether the field's value must not be shown."""
+    """Check that the field's value must not be shown."""
     if field is None:
         return False
     kinds = members(field.annotation)
@@ -102,7 +102,7 @@ def is_secret(field: FieldInfo | None) -> bool:
 
 
 def metavar(field: FieldInfo) -> str:
-    """What stands for the value in the help: the choices there are, or its kind."""
+    """Return the placeholder of the value in the help: its choices, or its kind."""
     kinds = members(field.annotation)
     fixed = [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
     if fixed:
@@ -111,7 +111,7 @@ def metavar(field: FieldInfo) -> str:
 
 
 def explain(error: ValidationError, model: type[BaseModel], origins: Mapping[str, str]) -> SettingsError:
-    """What is wrong with the settings, a line each; `origins` says where a value came from.
+    """Return the error for wrong settings, a line each; `origins` says where a value came from.
 
     Values of secret fields are not repeated.
     """

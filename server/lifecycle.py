@@ -57,7 +57,7 @@ MAX_FILES = 65_536
 
 
 def run(settings: Settings) -> int:
-    """Serve until told to stop; returns the exit code. Raises SettingsError."""
+    """Serve until a signal or a fault; return the exit code. Raises SettingsError."""
     set_up_logging(settings.server.log_level)
     for warning in settings.warnings:
         logger.warning("%s", warning)
@@ -119,7 +119,7 @@ class Server:
         if not loading.done():
             if http.done():
                 http.result()
-            exit_now(0)  # threads that load weights cannot be told to stop
+            exit_now(0)  # threads that load weights cannot be stopped
         try:
             return loading.result()
         except FetchFailed as error:
@@ -129,7 +129,7 @@ class Server:
             raise self.settings.explain(error) from error
 
     def announce(self, context: ServerContext, seconds: float) -> None:
-        """Where it is and how to ask it."""
+        """Print the address and an example request."""
         key = ' -H "Authorization: Bearer $MONOLOOP_API_KEY"' if self.settings.server.api_key else ""
         body = '{"messages": [{"role": "user", "content": "Hello!"}], "stream": true}'
         print_status(f"{context.model_names[0]} is ready after {seconds:.1f} s: {self.url}")
@@ -189,7 +189,7 @@ class Server:
             await asyncio.wait([http])
 
     def on_signal(self, number: int) -> None:
-        """The first signal drains, the second ends at once."""
+        """Drain at the first signal, end at once at the second."""
         now = time.monotonic()
         if not self.stop_requested.is_set():
             self.first_signal_at = now
@@ -212,7 +212,7 @@ async def start_engine(settings: Settings, metrics: Metrics) -> "Engine":
 
 
 class Listener(socket.socket):
-    """A listening socket whose queue is long, whatever is asked for.
+    """A listening socket whose queue is long, whatever its user sets.
 
     asyncio accepts as many connections in one turn as it asks the queue to be long, and each costs the turn
     0.3 ms: hundreds at once would stop all streams.
@@ -254,7 +254,7 @@ def url_of(listener: socket.socket, host: str) -> str:
 
 
 def warn_if_open(config: ServerConfig) -> None:
-    """Anybody who reaches the port may use the model: that is to be known."""
+    """Warn if anyone who reaches the port may use the model."""
     if config.api_key or config.host in ("localhost", "::1") or config.host.startswith("127."):
         return
     logger.warning(
@@ -265,15 +265,15 @@ def warn_if_open(config: ServerConfig) -> None:
 
 
 def raise_file_limit() -> None:
-    """As many connections as the system allows: the usual 1,024 open files are few for a server."""
+    """Allow as many open files as the system does: the usual 1,024 are few for a server."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def loop_factory(config: ServerConfig) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's if it is asked for. Raises SettingsError if it isn't installed."""
+    """Return uvloop's factory if the setting is on. Raises SettingsError if it isn't installed."""
     if not config.uvloop:
         return None
     try:
@@ -295,14 +295,14 @@ def set_up_logging(level: str) -> None:
 
 
 def log_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What no task awaits, such as a connection that broke the protocol: one line, the rest for debugging."""
+    """Log an error that no task awaits, such as a broken protocol: one line, the rest at debug level."""
     error = context.get("exception")
     logger.warning("%s: %s", context.get("message"), f"{error!r:.300}")
     logger.debug("in full", exc_info=error)
 
 
 def threads_end(seconds: float = FLUSH_SECONDS) -> bool:
-    """Whether all other threads end by themselves; one may compile for somebody who is long gone."""
+    """Return True if all other threads end in time; one may still compile for a client that has left."""
     deadline = time.monotonic() + seconds
     others = [
         thread

@@ -1,4 +1,4 @@
-"""What a request may ask of the served model: lengths, token ids, number of answers."""
+"""Limits of a request to the served model: lengths, token ids, number of answers."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +13,7 @@ MAX_ANSWERS = 1024
 
 
 class Limits(NamedTuple):
-    """What the served model and engine allow, and the defaults the model ships with."""
+    """Limits of the served model and engine, and the defaults the model ships with."""
 
     max_model_len: int
     vocab_size: int
@@ -24,7 +24,7 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, model: "ModelInfo", config: EngineConfig) -> "Limits":
-        """An idle engine starts max_num_seqs requests and lets max_waiting wait."""
+        """Return the limits; an idle engine starts max_num_seqs requests and lets max_waiting wait."""
         return cls(
             model.max_model_len,
             model.vocab_size,
@@ -35,8 +35,8 @@ class Limits(NamedTuple):
         )
 
 
-def room_behind(num_tokens: int, limits: Limits, param: str) -> int:
-    """Tokens that fit behind those of the field `param`. Raises InvalidRequest, ContextLengthExceeded."""
+def room_after(num_tokens: int, limits: Limits, param: str) -> int:
+    """Return the room after the tokens of the field `param`. Raises InvalidRequest, ContextLengthExceeded."""
     if not num_tokens:
         raise InvalidRequest(f"{param} has no tokens.", param)
     if num_tokens > limits.max_model_len:
@@ -45,14 +45,14 @@ def room_behind(num_tokens: int, limits: Limits, param: str) -> int:
 
 
 def check_num_answers(count: int, limits: Limits, param: str) -> None:
-    """Refuse what would be too much for the queue however idle the server is. Raises InvalidRequest."""
+    """Refuse more answers than the queue of an idle server holds. Raises InvalidRequest."""
     most = min(MAX_ANSWERS, limits.max_queued)
     if count > most:
         raise InvalidRequest(f"{param} asks for {count} answers; this server queues at most {most}.", param)
 
 
 def check_ids(token_ids: Sequence[int], param: str, limits: Limits) -> None:
-    """Every id must have a logit: an id beyond would read or write another row."""
+    """Refuse ids outside the vocabulary: they would read or write another row. Raises InvalidRequest."""
     for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
         if not 0 <= token_id < limits.vocab_size:
             raise InvalidRequest(
@@ -62,13 +62,13 @@ def check_ids(token_ids: Sequence[int], param: str, limits: Limits) -> None:
 
 
 def check_text(text: str, param: str) -> None:
-    """NUL is no text, and what follows it is lost on the way through C strings."""
+    """Refuse NUL characters: text after one is lost in C strings. Raises InvalidRequest."""
     if "\0" in text:
         raise InvalidRequest(f"{param} must not contain NUL characters.", param)
 
 
 def overflow(limits: Limits, what: str, param: str) -> ContextLengthExceeded:
-    """Clients find this error by the beginning of its message."""
+    """Return the error for a prompt that is too long; clients find it by the beginning of its message."""
     return ContextLengthExceeded(
         f"This model's maximum context length is {limits.max_model_len} tokens. However, {what}. "
         "Please reduce the length of the prompt or of the completion.",

@@ -1,4 +1,4 @@
-"""Tokens the engine tells -> the log-probabilities and token ids of an answer."""
+"""Output tokens of the engine -> the logprobs and token ids of an answer."""
 
 import math
 from collections.abc import Sequence
@@ -15,17 +15,16 @@ from server.schema.logprobs import (
     TopLogprob,
 )
 
-# JSON has no -inf. vLLM's number for it, so that clients meet the same.
+# JSON has no -inf; this is the number that vLLM writes.
 LOWEST_LOGPROB = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDetails:
-    """What an answer says about its tokens, and how.
+    """Which details of its tokens an answer has, and how it spells them.
 
-    `num_logprobs` and `num_prompt_logprobs`: how many likeliest tokens it tells in each place of the answer
-    and of the prompt; None: not even the one that stands there. `has_ids`: whether it has token ids;
-    `ids_as_text` spells tokens as `token_id:7`.
+    `num_logprobs` and `num_prompt_logprobs`: top logprobs at each position of the answer and of the prompt;
+    None: no logprobs at all. `has_ids` adds token ids, `ids_as_text` spells tokens as `token_id:7`.
     """
 
     num_logprobs: int | None = None
@@ -37,11 +36,11 @@ class TokenDetails:
         return self.num_logprobs is not None or self.has_ids
 
     def ids(self, tokens: Sequence[OutputToken]) -> dict[str, Any]:
-        """The field with the ids of all sampled tokens, shown or not, if they are wanted."""
+        """Return the field with the ids of all sampled tokens, shown or not, if the answer has it."""
         return {"token_ids": [token.piece.token_id for token in tokens]} if self.has_ids else {}
 
     def chat(self, tokens: Sequence[OutputToken]) -> ChatLogprobs | None:
-        """Log-probabilities of the shown ones of `tokens`, if they are wanted."""
+        """Return the logprobs of the shown ones of `tokens`, if the answer has them."""
         if self.num_logprobs is None:
             return None
         content = [
@@ -65,9 +64,9 @@ class TokenDetails:
         echoed: Sequence[OutputToken] = (),
         num_echoed_chars: int = 0,
     ) -> CompletionLogprobs | None:
-        """Log-probabilities of the shown ones of `tokens`, if they are wanted.
+        """Return the logprobs of the shown ones of `tokens`, if the answer has them.
 
-        In front of these stand all tokens of the prompt that are `echoed`, and its characters.
+        They follow the `echoed` tokens of the prompt, and offsets count its characters.
         """
         if self.num_logprobs is None:
             return None
@@ -80,17 +79,17 @@ class TokenDetails:
             ],
             token_logprobs=[None if token.logprob is None else finite(token.logprob) for token in all_tokens],
             tokens=[self._text(token.piece, "bytes:") for token in all_tokens],
-            top_logprobs=[self._places(token, self.num_logprobs) for token in all_tokens],
+            top_logprobs=[self._top_logprobs(token, self.num_logprobs) for token in all_tokens],
         )
 
     def prompt(self, tokens: Sequence[OutputToken]) -> PromptLogprobs | None:
-        """What could stand in each place of a prompt, if it is wanted."""
+        """Return the candidates at each position of a prompt, if the answer has them."""
         if self.num_prompt_logprobs is None:
             return None
         return [self._candidates(token, self.num_prompt_logprobs) for token in tokens]
 
     def _text(self, piece: TokenPiece, if_bytes: str = "") -> str:
-        """The text of a token; bytes that are no character as OpenAI writes them, after `if_bytes`."""
+        """Return the text of a token; incomplete characters as OpenAI writes bytes, after `if_bytes`."""
         if self.ids_as_text:
             return f"token_id:{piece.token_id}"
         try:
@@ -98,8 +97,8 @@ class TokenDetails:
         except UnicodeDecodeError:
             return if_bytes + piece.data.decode("utf-8", "backslashreplace")
 
-    def _places(self, token: OutputToken, num_top: int) -> dict[str, float] | None:
-        """The most likely tokens and the one that stands there, which may be none of them."""
+    def _top_logprobs(self, token: OutputToken, num_top: int) -> dict[str, float] | None:
+        """Return the logprobs of the most likely tokens and of the actual one, by text."""
         if token.logprob is None:
             return None
         places = {self._text(piece, "bytes:"): finite(logprob) for piece, logprob in token.top[:num_top]}
@@ -107,7 +106,7 @@ class TokenDetails:
         return places
 
     def _candidates(self, token: OutputToken, num_top: int) -> dict[str, PromptLogprob] | None:
-        """The same by token id, with ranks."""
+        """Return the most likely tokens and the actual one by token id, with ranks."""
         if token.logprob is None:
             return None
         found = {
@@ -127,11 +126,11 @@ NO_DETAILS = TokenDetails()
 
 
 def finite(logprob: float) -> float:
-    """A number that JSON can write."""
+    """Return a logprob as a number that JSON can write."""
     return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
 
 
 def mean_logprob(tokens: Sequence[OutputToken]) -> float:
-    """How likely an answer was, for each of its tokens, shown or not; -inf for one without tokens."""
+    """Return the mean logprob of an answer's tokens, shown or not; -inf without tokens."""
     logprobs = [token.logprob for token in tokens if token.logprob is not None]
     return sum(logprobs) / len(logprobs) if logprobs else -math.inf

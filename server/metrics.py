@@ -1,4 +1,4 @@
-"""Every Prometheus metric, declared once. Gauges and totals are read from live state when somebody scrapes.
+"""Every Prometheus metric, declared once. Gauges and totals are read from live state at each scrape.
 
 The `vllm:` names, labels and buckets are those that dashboards and autoscalers know; ours are `monoloop_*`.
 """

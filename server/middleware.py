@@ -59,7 +59,7 @@ class RequestScope:
         try:
             await self.app(scope, receive, send_with_id)
         except (ClientGone, ClientDisconnect):
-            pass  # nobody is there to answer to
+            pass  # there is no client to answer to
         except Exception as error:
             logger.exception("%s failed", request_id)
             if not status:
@@ -69,7 +69,7 @@ class RequestScope:
             self.finish(scope, request_id, status or CLIENT_CLOSED_REQUEST, time.perf_counter() - started)
 
     def finish(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        """One line for the log and one observation for the metrics."""
+        """Write one log line and one observation of the metrics."""
         path = scope["path"]
         is_probe = path in self.context.probes
         if not is_probe:
@@ -149,7 +149,7 @@ class ApiKeys:
         await self.app(scope, receive, send)
 
     def is_known(self, key: str) -> bool:
-        """Compares with every key, in a time that tells nothing about any of them."""
+        """Compare with every key, in a time that does not depend on any of them."""
         sent = digest(key.encode("latin1"))  # the bytes of the header
         matches = [hmac.compare_digest(sent, known) for known in self.digests]
         return any(matches)

@@ -103,7 +103,7 @@ def operation(endpoint: Endpoint, path: str, number: int) -> dict[str, Any]:
 def event_schema(chunk: type[BaseModel], error: type[BaseModel]) -> dict[str, Any]:
     """One server-sent event, as OpenAPI describes them since 3.2: `data` is JSON in a string.
 
-    Chunks of the OpenAI API stand beside their error and the end mark; the other dialects' events hold all.
+    Streams of OpenAI's chunks also have error events and the end mark; other APIs' events include errors.
     """
     data: dict[str, Any] = json_in_string(reference(chunk))
     if chunk in (ChatChunk, CompletionChunk):
@@ -117,7 +117,7 @@ def json_in_string(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def operation_id(endpoint: Endpoint, number: int) -> str:
-    """Unique in the document: a handler may stand at several paths and under several methods."""
+    """Return an id that is unique in the document: a handler may have several paths and methods."""
     name = endpoint.handler.__name__
     is_first = endpoint is next(other for other in ENDPOINTS if other.handler is endpoint.handler)
     method = "" if is_first else f"_{endpoint.method.lower()}"

@@ -82,7 +82,7 @@ async def encode_prompts(
 
 
 def truncated(ids: list[int], wire: ChatRequest | CompletionRequest, limits: Limits) -> list[int]:
-    """What a request wants to keep of its prompt: -1 leaves room for the output tokens asked for, or one."""
+    """Return the part of a prompt that a request keeps; -1 leaves room for its output, or for one token."""
     most = wire.truncate_prompt_tokens
     if most is None:
         return ids
@@ -95,7 +95,7 @@ def truncated(ids: list[int], wire: ChatRequest | CompletionRequest, limits: Lim
 async def encode_infills(
     wire: CompletionRequest, suffix: str, tokenizer: TokenizerPool, limits: Limits
 ) -> list[list[int]]:
-    """For each prompt the token ids that ask for what belongs between it and `suffix`."""
+    """Return for each prompt the token ids that ask for the text between it and `suffix`."""
     infill = tokenizer.infill
     if infill is None:
         raise UnsupportedField("suffix is not supported: this model has no tokens for it.", "suffix")
@@ -107,9 +107,9 @@ async def encode_infills(
         )
     plain = {"add_special_tokens": False}
     [start] = [[]] if wire.add_special_tokens is False else await tokenizer.encode_batch([""])
-    behind = await encode_prompt(suffix, tokenizer, limits, param="suffix", **plain)
+    after = await encode_prompt(suffix, tokenizer, limits, param="suffix", **plain)
     prompts = await encode_each(wire.prompt, tokenizer, limits, param="prompt", **plain)
-    return [infill.prompt(start, before, behind) for before in prompts]
+    return [infill.prompt(start, before, after) for before in prompts]
 
 
 async def encode_prompt(
@@ -246,7 +246,7 @@ def template_kwargs(wire: ChatRequest, reserved: frozenset[str]) -> dict[str, An
 
 
 def is_documents(value: Any) -> bool:
-    """Whether it may stand for the field `documents`."""
+    """Check that a value may be used as the field `documents`."""
     return value is None or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
 
 

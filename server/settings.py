@@ -52,7 +52,7 @@ def split_commas(value: Any) -> Any:
     names: list[Any] = []
     for part in parts:
         names += [name.strip() for name in part.split(",")] if isinstance(part, str) else [part]
-    if "" in names:  # an empty API key would let everybody in
+    if "" in names:  # an empty API key would let anyone in
         raise ValueError("holds an empty value")
     return names
 
@@ -121,7 +121,7 @@ class ServerConfig(BaseModel):
 
 
 class Settings(NamedTuple):
-    """What `serve` runs with.
+    """The settings of `serve`.
 
     `warnings` is for the log: nothing that ends the start. `origins` says how a setting was given.
     """
@@ -132,7 +132,7 @@ class Settings(NamedTuple):
     origins: Mapping[str, str] = {}
 
     def explain(self, error: ModelError | ValueError) -> SettingsError:
-        """What kept the engine from starting, with the settings named as they were given, or as flags.
+        """Return the error of a failed start, with the settings named as they were given, or as flags.
 
         The engine knows fields: "max_model_len: 9 is too much; raise kv_tokens".
         """
@@ -221,7 +221,7 @@ def serve_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="monoloop serve",
         description="Serve a model over the OpenAI API.",
-        epilog="Every setting may also stand in the YAML file, under the flag's name with underscores, "
+        epilog="Every setting may also be in the YAML file, under the flag's name with underscores, "
         f"and in the environment as {ENV_PREFIX}<NAME>. Flags win over the environment, that over the file.",
         allow_abbrev=False,
     )

@@ -16,7 +16,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
-from server.answer import Answer, Delta, abort_all, tell_many
+from server.answer import Answer, Delta, abort_all, is_heavy
 from server.errors import DeadlinePassed, envelope
 from server.parsing.output import ParsedStream
 from server.settings import ServerConfig
@@ -75,24 +75,24 @@ class Frames(ABC):
         self.answer = answer
 
     def takes_long(self, delta: Delta | None) -> bool:
-        """Whether the events for `delta`, or those of the ending (None), may not be written on the loop."""
-        return delta is not None and bool(delta.tokens or delta.prompt_tokens) and tell_many([delta])
+        """Check that the events for `delta`, or of the ending (None), take too long for the loop."""
+        return delta is not None and bool(delta.tokens or delta.prompt_tokens) and is_heavy([delta])
 
     @abstractmethod
     def opening(self) -> bytes:
-        """What is sent at once, before the first token."""
+        """Return what is sent at once, before the first token."""
 
     @abstractmethod
     def delta(self, index: int, delta: Delta) -> bytes:
-        """The events for what is new of answer `index`; none while text is held back."""
+        """Return the events for what is new of answer `index`; none while text is held back."""
 
     @abstractmethod
     def ending(self) -> bytes:
-        """What is sent when every answer has ended."""
+        """Return what is sent when every answer has ended."""
 
     @abstractmethod
     def failure(self, error: Exception) -> bytes:
-        """What is sent in place of the rest: the status is out already."""
+        """Return what is sent in place of the rest: the status has been sent."""
 
 
 async def merge(

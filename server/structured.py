@@ -1,4 +1,4 @@
-"""The many ways to say what an output must be -> the engine's Grammar."""
+"""Fields that constrain the output, of several APIs -> the engine's Grammar."""
 
 import orjson
 
@@ -14,7 +14,7 @@ from server.schema.structured import (
 
 
 def grammar_of(wire: Structured) -> Grammar | None:
-    """What the output must be; None for free text. Raises InvalidRequest if that is said more than once."""
+    """Return the grammar of the output; None for free text. Raises InvalidRequest if there are several."""
     found = [*_from_format(wire), *_from_options(wire), *_from_fields(wire)]
     if len(found) > 1:
         first, second = (grammar.param for grammar in found[:2])
@@ -25,30 +25,30 @@ def grammar_of(wire: Structured) -> Grammar | None:
 
 
 def _from_format(wire: Structured) -> list[Grammar]:
-    wanted: ResponseFormat | None = wire.response_format
-    if wanted is None or wanted.type == "text":
+    chosen: ResponseFormat | None = wire.response_format
+    if chosen is None or chosen.type == "text":
         return []
     param = "response_format"
-    if wanted.type == "json_object":
-        return [_json(wanted.schema_, param) if wanted.schema_ else Grammar("json_object", param=param)]
-    assert wanted.json_schema is not None
-    name = wanted.json_schema.name
+    if chosen.type == "json_object":
+        return [_json(chosen.schema_, param) if chosen.schema_ else Grammar("json_object", param=param)]
+    assert chosen.json_schema is not None
+    name = chosen.json_schema.name
     label = f"schema for response_format '{name}'" if name else f"schema for {param}"
-    return [_json(wanted.json_schema.schema_, param, label=label)]
+    return [_json(chosen.json_schema.schema_, param, label=label)]
 
 
 def _from_options(wire: Structured) -> list[Grammar]:
-    wanted: StructuredOutputs | None = wire.structured_outputs
-    if wanted is None:
+    options: StructuredOutputs | None = wire.structured_outputs
+    if options is None:
         return []
-    whitespace = "" if wanted.disable_any_whitespace else wanted.whitespace_pattern
+    whitespace = "" if options.disable_any_whitespace else options.whitespace_pattern
     return _guided(
         "structured_outputs.",
-        json=wanted.json_,
-        json_object=wanted.json_object,
-        regex=wanted.regex,
-        choice=wanted.choice,
-        grammar=wanted.grammar,
+        json=options.json_,
+        json_object=options.json_object,
+        regex=options.regex,
+        choice=options.choice,
+        grammar=options.grammar,
         whitespace=whitespace,
     )
 
@@ -94,7 +94,7 @@ def _guided(
     grammar: str | None,
     whitespace: str | None,
 ) -> list[Grammar]:
-    """The five kinds as vLLM names them, old and new."""
+    """Return the grammars of the five kinds that vLLM names, in its old or new fields."""
     found = []
     if json is not None:
         found.append(_json(json, f"{prefix}json", whitespace))
@@ -123,7 +123,7 @@ def _grammar(kind: GrammarKind, source: str, param: str) -> Grammar:
 
 
 def _json(schema: Source | None, param: str, whitespace: str | None = None, *, label: str = "") -> Grammar:
-    """A schema. Raises InvalidRequest for one that cannot be written down as JSON."""
+    """Return the grammar of a schema. Raises InvalidRequest for one that cannot be written as JSON."""
     label = label or f"schema for {param}"
     if not isinstance(schema, str):
         try:

@@ -238,7 +238,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(settings: ChatSettings) -> int:
-    """Talk until the input ends. Returns the exit status: 1 if nobody was there or a turn failed.
+    """Talk until the input ends. Returns the exit status: 1 if there was no server or a turn failed.
 
     Raises SettingsError for a setting that an engine in this process cannot meet.
     """
@@ -287,7 +287,7 @@ async def _find_backend(settings: ChatSettings, errors: Console) -> Backend:
 
 
 def _lines(console: Console) -> Iterator[str]:
-    """What is typed, line by line, until Ctrl-D; or the lines of a pipe. Raises a second Ctrl-C in a row."""
+    """Yield the typed lines until Ctrl-D, or those of a pipe. A second Ctrl-C in a row is raised."""
     if not sys.stdin.isatty():
         yield from (line.rstrip("\n") for line in sys.stdin)
         return

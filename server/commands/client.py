@@ -1,4 +1,4 @@
-"""What commands need that talk to a server: its address, the key, the model."""
+"""Settings of commands that talk to a server: its address, the key, the model."""
 
 import os
 
@@ -8,12 +8,12 @@ API_KEY_VARIABLE = "MONOLOOP_API_KEY"
 
 
 def default_api_key() -> str | None:
-    """The (first) key of the server that runs with this environment."""
+    """Return the (first) key of a server that runs with this environment."""
     return os.environ.get(API_KEY_VARIABLE, "").split(",")[0].strip() or None
 
 
 def default_url() -> str:
-    """Where the server answers that runs with this environment."""
+    """Return the address of a server that runs with this environment."""
     port = os.environ.get("MONOLOOP_PORT", "")
     return f"http://127.0.0.1:{port if port.isdecimal() else 8000}"
 
@@ -35,5 +35,5 @@ class ClientSettings(BaseModel):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of every request."""
+        """Return the headers of every request."""
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}

@@ -1,4 +1,4 @@
-"""What machines ask about the server: is it up, is it ready, how busy is it, what is it."""
+"""GET /health, /ready, /version, /load, /token_load and /metrics: for probes and load balancers."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,7 +30,7 @@ async def version(http: Request) -> Response:
 
 
 async def load(http: Request) -> Response:
-    """How much runs and waits."""
+    """Number of requests that run and wait, and pages in use."""
     stats = context_of(http).engine.stats()
     body = Load(
         server_load=stats.running + stats.waiting,
@@ -46,7 +46,7 @@ async def load(http: Request) -> Response:
 
 
 async def token_load(http: Request) -> Response:
-    """How full the KV cache is, and may get."""
+    """Share of the KV cache in use, now and at its expected peak."""
     stats = context_of(http).engine.stats()
     peak = stats.predicted_kv_cache_usage
     body = TokenLoad(current_load=stats.kv_cache_usage, logical_max_load=peak, dynamic_max_load=peak)

@@ -49,7 +49,7 @@ class InputBlock(TypedRequest):
     @field_validator("type")
     @classmethod
     def check_type(cls, value: str) -> str:
-        """Other kinds hold no text."""
+        """Refuse kinds of blocks that hold no text."""
         if value not in cls.NEEDED:
             raise ValueError(f"blocks of type {value!r} are not supported by this model; send text")
         return value
@@ -57,7 +57,7 @@ class InputBlock(TypedRequest):
     @field_validator("content")
     @classmethod
     def check_content(cls, value: "list[InputBlock] | None") -> "list[InputBlock] | None":
-        """What a tool says is read, too."""
+        """Refuse results that are not text."""
         if any(inner.type != "text" for inner in value or ()):
             raise ValueError("the result of a tool must be text")
         return value
@@ -71,7 +71,7 @@ Blocks = Annotated[
 
 
 class InputMessage(WireRequest):
-    """One turn. Neighbours with the same role become one."""
+    """One turn. Neighbouring turns of one role are merged."""
 
     role: Literal["user", "assistant"]
     content: Blocks
@@ -79,7 +79,7 @@ class InputMessage(WireRequest):
     @field_validator("content")
     @classmethod
     def check_blocks(cls, blocks: list[InputBlock], info: Any) -> list[InputBlock]:
-        """Calls are the assistant's, their results the user's."""
+        """Check that calls are the assistant's and their results the user's."""
         role = info.data.get("role")
         for block in blocks:
             if role and block.type != "text" and (block.type == "tool_result") != (role == "user"):
@@ -95,7 +95,7 @@ class SystemBlock(WireRequest):
 
 
 class Thinking(WireRequest):
-    """Whether the model may think before it answers. What it thinks comes in blocks of its own, unsigned."""
+    """Turns reasoning on or off. It comes in blocks of its own, unsigned."""
 
     type: Literal["disabled", "enabled", "adaptive"] = Field(
         description="disabled sets enable_thinking of the chat template to false, the others to true"
@@ -117,7 +117,7 @@ class InputTool(WireRequest):
     @field_validator("type")
     @classmethod
     def check_type(cls, value: str | None) -> str | None:
-        """Nothing is searched for, run or fetched here."""
+        """Refuse tools that a server would run."""
         if value not in (None, "custom"):
             raise ValueError(f"tools of type {value!r} are not supported; only those with an input_schema")
         return value
@@ -125,14 +125,14 @@ class InputTool(WireRequest):
     @field_validator("input_schema")
     @classmethod
     def check_schema(cls, value: dict[str, Any] | None) -> dict[str, Any]:
-        """Without it nobody knows how to call the tool."""
+        """Refuse a tool without a schema."""
         if value is None:
             raise ValueError("a tool needs it")
         return value
 
     @property
     def for_chat(self) -> dict[str, Any]:
-        """The same tool in chat."""
+        """Return the tool as chat has it."""
         function = {"name": self.name, "parameters": self.input_schema, "strict": self.strict}
         if self.description is not None:
             function["description"] = self.description
@@ -150,7 +150,7 @@ class InputChoice(TypedRequest):
 
     @property
     def for_chat(self) -> str | dict[str, Any]:
-        """The same choice in chat."""
+        """Return the choice as chat has it."""
         if self.type == "tool":
             return {"type": "function", "function": {"name": self.name}}
         return "required" if self.type == "any" else self.type
@@ -164,7 +164,7 @@ class OutputFormat(WireRequest):
 
 
 class OutputConfig(WireRequest):
-    """How much effort, and which form, the answer should have."""
+    """Effort and form of the answer."""
 
     effort: ReasoningEffort | None = Field(None, description="given to the chat template")
     format: OutputFormat | None = None
@@ -174,7 +174,7 @@ ONLY_CLIENTS = "only tools that the client runs can be called"
 
 
 class Conversation(ModelRequest):
-    """What the prompt is made of."""
+    """The fields that make the prompt."""
 
     DIALECT = "messages"
     REFUSED: ClassVar[Mapping[str, Refused]] = {
@@ -205,7 +205,7 @@ class Conversation(ModelRequest):
             BeforeValidator(as_parts),
         ]
         | None
-    ) = Field(None, description="instructions that stand before the messages")
+    ) = Field(None, description="instructions in front of the messages")
     tools: list[InputTool] | None = Field(
         None, max_length=MAX_TOOLS, description="what the model may call; an empty list is none"
     )
@@ -217,7 +217,7 @@ class Conversation(ModelRequest):
     @field_validator("output_format")
     @classmethod
     def check_one_format(cls, value: OutputFormat | None, info: ValidationInfo) -> OutputFormat | None:
-        """An answer has one form."""
+        """Refuse two forms of the answer."""
         config = info.data.get("output_config")
         if value is not None and config is not None and config.format is not None:
             raise ValueError("send output_config.format alone; this is its earlier name")
@@ -236,7 +236,7 @@ class MessagesRequest(Sampling, Conversation):
     max_tokens: int = Field(
         ge=1,
         lt=2**31,
-        description="output tokens at most; what the context does not hold is cut, and stop_reason tells",
+        description="output tokens at most; cut to what fits into the context, and stop_reason says so",
     )
     stop_sequences: Stop | None = Field(None, description="strings that end the answer and are not shown")
 
@@ -249,7 +249,7 @@ class TextBlock(WireResponse):
 
 
 class ThinkingBlock(WireResponse):
-    """What the model thought. Nobody signs it, and none has to be signed to be sent back."""
+    """Reasoning of the model. It is not signed, and need not be signed to be sent back."""
 
     type: Literal["thinking"] = "thinking"
     thinking: str
@@ -322,7 +322,7 @@ class TextPiece(WireResponse):
 
 
 class ThinkingPiece(WireResponse):
-    """More of what the model thinks."""
+    """More of the reasoning."""
 
     type: Literal["thinking_delta"] = "thinking_delta"
     thinking: str
@@ -339,7 +339,7 @@ Piece = TextPiece | ThinkingPiece | InputPiece
 
 
 class BlockDelta(WireResponse):
-    """What is new of a block."""
+    """New text of a block."""
 
     type: Literal["content_block_delta"] = "content_block_delta"
     index: int
@@ -354,7 +354,7 @@ class BlockStop(WireResponse):
 
 
 class Ending(WireResponse):
-    """Why the answer ended."""
+    """The reason why the answer ended."""
 
     stop_reason: StopReason
     stop_sequence: str | None

@@ -49,7 +49,7 @@ class Beams(WireRequest):
     @field_validator("length_penalty")
     @classmethod
     def check_length_penalty(cls, value: float | None, info: ValidationInfo) -> float | None:
-        """Refuse a value that ranks answers without a search; clients send the usual ones all the same."""
+        """Refuse a value that ranks answers without a search; clients send the usual ones anyway."""
         if value not in (None, 0, 1) and not info.data.get("use_beam_search"):
             raise ValueError(NEEDS_BEAMS)
         return value

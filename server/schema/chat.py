@@ -46,7 +46,7 @@ class ContentPart(TypedRequest):
     @field_validator("type")
     @classmethod
     def check_type(cls, value: str) -> str:
-        """Only parts that hold text can be joined into a prompt."""
+        """Refuse parts that hold no text."""
         if value not in cls.NEEDED:
             raise ValueError(f"content parts of type {value!r} are not supported by this model; send text")
         return value
@@ -69,7 +69,7 @@ def as_parts(value: Any) -> Any:
 
 
 def allow_string(schema: dict[str, Any]) -> None:
-    """Tell the JSON schema what as_parts() does."""
+    """Add the spellings that as_parts() takes to the JSON schema."""
     parts = dict(schema)
     schema.clear()
     schema["anyOf"] = [{"type": "string"}, parts]
@@ -97,7 +97,7 @@ class ChatMessage(WireRequest):
     @field_validator("content")
     @classmethod
     def check_content(cls, value: list[ContentPart] | None, info: ValidationInfo) -> list[ContentPart] | None:
-        """What a person or the system says must be there; assistants and tools may have nothing to say."""
+        """Refuse a message of the user or the system without content."""
         role = info.data.get("role")
         if value is None and role in ("developer", "system", "user"):
             raise ValueError(f"in a message with role {role!r} it must be a string or a list of parts")
@@ -106,7 +106,7 @@ class ChatMessage(WireRequest):
     @field_validator("tool_call_id")
     @classmethod
     def check_tool_call_id(cls, value: str | None, info: ValidationInfo) -> str | None:
-        """A tool's answer belongs to a call."""
+        """Refuse a tool's answer without the id of its call."""
         if value is None and info.data.get("role") == "tool":
             raise ValueError("a message with role 'tool' needs it")
         return value
@@ -124,7 +124,7 @@ class ReasoningOptions(WireRequest):
 
 
 def check_continuation(value: bool | None, info: ValidationInfo) -> bool | None:
-    """A prompt cannot both open a new turn and continue the last one."""
+    """Refuse to open a new turn and continue the last one at once."""
     if value and info.data.get("add_generation_prompt"):
         raise ValueError("it cannot be true together with add_generation_prompt")
     return value
@@ -165,20 +165,20 @@ class ChatRequest(Extensions, Beams, Structured, Sampling):
     )
     reasoning: Annotated[ReasoningOptions | None, Wire(neutral=({},), shapes_prompt=True)] = None
     logprobs: Annotated[bool | None, Wire(neutral=(False,))] = Field(
-        None, description="tell the log-probability of each token; default false"
+        None, description="return the logprob of each token; default false"
     )
     top_logprobs: Annotated[int | None, Wire(neutral=(0,))] = Field(
         None,
         ge=0,
         le=MAX_LOGPROBS,
-        description="with logprobs, also of so many most likely tokens in each place; default 0",
+        description="with logprobs, also return the top N at each position; default 0",
     )
     prompt_logprobs: int | None = PROMPT_LOGPROBS
     return_tokens_as_token_ids: Annotated[bool | None, Wire(neutral=(False,))] = Field(
-        None, description="spell the tokens of log-probabilities as token_id:7; default false"
+        None, description="spell the tokens of logprobs as token_id:7; default false"
     )
     return_token_ids: Annotated[bool | None, Wire(neutral=(False,))] = Field(
-        None, description="tell the ids of the prompt's and all sampled tokens; default false"
+        None, description="return the ids of the prompt's and all sampled tokens; default false"
     )
 
     include_reasoning: Annotated[bool | None, Wire(neutral=(True,))] = Field(
@@ -203,7 +203,7 @@ class ChatRequest(Extensions, Beams, Structured, Sampling):
     @field_validator("top_logprobs")
     @classmethod
     def check_top_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
-        """Nobody would see them otherwise."""
+        """Refuse top_logprobs without logprobs."""
         if value and not info.data.get("logprobs"):
             raise ValueError("it needs logprobs to be true")
         return value
@@ -211,7 +211,7 @@ class ChatRequest(Extensions, Beams, Structured, Sampling):
     @field_validator("tools")
     @classmethod
     def check_tool_names(cls, value: list[Tool] | None) -> list[Tool] | None:
-        """A name calls one tool."""
+        """Refuse two tools of one name."""
         names = [tool.function.name for tool in value or ()]
         if len(set(names)) < len(names):
             raise ValueError("the names of tools must differ")
@@ -219,19 +219,19 @@ class ChatRequest(Extensions, Beams, Structured, Sampling):
 
     @property
     def limit(self) -> tuple[int | None, str]:
-        """The output tokens asked for, and the field that asks."""
+        """Return the requested number of output tokens, and the field it is in."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens, "max_completion_tokens"
         return self.max_tokens, "max_tokens"
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many most likely tokens are told in each place; None without log-probabilities."""
+        """Return the number of top logprobs at each position; None without logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """The same for the tokens of the prompt."""
+        """Return the number of top logprobs at each position of the prompt; None without."""
         return self.prompt_logprobs
 
     @property
@@ -241,7 +241,7 @@ class ChatRequest(Extensions, Beams, Structured, Sampling):
 
 
 class AssistantMessage(WireResponse):
-    """The answer. Reasoning and tool calls stand in it only if there are any."""
+    """The answer. It has reasoning and tool calls only if there are any."""
 
     role: Literal["assistant"]
     content: str | None
@@ -279,12 +279,14 @@ class ChatResponse(WireResponse):
         None, exclude_if=is_none, description="only with return_token_ids"
     )
     prompt_logprobs: PromptLogprobs | None = Field(
-        None, exclude_if=is_none, description="only if asked for: what could stand in each place, by token id"
+        None,
+        exclude_if=is_none,
+        description="only if requested: the candidates at each position, by token id",
     )
 
 
 class ChatDelta(WireResponse):
-    """What this chunk adds to the message: the role comes once, first."""
+    """The part of the message in this chunk: the role comes once, first."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None

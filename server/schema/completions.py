@@ -100,7 +100,7 @@ class CompletionRequest(Extensions, Beams, Structured, Sampling):
         None, description="put the prompt in front of the text, and of its log-probabilities; default false"
     )
     suffix: Annotated[str | None, Wire(neutral=("",), shapes_prompt=True)] = Field(
-        None, description="what comes behind the answer; for models that can fill in the middle"
+        None, description="text after the answer; for models that can fill in the middle"
     )
     max_tokens: Annotated[
         int | None,
@@ -122,14 +122,14 @@ class CompletionRequest(Extensions, Beams, Structured, Sampling):
         None,
         ge=0,
         le=MAX_LOGPROBS,
-        description="tell the log-probability of each token, and of so many most likely ones in its place",
+        description="return the logprob of each token and the top N at its position",
     )
     prompt_logprobs: int | None = PROMPT_LOGPROBS
     return_tokens_as_token_ids: bool | None = Field(
-        None, description="spell the tokens of log-probabilities as token_id:7; default false"
+        None, description="spell the tokens of logprobs as token_id:7; default false"
     )
     return_token_ids: bool | None = Field(
-        None, description="tell the ids of the prompt's and all sampled tokens; default false"
+        None, description="return the ids of the prompt's and all sampled tokens; default false"
     )
 
     token_healing: Annotated[bool | None, Wire(neutral=(False,), shapes_prompt=True)] = Field(
@@ -141,7 +141,7 @@ class CompletionRequest(Extensions, Beams, Structured, Sampling):
     @field_validator("token_healing")
     @classmethod
     def check_healing(cls, value: bool | None, info: ValidationInfo) -> bool | None:
-        """Its first tokens must be free to be chosen, and are not all text of the answer."""
+        """Refuse fields that restrict the first tokens, or that return tokens."""
         for name in NOT_WITH_HEALING if value else ():
             given = info.data.get(name)
             if given is not False and given not in (None, [], ""):  # 0 log-probabilities are some
@@ -151,7 +151,7 @@ class CompletionRequest(Extensions, Beams, Structured, Sampling):
     @field_validator("max_tokens")
     @classmethod
     def check_max_tokens(cls, value: int | None, info: ValidationInfo) -> int | None:
-        """An answer without anything helps nobody."""
+        """Refuse an answer without tokens, unless the prompt is echoed."""
         if value == 0 and not info.data.get("echo"):
             raise ValueError("it must be at least 1, or 0 together with echo")
         return value
@@ -159,7 +159,7 @@ class CompletionRequest(Extensions, Beams, Structured, Sampling):
     @field_validator("best_of")
     @classmethod
     def check_best_of(cls, value: int | None, info: ValidationInfo) -> int | None:
-        """The answers are chosen among them."""
+        """Refuse fewer samples than answers, and choosing among them in a stream."""
         if value is not None and value < (info.data.get("n") or 1):
             raise ValueError("it must be at least n")
         if value is not None and value > (info.data.get("n") or 1) and info.data.get("stream"):
@@ -170,19 +170,19 @@ class CompletionRequest(Extensions, Beams, Structured, Sampling):
 
     @property
     def limit(self) -> tuple[int | None, str]:
-        """The output tokens asked for, and the field that asks."""
+        """Return the requested number of output tokens, and the field it is in."""
         return self.max_tokens, "max_tokens"
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many most likely tokens are told in each place; None without log-probabilities."""
+        """Return the number of top logprobs at each position; None without logprobs."""
         return self.logprobs
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """The same for the tokens of the prompt, for whichever part of the answer they are."""
-        told = [self.logprobs if self.echo else None, self.prompt_logprobs]
-        return max((num_top for num_top in told if num_top is not None), default=None)
+        """Return the number of top logprobs at each position of the prompt, echoed or not; None without."""
+        counts = [self.logprobs if self.echo else None, self.prompt_logprobs]
+        return max((num_top for num_top in counts if num_top is not None), default=None)
 
     @property
     def num_samples(self) -> int:
@@ -207,7 +207,9 @@ class CompletionChoice(WireResponse):
         None, exclude_if=is_none, description="only with return_token_ids"
     )
     prompt_logprobs: PromptLogprobs | None = Field(
-        None, exclude_if=is_none, description="only if asked for: what could stand in each place, by token id"
+        None,
+        exclude_if=is_none,
+        description="only if requested: the candidates at each position, by token id",
     )
 
 

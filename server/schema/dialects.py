@@ -1,4 +1,4 @@
-"""What each request refuses: every field that any request knows and that it does not have itself.
+"""Tables of the fields that each request refuses: every field that any request knows and it does not have.
 
 What is known is derived from the requests: the fields they declare, those they refuse in their own words, and
 the aliases of other servers. A field that acts in one request is never ignored in another.
@@ -93,6 +93,6 @@ class KnownFields:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names as they stand in a sentence."""
+    """Return names as they are written in a sentence."""
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last

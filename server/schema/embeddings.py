@@ -47,17 +47,20 @@ class EmbeddingsRequest(ModelRequest):
         None,
         ge=1,
         lt=2**31,
-        description="keep so many of the first numbers, scaled to length 1 again; default: all there are",
+        description="keep the first N numbers, scaled to length 1 again; default: all",
     )
     add_special_tokens: bool | None = Field(
         None,
         description="let the tokenizer add its special tokens (such as BOS) to text inputs; default true",
     )
     cache_prompt: bool | None = Field(
-        None, description="use what was computed for equal beginnings, and leave it for others; default true"
+        None, description="use the prefix cache, and leave the prompt in it; default true"
     )
     cache_salt: str | None = Field(
-        None, min_length=1, max_length=128, description="share computed beginnings only with the same salt"
+        None,
+        min_length=1,
+        max_length=128,
+        description="share cached prefixes only among requests with this salt",
     )
 
 

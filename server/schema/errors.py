@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong. `param` names the offending field, `code` is stable and for machines."""
+    """The error. `param` names the offending field, `code` is stable and for machines."""
 
     message: str = Field(description="for a person; names the field and the limit")
     type: str = Field(description="class of the error, such as invalid_request_error")
@@ -21,7 +21,7 @@ class ErrorResponse(BaseModel):
 
 
 class AnthropicErrorDetail(BaseModel):
-    """What went wrong; the message names the offending field."""
+    """The error; the message names the offending field."""
 
     type: str = Field(description="class of the error, such as invalid_request_error")
     message: str
@@ -42,4 +42,4 @@ class NativeError(BaseModel):
 
     error: str
     error_type: NativeErrorType
-    message: str = Field(description="the same as error")
+    message: str = Field(description="equal to error")

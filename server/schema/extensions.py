@@ -12,21 +12,21 @@ NOT_WITH_BEAM_SEARCH = "it cannot be used together with use_beam_search"
 
 
 class RepetitionOptions(WireRequest):
-    """When an answer that goes round in circles ends."""
+    """Ends an answer that repeats one ngram."""
 
     ngram: int = Field(ge=1, le=MAX_REPEATED_TOKENS // 2, description="tokens that are repeated")
     times: int = Field(ge=2, le=MAX_REPEATED_TOKENS, description="how often they come, in a row")
 
     @model_validator(mode="after")
     def check_length(self) -> "RepetitionOptions":
-        """Every new token is compared with them."""
+        """Bound the tokens that each new one is compared with."""
         if self.ngram * self.times > MAX_REPEATED_TOKENS:
             raise ValueError(f"ngram times times must be at most {MAX_REPEATED_TOKENS}")
         return self
 
 
 class RepetitionDetection(WireRequest):
-    """The same in vLLM's words: repeated are any number of tokens between two sizes."""
+    """vLLM's form of repetition_stop: ends an answer that repeats a pattern of any size between two."""
 
     max_pattern_size: int | None = Field(
         None, ge=0, le=MAX_REPEATED_SIZES, description="tokens that are repeated, at most; default 0 (off)"
@@ -40,7 +40,7 @@ class RepetitionDetection(WireRequest):
 
     @model_validator(mode="after")
     def check_sizes(self) -> "RepetitionDetection":
-        """What would never be found is a mistake."""
+        """Refuse sizes that can never match, and too many tokens to compare."""
         most, least, count = self.max_pattern_size or 0, self.min_pattern_size or 0, self.min_count or 0
         if least > most:
             raise ValueError("min_pattern_size must be at most max_pattern_size")
@@ -51,8 +51,8 @@ class RepetitionDetection(WireRequest):
         return self
 
     @property
-    def circles(self) -> RepetitionStop | None:
-        """What ends an answer; None if it is off."""
+    def repetition(self) -> RepetitionStop | None:
+        """Return what ends an answer; None if it is off."""
         if not self.max_pattern_size:
             return None
         return RepetitionStop(self.max_pattern_size, self.min_count or 0, self.min_pattern_size or 1)
@@ -75,17 +75,17 @@ class Extensions(WireRequest):
     TAKES_ALIASES = True
 
     truncate_prompt_tokens: Annotated[int | None, Wire(shapes_prompt=True)] = Field(
-        None, ge=-1, lt=2**31, description="keep so many tokens of the prompt at most; -1: what fits"
+        None, ge=-1, lt=2**31, description="keep at most N tokens of the prompt; -1: what fits"
     )
     truncation_side: Annotated[
         Literal["left", "right"] | None, Wire(neutral=("left",), shapes_prompt=True)
     ] = Field(None, description="where tokens are left out; default left: the last ones stay")
 
     repetition_stop: RepetitionOptions | None = Field(
-        None, description="end the answer when its last tokens are the same ngram, so many times in a row"
+        None, description="end the answer when its last tokens are one ngram several times in a row"
     )
     repetition_detection: RepetitionDetection | None = Field(
-        None, description="end the answer when its last tokens repeat any few, so many times in a row"
+        None, description="end the answer when its last tokens are any short pattern several times in a row"
     )
 
     first_token_ids: list[int] | None = Field(
@@ -98,7 +98,7 @@ class Extensions(WireRequest):
     @field_validator("repetition_detection")
     @classmethod
     def check_one_stop(cls, value: Any, info: ValidationInfo) -> Any:
-        """Circles are looked for in one way."""
+        """Refuse two kinds of repetition."""
         if value is not None and info.data.get("repetition_stop") is not None:
             raise ValueError("it cannot be used together with repetition_stop")
         return value
@@ -106,7 +106,7 @@ class Extensions(WireRequest):
     @field_validator("repetition_stop", "repetition_detection", "first_token_ids")
     @classmethod
     def check_without_beams(cls, value: Any, info: ValidationInfo) -> Any:
-        """Beams are what is likeliest, and end by themselves."""
+        """Refuse fields that have no meaning for beams."""
         if value is not None and info.data.get("use_beam_search"):
             raise ValueError(NOT_WITH_BEAM_SEARCH)
         return value
@@ -114,7 +114,7 @@ class Extensions(WireRequest):
     @field_validator("truncate_prompt_tokens")
     @classmethod
     def check_truncation(cls, value: int | None) -> int | None:
-        """A model needs something to continue."""
+        """Refuse to cut the whole prompt away."""
         if value == 0:
             raise ValueError("it must be at least 1, or -1")
         return value
@@ -122,15 +122,15 @@ class Extensions(WireRequest):
     @field_validator("truncation_side")
     @classmethod
     def check_truncation_side(cls, value: str | None, info: ValidationInfo) -> str | None:
-        """The usual one may stand alone."""
+        """Refuse the right side without a length; the left is the default."""
         if value == "right" and not info.data.get("truncate_prompt_tokens"):
             raise ValueError("it needs truncate_prompt_tokens")
         return value
 
     @property
-    def circles(self) -> RepetitionStop | None:
-        """When an answer that goes round in circles ends, if it is to."""
+    def repetition(self) -> RepetitionStop | None:
+        """Return which repetition ends an answer; None if it is off."""
         if self.repetition_detection is not None:
-            return self.repetition_detection.circles
+            return self.repetition_detection.repetition
         options = self.repetition_stop
         return None if options is None else RepetitionStop(options.ngram, options.times)

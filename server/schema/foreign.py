@@ -10,13 +10,13 @@ ZERO = Refused((0,))
 ONE = Refused((1,))
 EMPTY = Refused(([],))
 
-LOGPROBS = "logprobs and top_logprobs of chat and completions tell log-probabilities"
+LOGPROBS = "logprobs and top_logprobs of chat and completions return logprobs"
 ADAPTERS = Refused((), "the model is served as it is, without adapters")
 THINKING = "use reasoning_effort, or what the template knows in chat_template_kwargs"
 SAMPLERS = "filters apply as top-k, top-p, min-p, after temperature"
 SHORTEN = "chat and completions have truncate_prompt_tokens"
 TURNS = Refused((True,), "the turns decide")
-SEPARATE = Refused((True,), "what the model thinks stands for itself")
+SEPARATE = Refused((True,), "reasoning is always separate")
 
 
 def prompt_field(neutral: tuple[Any, ...] = (), hint: str = "") -> Refused:
@@ -39,10 +39,10 @@ FOREIGN: dict[str, Refused] = {
     # structured output
     "structural_tag": Refused((), "tools are enforced by tool_choice, everything else by response_format"),
     # other names of what is there
-    "options": Refused(({},), "its fields stand beside the prompt, under their OpenAI names"),
-    "parameters": Refused(({},), "its fields stand beside the prompt, under their OpenAI names"),
-    "sampling_params": Refused(({},), "its fields stand beside the prompt, under their OpenAI names"),
-    "extra_body": Refused(({},), "clients merge it into the body; its fields stand beside the prompt"),
+    "options": Refused(({},), "its fields belong beside the prompt, under their OpenAI names"),
+    "parameters": Refused(({},), "its fields belong beside the prompt, under their OpenAI names"),
+    "sampling_params": Refused(({},), "its fields belong beside the prompt, under their OpenAI names"),
+    "extra_body": Refused(({},), "clients merge it into the body; its fields belong beside the prompt"),
     "do_sample": Refused((True,), "use temperature 0 for greedy decoding"),
     "ban_eos_token": Refused((False,), "use ignore_eos"),
     "stop_regex": Refused(([], ""), "stop takes strings"),

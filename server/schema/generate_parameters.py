@@ -17,7 +17,7 @@ TEXT_ONLY = "the model reads text only"
 
 
 class GenerateParameters(Sampling):
-    """How to continue. The sampling fields that neither TGI nor LightLLM knows are extensions."""
+    """Parameters of the continuation. Sampling fields that neither TGI nor LightLLM knows are extensions."""
 
     DIALECT = "/generate"
     REFUSED: ClassVar[Mapping[str, Refused]] = {
@@ -50,7 +50,7 @@ class GenerateParameters(Sampling):
     max_new_tokens: int | None = Field(
         None, ge=1, lt=2**31, description="output tokens at most; default 100 (TGI) or 16 (LightLLM)"
     )
-    min_new_tokens: int | None = Field(None, ge=0, lt=2**31, description="no end before so many tokens")
+    min_new_tokens: int | None = Field(None, ge=0, lt=2**31, description="generate at least this many tokens")
     do_sample: bool | None = Field(
         None,
         description="sample, rather than take the likeliest token. In TGI temperature, top_k, top_p and "
@@ -58,17 +58,17 @@ class GenerateParameters(Sampling):
     )
     seed: int | None = Field(None, ge=-INT64, le=2 * INT64 - 1, description="same seed, same sampling")
     stop_sequences: Stop | None = Field(None, description="LightLLM's name of stop")
-    truncate: int | None = Field(None, ge=1, lt=2**31, description="keep the last so many tokens of inputs")
+    truncate: int | None = Field(None, ge=1, lt=2**31, description="keep the last N tokens of inputs")
     return_full_text: bool | None = Field(None, description="put inputs in front of the text; default false")
     add_special_tokens: bool | None = Field(None, description="let the tokenizer add its own; default true")
     details: bool | None = Field(
-        None, description="TGI: tell each token with its log-probability, and why the text ended"
+        None, description="TGI: return each token with its logprob, and why the text ended"
     )
     decoder_input_details: bool | None = Field(
         None, description="TGI: with details, the tokens of inputs, too; not in a stream"
     )
     top_n_tokens: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="TGI: with details, the likeliest tokens in each place"
+        None, ge=0, le=MAX_LOGPROBS, description="TGI: with details, the top N tokens at each position"
     )
     best_of: int | None = Field(
         None,
@@ -78,7 +78,7 @@ class GenerateParameters(Sampling):
         "not in a stream. LightLLM: another name of n",
     )
     return_details: Annotated[bool | None, Wire(neutral=(False,))] = Field(
-        None, description="LightLLM: tell each token with its log-probability; one event each in a stream"
+        None, description="LightLLM: return each token with its logprob; one event each in a stream"
     )
     grammar: TypedGrammar | None = Field(None, description="what the text must be, in TGI's words")
     guided_json: Source | None = Field(
@@ -90,14 +90,14 @@ class GenerateParameters(Sampling):
     @field_validator("top_n_tokens", "decoder_input_details")
     @classmethod
     def check_details(cls, value: int | None, info: ValidationInfo) -> int | None:
-        """They stand in the details."""
+        """Refuse parts of the details without details."""
         if value and not info.data.get("details"):
             raise ValueError("it needs details to be true")
         return value
 
     @model_validator(mode="after")
     def check_together(self) -> "GenerateParameters":
-        """What is asked for under two names."""
+        """Refuse stop strings under two names."""
         if self.stop and self.stop_sequences:
             raise ValueError("send stop or stop_sequences, not both")
         return self

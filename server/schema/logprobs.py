@@ -9,18 +9,18 @@ T = TypeVar("T")
 
 
 def is_none(value: Any) -> bool:
-    """For fields that stand in an answer only if they were asked for."""
+    """Leave out fields that were not requested."""
     return value is None
 
 
 def one_by_one(items: Iterable[T]) -> Iterator[T]:
-    """The same items, with a step of Python for each."""
+    """Yield the items, with a step of Python for each."""
     for item in items:  # noqa: UP028 - `yield from` would leave Python out
         yield item
 
 
 def in_turns(kind: Any) -> PlainSerializer:
-    """How long lists of `kind` become JSON: pydantic holds the GIL as long as it meets no Python.
+    """Return a serializer for long lists of `kind`: pydantic holds the GIL as long as it meets no Python.
 
     For an answer of 20,000 tokens with 20 likeliest ones each, that is half a second, in whichever thread.
     """
@@ -79,5 +79,5 @@ class CompletionLogprobs(BaseModel):
     token_logprobs: list[float | None] = Field(description="null for the first token of an echoed prompt")
     tokens: list[str] = Field(description="bytes that are no whole character are written as bytes:\\xe2")
     top_logprobs: Annotated[list[Place], in_turns(Place)] = Field(
-        description="the most likely tokens in each place, and the one that stands there"
+        description="the top tokens at each position, and the actual one"
     )

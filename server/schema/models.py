@@ -40,24 +40,24 @@ class ModelName(WireResponse):
 
 
 class TokenLoad(WireResponse):
-    """How full the KV cache is, as LightLLM gives it: 1 is all of it."""
+    """Shares of the KV cache in use, as LightLLM gives them: 1 is all of it."""
 
     current_load: float = Field(description="share of the pages that requests hold")
     logical_max_load: float = Field(
         description="share that those that run are expected to hold at most; may be above 1"
     )
-    dynamic_max_load: float = Field(description="the same as logical_max_load")
+    dynamic_max_load: float = Field(description="equal to logical_max_load")
 
 
 class Load(WireResponse):
-    """How busy the server is, for load balancers."""
+    """The load of the server, for load balancers."""
 
     server_load: int = Field(description="requests running and waiting")
     running: int
     waiting: int
     kv_cache_usage: float = Field(description="share of KV pages that requests hold, 0 to 1")
     predicted_kv_cache_usage: float = Field(
-        description="the same at its expected peak, if nothing else starts; may be above 1"
+        description="kv_cache_usage at its expected peak, if nothing else starts; may be above 1"
     )
     pages_used: int
     pages_cached: int

@@ -49,7 +49,7 @@ class TgiToken(WireResponse):
 
 
 class TgiStreamDetails(WireResponse):
-    """How a text ended."""
+    """The end of a text."""
 
     finish_reason: TgiReason
     generated_tokens: int
@@ -58,7 +58,7 @@ class TgiStreamDetails(WireResponse):
 
 
 class TgiSequence(WireResponse):
-    """How a text came about; `prefill` with decoder_input_details, `top_tokens` with top_n_tokens."""
+    """Details of a text; `prefill` with decoder_input_details, `top_tokens` with top_n_tokens."""
 
     finish_reason: TgiReason
     generated_tokens: int
@@ -77,7 +77,7 @@ class TgiBestOfSequence(TgiSequence):
 
 
 class TgiDetails(TgiSequence):
-    """How the answer came about, and with best_of the others."""
+    """Details of the answer, and with best_of of the other texts."""
 
     best_of_sequences: list[TgiBestOfSequence] | None = Field(None, exclude_if=is_none)
 

@@ -41,7 +41,7 @@ class InputPart(TypedRequest):
     @field_validator("type")
     @classmethod
     def check_type(cls, value: str) -> str:
-        """Only parts that hold text can become a prompt."""
+        """Refuse parts that hold no text."""
         if value not in cls.NEEDED:
             raise ValueError(f"parts of type {value!r} are not supported by this model; send text")
         return value
@@ -83,7 +83,7 @@ def as_items(value: Any) -> Any:
 
 
 class Reasoning(WireRequest):
-    """How much the model should think. Summaries of it are not made."""
+    """Effort of the reasoning. Summaries are not made."""
 
     effort: ReasoningEffort | None = Field(
         None, description="given to the chat template; none also sets enable_thinking to false"
@@ -131,14 +131,14 @@ class InputTool(TypedRequest):
     @field_validator("type")
     @classmethod
     def check_type(cls, value: str) -> str:
-        """Nothing is searched for, run or fetched here."""
+        """Refuse tools that a server would run."""
         if value not in cls.NEEDED:
             raise ValueError(f"tools of type {value!r} are not supported; only functions")
         return value
 
     @property
     def for_chat(self) -> dict[str, Any]:
-        """The same tool in chat."""
+        """Return the tool as chat has it."""
         function = self.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
         return {"type": "function", "function": function}
 
@@ -155,7 +155,7 @@ class InputChoice(TypedRequest):
 
     @property
     def for_chat(self) -> dict[str, Any]:
-        """The same choice in chat."""
+        """Return the choice as chat has it."""
         if self.type == "allowed_tools":
             names = [{"type": "function", "function": {"name": tool.name}} for tool in self.tools or ()]
             return {"type": self.type, "allowed_tools": {"mode": self.mode, "tools": names}}
@@ -190,7 +190,7 @@ class ResponsesRequest(Sampling):
         Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True, json_schema_extra=allow_string),
         BeforeValidator(as_items),
     ]
-    instructions: str | None = Field(None, description="a system message that stands before the input")
+    instructions: str | None = Field(None, description="a system message in front of the input")
     max_output_tokens: int | None = Field(
         None, ge=1, lt=2**31, description="output tokens at most; default: what the context leaves"
     )
@@ -202,14 +202,14 @@ class ResponsesRequest(Sampling):
     include: Annotated[list[str] | None, Wire(neutral=([],))] = Field(
         None,
         max_length=32,
-        description=f"{LOGPROBS_INCLUDED} tells the log-probability of each token of the text; of everything "
-        "else, nothing that can be had is left out",
+        description=f"{LOGPROBS_INCLUDED} returns the logprob of each token of the text; all else is "
+        "returned anyway",
     )
     top_logprobs: int | None = Field(
         None,
         ge=0,
         le=MAX_LOGPROBS,
-        description="with log-probabilities, also of so many most likely tokens in each place; default 0",
+        description="with logprobs, also return the top N at each position; default 0",
     )
     metadata: Annotated[dict[str, str] | None, check_entries(MAX_METADATA)] = Field(
         None, max_length=MAX_METADATA, description="given back with the response"
@@ -227,7 +227,7 @@ class ResponsesRequest(Sampling):
     @field_validator("stream_options")
     @classmethod
     def check_stream_options(cls, value: StreamOptions | None) -> StreamOptions | None:
-        """The last event has the counts, asked for or not, and no other has."""
+        """Refuse counts in each event: the last one always has them."""
         if value and value.continuous_usage_stats:
             raise ValueError("continuous_usage_stats is not supported: the last event has the token counts")
         return value
@@ -235,18 +235,18 @@ class ResponsesRequest(Sampling):
     @field_validator("top_logprobs")
     @classmethod
     def check_top_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
-        """Nobody would see them otherwise."""
+        """Refuse top_logprobs without logprobs."""
         if value and LOGPROBS_INCLUDED not in (info.data.get("include") or ()):
             raise ValueError(f"it needs {LOGPROBS_INCLUDED} among include")
         return value
 
     @property
-    def tells_logprobs(self) -> bool:
-        """Whether the text has its log-probabilities."""
+    def wants_logprobs(self) -> bool:
+        """Return True if the text should have its logprobs."""
         return LOGPROBS_INCLUDED in (self.include or ())
 
 
-# Of the tokens of a text, if they are asked for.
+# Of the tokens of a text, if they are requested.
 TextLogprobs = Annotated[list[TokenLogprob], in_turns(TokenLogprob)]
 
 
@@ -260,7 +260,7 @@ class OutputText(WireResponse):
 
 
 class ReasoningText(WireResponse):
-    """What the model thought."""
+    """Reasoning of the model."""
 
     type: Literal["reasoning_text"] = "reasoning_text"
     text: str
@@ -270,7 +270,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputReasoning(WireResponse):
-    """What the model thought before its answer. It is not summed up."""
+    """Reasoning before the answer, without a summary."""
 
     type: Literal["reasoning"] = "reasoning"
     id: str
@@ -304,14 +304,14 @@ OutputItem = OutputReasoning | OutputMessage | OutputCall
 
 
 class InputDetails(WireResponse):
-    """Where the prompt's tokens came from."""
+    """How many of the prompt's tokens were cached."""
 
     cached_tokens: int = Field(description="prompt tokens taken from the prefix cache")
     cache_write_tokens: int = 0
 
 
 class OutputDetails(WireResponse):
-    """What the output's tokens were used for."""
+    """How many of the output's tokens are reasoning."""
 
     reasoning_tokens: int
 
@@ -327,14 +327,14 @@ class ResponseUsage(WireResponse):
 
 
 class ResponseError(WireResponse):
-    """Why a response failed after it had begun."""
+    """The reason why a response failed after it had begun."""
 
     code: Literal["server_error"] = "server_error"
     message: str
 
 
 class IncompleteDetails(WireResponse):
-    """Why an answer ended early."""
+    """The reason why an answer ended early."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
@@ -370,7 +370,7 @@ class TextSettings(WireResponse):
 
 
 class ReasoningSettings(WireResponse):
-    """What was asked for."""
+    """The requested effort."""
 
     effort: ReasoningEffort | None
     summary: None = None

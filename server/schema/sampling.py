@@ -1,4 +1,4 @@
-"""What chat and text completions share: sampling, stopping, streaming, token counts."""
+"""Fields of all requests that generate text: sampling, stopping, streaming; and token counts."""
 
 from typing import Annotated, Any, Literal
 
@@ -25,7 +25,7 @@ INT64 = 2**63
 
 
 def check_stop(value: Any) -> Any:
-    """A stop string or a list of at most 16; the empty string would stop everything and is refused."""
+    """Return a stop string, or a list of at most 16, as a tuple; the empty string is refused."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError("must be a string or a list of strings")
@@ -52,13 +52,13 @@ PROMPT_LOGPROBS = Field(
     None,
     ge=0,
     le=MAX_LOGPROBS,
-    description="tell how likely each token of the prompt was, and so many likeliest ones in its place; the "
-    "whole prompt is computed for it. Not in a stream",
+    description="return the logprob of each prompt token and the top N at its position; bypasses the prefix "
+    "cache; not with stream",
 )
 
 
 def check_prompt_logprobs(value: int | None, info: ValidationInfo) -> int | None:
-    """A stream has no place for them."""
+    """Refuse prompt logprobs in a stream."""
     if value is not None and info.data.get("stream"):
         raise ValueError("it cannot be told in a stream")
     return value
@@ -137,7 +137,7 @@ class Sampling(ModelRequest):
         list[Annotated[list[int], Field(min_length=1, max_length=MAX_BAD_WORD_TOKENS, fail_fast=True)]]
         | None,
         Wire(neutral=([],), with_beams=False),
-    ] = Field(None, max_length=MAX_BAD_WORDS, description="the same as token ids")
+    ] = Field(None, max_length=MAX_BAD_WORDS, description="bad_words as token ids")
     stop: Annotated[
         Stop | None, Wire(neutral=([],), aliases=("stop_sequences", "stopping_strings"), with_beams=False)
     ] = Field(None, description="strings that end the answer and are not shown")
@@ -145,10 +145,10 @@ class Sampling(ModelRequest):
         None, max_length=MAX_STOP_IDS, fail_fast=True, description="token ids that end the answer"
     )
     min_tokens: Annotated[int | None, Wire(neutral=(0,), aliases=("min_new_tokens",))] = Field(
-        None, ge=0, lt=2**31, description="no end before so many tokens; default 0"
+        None, ge=0, lt=2**31, description="generate at least this many tokens; default 0"
     )
     ignore_eos: Annotated[bool | None, Wire(neutral=(False,))] = Field(
-        None, description="go on after the end-of-sequence token; default false"
+        None, description="continue after the end-of-sequence token; default false"
     )
     include_stop_str_in_output: Annotated[bool | None, Wire(neutral=(False,), aliases=("no_stop_trim",))] = (
         Field(None, description="show the stop string that ended the answer; default false")
@@ -157,10 +157,13 @@ class Sampling(ModelRequest):
         None, description="hide special tokens; default true"
     )
     cache_prompt: Annotated[bool | None, Wire(neutral=(True,))] = Field(
-        None, description="use what was computed for equal beginnings, and leave it for others; default true"
+        None, description="use the prefix cache, and leave the prompt in it; default true"
     )
     cache_salt: Annotated[str | None, Wire(aliases=("extra_key",))] = Field(
-        None, min_length=1, max_length=128, description="share computed beginnings only with the same salt"
+        None,
+        min_length=1,
+        max_length=128,
+        description="share cached prefixes only among requests with this salt",
     )
     priority: Annotated[int | None, Wire(neutral=(0,))] = Field(
         None, ge=-(2**31), lt=2**31, description="lower is served earlier; only where the server has it on"
@@ -169,7 +172,7 @@ class Sampling(ModelRequest):
     @field_validator("logit_bias")
     @classmethod
     def check_bias_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        """Keys are token ids in decimal; whether they exist is checked against the model later."""
+        """Refuse keys that are not token ids in decimal; the vocabulary is checked later."""
         for key in value or ():
             if not (key.isascii() and key.isdigit() and len(key) <= 10):
                 raise ValueError(f"keys must be token ids, got {key[:64]!r}")
@@ -177,13 +180,13 @@ class Sampling(ModelRequest):
 
 
 class PromptTokensDetails(BaseModel):
-    """Where the prompt's tokens came from."""
+    """How many of the prompt's tokens were cached."""
 
     cached_tokens: int = Field(description="prompt tokens taken from the prefix cache")
 
 
 class CompletionTokensDetails(BaseModel):
-    """What the sampled tokens were for."""
+    """How many of the sampled tokens are reasoning."""
 
     reasoning_tokens: int = Field(description="up to the end of the reasoning, with its markers")
 

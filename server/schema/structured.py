@@ -1,4 +1,4 @@
-"""What the output of a request must be: OpenAI's response_format, and what other servers call the same."""
+"""Fields that constrain the output: OpenAI's response_format, and those of other servers."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,7 +9,7 @@ from server.schema.wire import TypedRequest, Wire, WireRequest
 
 MAX_CHOICES = 4096
 Source = str | dict[str, Any]
-WHITESPACE = "expression for what may stand between the tokens of JSON"
+WHITESPACE = "regular expression of the whitespace between the tokens of JSON"
 
 
 class JsonSchemaFormat(WireRequest):
@@ -31,14 +31,14 @@ class ResponseFormat(TypedRequest):
     @field_validator("json_schema")
     @classmethod
     def check_schema(cls, value: JsonSchemaFormat | None, info: ValidationInfo) -> JsonSchemaFormat | None:
-        """The type says whether there must be one."""
+        """Check that there is a schema if the type needs one."""
         if info.data.get("type") == "json_schema" and (value is None or value.schema_ is None):
             raise PydanticCustomError("missing", "the type json_schema needs json_schema.schema")
         return value
 
 
 class StructuredOutputs(WireRequest):
-    """vLLM's way to say it; one of these."""
+    """The field of vLLM; one of these."""
 
     json_: Source | None = Field(None, alias="json", description="JSON schema, also as a string")
     regex: str | None = None
@@ -51,7 +51,7 @@ class StructuredOutputs(WireRequest):
 
 
 class TypedGrammar(WireRequest):
-    """TGI's way to say it."""
+    """The field of TGI."""
 
     type: Literal["json", "json_schema", "regex"]
     value: Source = Field(description="JSON schema, or expression")
@@ -59,14 +59,14 @@ class TypedGrammar(WireRequest):
     @field_validator("value")
     @classmethod
     def check_value(cls, value: Source, info: ValidationInfo) -> Source:
-        """An expression is a string."""
+        """Refuse an expression that is not a string."""
         if info.data.get("type") == "regex" and not isinstance(value, str):
             raise ValueError("the value of a regex must be a string")
         return value
 
 
 class Structured(WireRequest):
-    """Fields that say what the whole output must be. At most one of them can be used."""
+    """Fields that constrain the whole output. At most one of them can be used."""
 
     response_format: Annotated[ResponseFormat | None, Wire(neutral=({"type": "text"},))] = Field(
         None, description="free text, any JSON object, or JSON that a schema describes"

@@ -72,7 +72,7 @@ class TokenizeRequest(ModelRequest):
     @field_validator("messages")
     @classmethod
     def check_form(cls, value: list[ChatMessage] | None, info: ValidationInfo) -> list[ChatMessage] | None:
-        """One of the two forms."""
+        """Check that there is a prompt or messages, not both."""
         if "prompt" in info.data and (info.data["prompt"] is None) == (value is None):
             raise ValueError("send either prompt or messages")
         return value
@@ -80,7 +80,7 @@ class TokenizeRequest(ModelRequest):
     @field_validator("add_special_tokens")
     @classmethod
     def check_special_tokens(cls, value: bool | None, info: ValidationInfo) -> bool | None:
-        """It belongs to a prompt."""
+        """Refuse it for messages."""
         if value and info.data.get("messages"):
             raise ValueError("it is for a prompt; a chat template writes its own")
         return value
@@ -130,7 +130,7 @@ class DetokenizeResponse(WireResponse):
 
 
 class TokenizerInfo(WireResponse):
-    """What a client needs to tokenize and render by itself."""
+    """Special tokens and chat template, for clients that tokenize or render by themselves."""
 
     bos_token: str | None
     eos_token: str | None

@@ -61,7 +61,7 @@ class FunctionDefinition(WireRequest):
 
     @property
     def for_template(self) -> dict[str, Any]:
-        """What chat templates print: nothing they have not been written for."""
+        """Return the fields that chat templates print, and no others."""
         definition: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             definition["description"] = self.description
@@ -83,7 +83,7 @@ class FunctionName(WireRequest):
 
 
 class ToolName(WireRequest):
-    """A tool by its name, which may also stand beside the type."""
+    """A tool by its name, which may also be beside the type."""
 
     type: Literal["function"]
     function: FunctionName | None = None
@@ -92,7 +92,7 @@ class ToolName(WireRequest):
     @field_validator("name")
     @classmethod
     def check_name(cls, value: str | None, info: ValidationInfo) -> str | None:
-        """One of the two places has it."""
+        """Take the name from either of its two places."""
         function: FunctionName | None = info.data.get("function")
         if value is None and function is None:
             raise PydanticCustomError("missing", "the tool's name is needed, as function.name")
@@ -131,7 +131,7 @@ def as_choice(value: Any) -> Any:
 
 
 def allow_word(schema: dict[str, Any]) -> None:
-    """Tell the JSON schema what as_choice() does."""
+    """Add the spellings that as_choice() takes to the JSON schema."""
     choice = dict(schema)
     schema.clear()
     schema["anyOf"] = [{"enum": ["none", "auto", "required"]}, choice]
@@ -141,13 +141,13 @@ Choice = Annotated[ToolChoice, Field(json_schema_extra=allow_word), BeforeValida
 
 
 class AnswerPart(BaseModel):
-    """Root of what stands in an answer."""
+    """Root of the parts of an answer."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class AnswerFunction(AnswerPart):
-    """What is called, with its arguments as JSON in a string."""
+    """The called function, with its arguments as JSON in a string."""
 
     name: str
     arguments: str
@@ -169,7 +169,7 @@ class FunctionDelta(AnswerPart):
 
 
 class ToolCallDelta(AnswerPart):
-    """What a chunk adds to the call `index`: id, type and name come once, first."""
+    """The part of call `index` in a chunk: id, type and name come once, first."""
 
     index: int
     id: str | None = None

@@ -1,4 +1,4 @@
-"""Roots of request and response bodies, and `Wire`: what is known of a request's field beside its type."""
+"""Roots of request and response bodies, and `Wire`: metadata of a request's field beside its type."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ Needed = Mapping[str, tuple[str, ...]]
 class Wire:
     """Metadata of a request's field, written into its `Annotated` type.
 
-    `neutral` are the values that leave an answer as it is: requests that do not have the field accept them
-    all the same. `same_as` names a field of the same body whose value is neutral, too. `aliases` are the
+    `neutral` are the values that leave an answer as it is: requests that do not have the field accept them.
+    `same_as` names a field of the same body whose value is neutral, too. `aliases` are the
     field's names in the APIs of other servers. `shapes_prompt` says that the field can change the tokens of
     a prompt, `with_beams` that it can be used together with beam search.
     """

@@ -11,7 +11,7 @@ from tests.server.test_aliases import BOTH, CHAT, TEXT, error_of
 
 
 @BOTH
-async def test_circles_are_the_engines_matter(
+async def test_repetition_stop_reaches_the_engine(
     client: httpx.AsyncClient, engine: FakeEngine, path: str, body: dict[str, Any]
 ) -> None:
     for times in (2, 4096):
@@ -39,7 +39,7 @@ async def test_circles_are_the_engines_matter(
         3,
     ],
 )
-async def test_circles_that_cannot_be(
+async def test_invalid_repetition_is_refused(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], options: Any
 ) -> None:
     param, _ = await error_of(client, path, body | {"repetition_stop": options})
@@ -59,7 +59,7 @@ async def test_circles_that_cannot_be(
         (None, None),
     ],
 )
-async def test_circles_in_vllms_words(
+async def test_repetition_detection_of_vllm_reaches_the_engine(
     client: httpx.AsyncClient,
     engine: FakeEngine,
     path: str,
@@ -87,7 +87,7 @@ async def test_circles_in_vllms_words(
         True,
     ],
 )
-async def test_circles_that_vllm_would_not_find(
+async def test_repetition_that_cannot_match_is_refused(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], options: Any
 ) -> None:
     param, _ = await error_of(client, path, body | {"repetition_detection": options})
@@ -95,7 +95,7 @@ async def test_circles_that_vllm_would_not_find(
 
 
 @BOTH
-async def test_circles_are_looked_for_in_one_way(
+async def test_two_kinds_of_repetition_are_refused(
     client: httpx.AsyncClient, path: str, body: dict[str, Any]
 ) -> None:
     both = {

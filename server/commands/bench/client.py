@@ -17,7 +17,7 @@ from server.commands.bench.workload import Job
 
 @dataclass(slots=True)
 class Result:
-    """What one stream saw. Times are `time.perf_counter()` seconds; chunks are those that carry content."""
+    """Measurements of one stream, in `time.perf_counter()` seconds; chunks are those that carry content."""
 
     prompt_tokens: int
     output_tokens: int = 0

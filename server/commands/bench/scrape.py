@@ -1,4 +1,4 @@
-"""What the server says of itself: its model name, and its metrics before and after a run."""
+"""Asks the server for its model name, and for its metrics before and after a run."""
 
 from dataclasses import dataclass
 

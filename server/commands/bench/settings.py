@@ -1,4 +1,4 @@
-"""What `monoloop bench` can be told."""
+"""Settings of `monoloop bench`."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What is sent and when: synthetic prompts of exact token lengths and arrival times, all from one seed."""
+"""The requests of a run: synthetic prompts of exact token lengths and arrival times, all from one seed."""
 
 import json
 import random
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 # Prompts are token ids, so their length is exact whatever the tokenizer. Every vocabulary in use holds these
-# ids, and control tokens stand below or above them.
+# ids, and control tokens are below or above them.
 TOKEN_IDS = range(1_000, 20_000)
 
 

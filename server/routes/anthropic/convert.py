@@ -15,9 +15,9 @@ from server.schema.tools import MAX_TOOL_CALLS
 
 
 def chat_request(wire: Conversation) -> ChatRequest:
-    """The same conversation, and the same sampling, as chat has them. Raises InvalidRequest.
+    """Return the chat request with this conversation and sampling. Raises InvalidRequest.
 
-    The limit of the answer's length is left out: it is no demand, but a default that may be cut.
+    The limit of the answer's length is left out: here it is a default that is cut to what fits.
     """
     messages: list[dict[str, Any]] = []
     if wire.system:
@@ -47,9 +47,9 @@ def chat_request(wire: Conversation) -> ChatRequest:
         fields["parallel_tool_calls"] = not wire.tool_choice.disable_parallel_tool_use
     if wire.output_config is not None:
         fields["reasoning_effort"] = wire.output_config.effort
-    wanted = wire.output_format or (wire.output_config and wire.output_config.format)
-    if wanted:
-        schema = {"schema": wanted.schema_}
+    form = wire.output_format or (wire.output_config and wire.output_config.format)
+    if form:
+        schema = {"schema": form.schema_}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(wire, MessagesRequest):
         fields |= wire.model_dump(include=set(Sampling.model_fields))
@@ -61,7 +61,7 @@ def chat_request(wire: Conversation) -> ChatRequest:
 
 
 def check_block(block: InputBlock, path: str) -> None:
-    """Refuse what no template should see, under its name in this API. Raises InvalidRequest."""
+    """Refuse NUL characters and deep nesting, under their names in this API. Raises InvalidRequest."""
     for name in ("text", "thinking", "id", "name", "tool_use_id"):
         check_text(getattr(block, name) or "", f"{path}.{name}")
     measure(block.input, f"{path}.input")
@@ -70,7 +70,7 @@ def check_block(block: InputBlock, path: str) -> None:
 
 
 def user_turns(blocks: list[InputBlock]) -> list[dict[str, Any]]:
-    """What a user says, and what the tools said, in its order."""
+    """Return the turns of the user and of tools, in their order."""
     turns: list[dict[str, Any]] = []
     for block in blocks:
         if block.type == "tool_result":
@@ -82,7 +82,7 @@ def user_turns(blocks: list[InputBlock]) -> list[dict[str, Any]]:
 
 
 def assistant_turns(blocks: list[InputBlock]) -> list[dict[str, Any]]:
-    """What the assistant thought, said and called, as one turn; redacted thinking nobody can read."""
+    """Return reasoning, text and calls of the assistant as one turn, without redacted thinking."""
     turn: dict[str, Any] = {
         "role": "assistant",
         "content": [text_part(block.text or "") for block in blocks if block.type == "text"],

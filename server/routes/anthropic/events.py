@@ -59,7 +59,7 @@ class MessageFrames(Frames):
         return named_event(MessageStart(message=message(self.answer)))
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        """What begins, grows and ends; the first block is followed by a ping."""
+        """Return the events for what begins, grows and ends; a ping follows the first block."""
         if delta.finish_reason is not None:
             self._last = delta
         return b"".join(map(self._step, self._blocks.add(delta)))
@@ -150,7 +150,7 @@ def ending_of(answer: Answer, delta: Delta, max_tokens: int) -> Ending:
 
 
 def stop_reason(delta: Delta, num_tokens: int, max_tokens: int) -> StopReason:
-    """Why an answer of `num_tokens` ended."""
+    """Return why an answer of `num_tokens` ended."""
     if delta.finish_reason is FinishReason.LENGTH:
         return "max_tokens" if num_tokens >= max_tokens else "model_context_window_exceeded"
     if isinstance(delta.stop_reason, str):

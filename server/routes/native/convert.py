@@ -1,4 +1,4 @@
-"""A request of TGI or LightLLM -> the completion request that continues the same text in the same way."""
+"""A request of TGI or LightLLM -> the completion request with its text and sampling."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ NEUTRAL = {name: wire.neutral[0] for name, wire in wire_of(Sampling).items() if 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What the two servers do when nothing is said.
+    """Defaults of the two servers.
 
     In TGI any setting of sampling turns it on, in LightLLM only `do_sample`, or the model's own generation
     config, from which other values come, too. Otherwise decoding is greedy. With `best_of_is_n` all texts are
@@ -40,9 +40,9 @@ class Defaults:
 
 
 def completion_request(wire: GenerateRequest, defaults: Defaults, limits: Limits) -> CompletionRequest:
-    """The same prompt, and the same sampling, as completions have them. Raises InvalidRequest."""
+    """Return the completion request with this text and sampling. Raises InvalidRequest."""
     parameters = wire.parameters
-    tells_tokens = parameters.details or parameters.return_details
+    has_details = parameters.details or parameters.return_details
     fields = parameters.model_dump(include=set(Sampling.model_fields))
     fields |= {
         "prompt": wire.inputs,
@@ -50,7 +50,7 @@ def completion_request(wire: GenerateRequest, defaults: Defaults, limits: Limits
         "min_tokens": parameters.min_new_tokens,
         "stop": list(parameters.stop or parameters.stop_sequences or ()) or None,
         "include_stop_str_in_output": True,
-        "logprobs": (parameters.top_n_tokens or 0) if tells_tokens else None,
+        "logprobs": (parameters.top_n_tokens or 0) if has_details else None,
         "n": parameters.n or (parameters.best_of if defaults.best_of_is_n else None),
         "best_of": None if defaults.best_of_is_n else parameters.best_of,
         "prompt_logprobs": 0 if parameters.decoder_input_details else None,
@@ -73,7 +73,7 @@ def completion_request(wire: GenerateRequest, defaults: Defaults, limits: Limits
 
 
 def samples(parameters: GenerateParameters, defaults: Defaults, limits: Limits) -> bool:
-    """Whether the likeliest token is not simply taken."""
+    """Return True if tokens are sampled, False if decoding is greedy."""
     if parameters.do_sample:
         return True
     if defaults.samples_if_set:

@@ -21,7 +21,7 @@ from server.stream import Frames, stream_answer
 
 
 class Dialect(NamedTuple):
-    """What the two servers do not have in common."""
+    """What differs between the two servers."""
 
     defaults: Defaults
     check: Callable[[GenerateRequest], None]
@@ -50,7 +50,7 @@ async def generate_stream(http: HttpRequest) -> Response:
 
 
 async def generate_compat(http: HttpRequest) -> Response:
-    """The same as /generate; TGI puts the answer in a list here."""
+    """One continuation of a text, as /generate; TGI puts the answer in a list here."""
     response = await generate(http)
     if context_of(http).config.generate_api == "tgi" and response.media_type == "application/json":
         return Response(b"[" + bytes(response.body) + b"]", media_type="application/json")

@@ -34,22 +34,22 @@ def check(wire: GenerateRequest) -> None:
 
 def response(wire: GenerateRequest, answer: Answer, deltas: list[Delta]) -> BaseModel:
     """The body of the answer."""
-    told: list[LightllmToken] | list[list[LightllmToken]] | None = None
+    details: list[LightllmToken] | list[list[LightllmToken]] | None = None
     if wire.parameters.return_details:
-        told = alone([tokens(answer, delta) for delta in deltas])
+        details = alone([tokens(answer, delta) for delta in deltas])
     return LightllmResponse(
         generated_text=[prefix(wire) + delta.text for delta in deltas],
         count_output_tokens=alone([stream.num_output_tokens for stream in answer.streams]),
         finish_reason=alone([finish_of(delta) for delta in deltas]),
         prompt_tokens=answer.streams[0].num_prompt_tokens,
-        tokens=told,
+        tokens=details,
     )
 
 
 def tokens(answer: Answer, delta: Delta) -> list[LightllmToken]:
     """All tokens of a text, shown or not."""
-    told = TokenTexts().take(delta)
-    return [one(answer, number, token, text or "") for number, (token, text) in enumerate(told, 1)]
+    pairs = TokenTexts().take(delta)
+    return [one(answer, number, token, text or "") for number, (token, text) in enumerate(pairs, 1)]
 
 
 def one(answer: Answer, number: int, token: OutputToken, text: str) -> LightllmToken:
@@ -70,17 +70,17 @@ def alone(values: list[T]) -> T | list[T]:
 
 
 class LightllmFrames(Frames):
-    """An event for each piece of text."""
+    """Makes an event for each piece of text."""
 
     def __init__(self, answer: Answer, wire: GenerateRequest) -> None:
         super().__init__(answer)
         self._prefix = prefix(wire)
         self._texts = TokenTexts() if wire.parameters.return_details else None
-        self._num_told = 0
+        self._num_tokens = 0
         self._delta = JsonTemplate(lambda number, text: data_event(self._event(number, TextDelta(text, 1))))
 
     def opening(self) -> bytes:
-        """Nothing stands before the text."""
+        """Return nothing: the text comes first."""
         return b""
 
     def delta(self, index: int, delta: Delta) -> bytes:
@@ -97,13 +97,13 @@ class LightllmFrames(Frames):
         """An event for each token."""
         events: list[LightllmEvent] = []
         for token, text in texts.take(delta):
-            self._num_told += 1
+            self._num_tokens += 1
             shown, self._prefix = self._prefix + (text or ""), ""
-            told = one(self.answer, self._num_told, token, shown)
-            events.append(LightllmEvent(token=told, finished=False, finish_reason=None))
+            single = one(self.answer, self._num_tokens, token, shown)
+            events.append(LightllmEvent(token=single, finished=False, finish_reason=None))
         if delta.finish_reason is not None:
             rest = delta._replace(text=self._prefix + texts.waiting)
-            last = events.pop() if events else self._event(self._num_told, rest)
+            last = events.pop() if events else self._event(self._num_tokens, rest)
             ending = {"finished": True, "finish_reason": finish_of(delta)}
             events.append(last.model_copy(update=ending))
         return b"".join(map(data_event, events))

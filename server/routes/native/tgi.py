@@ -52,14 +52,14 @@ def response(wire: GenerateRequest, answer: Answer, deltas: list[Delta]) -> Base
     best = max(range(len(deltas)), key=lambda index: mean_logprob(deltas[index].tokens))
     if not wire.parameters.details:
         return TgiResponse(generated_text=texts[best], details=None)
-    told = [sequence(wire, answer, deltas, index) for index in range(len(deltas))]
+    sequences = [sequence(wire, answer, deltas, index) for index in range(len(deltas))]
     others = [
-        TgiBestOfSequence(generated_text=texts[index], **told[index])
+        TgiBestOfSequence(generated_text=texts[index], **sequences[index])
         for index in range(len(deltas))
         if index != best
     ]
     return TgiResponse(
-        generated_text=texts[best], details=TgiDetails(best_of_sequences=others or None, **told[best])
+        generated_text=texts[best], details=TgiDetails(best_of_sequences=others or None, **sequences[best])
     )
 
 
@@ -76,7 +76,7 @@ def sequence(wire: GenerateRequest, answer: Answer, deltas: list[Delta], index: 
                 text=text_of(token.piece),
                 logprob=None if token.logprob is None else finite(token.logprob),
             )
-            for token in deltas[0].prompt_tokens  # told once
+            for token in deltas[0].prompt_tokens  # only the first has them
         ],
         "tokens": [one(token.piece, token.logprob) for token in delta.tokens],
         "top_tokens": (
@@ -106,30 +106,30 @@ def text_of(piece: TokenPiece) -> str:
 
 
 def reason(delta: Delta) -> TgiReason:
-    """Why a text ended, in TGI's words."""
+    """Return why a text ended, in TGI's words."""
     if finish_of(delta) == "length":
         return "length"
     return "eos_token" if delta.stop_reason is None else "stop_sequence"
 
 
 def prefix(wire: GenerateRequest) -> str:
-    """What stands before the generated text."""
+    """Return the text in front of the generated one."""
     return wire.inputs if wire.parameters.return_full_text else ""
 
 
 class TgiFrames(Frames):
-    """An event for each piece of text; the last has all of it."""
+    """Makes an event for each piece of text; the last has all of it."""
 
     def __init__(self, answer: Answer, wire: GenerateRequest) -> None:
         super().__init__(answer)
         self._wire = wire
         self._texts: list[str] = []
-        self._num_told = 0
-        self._told = TokenTexts()
+        self._num_tokens = 0
+        self._token_texts = TokenTexts()
         self._delta = JsonTemplate(lambda number, text: data_event(tgi_event(number, text)))
 
     def opening(self) -> bytes:
-        """Nothing stands before the text."""
+        """Return nothing: the text comes first."""
         return b""
 
     def delta(self, index: int, delta: Delta) -> bytes:
@@ -148,15 +148,15 @@ class TgiFrames(Frames):
         events = list(self._tokens(delta))
         if delta.finish_reason is not None:
             whole = prefix(self._wire) + "".join(self._texts)
-            last = events.pop() if events else tgi_event(self._num_told, self._told.waiting, whole)
+            last = events.pop() if events else tgi_event(self._num_tokens, self._token_texts.waiting, whole)
             events.append(last.model_copy(update={"generated_text": whole, "details": self._end(delta)}))
         return b"".join(map(data_event, events))
 
     def _tokens(self, delta: Delta) -> Iterator[TgiEvent]:
-        for token, text in self._told.take(delta):
-            self._num_told += 1
+        for token, text in self._token_texts.take(delta):
+            self._num_tokens += 1
             yield TgiEvent(
-                index=self._num_told,
+                index=self._num_tokens,
                 token=one(token.piece, token.logprob, text),
                 top_tokens=top_tokens(token) if self._wire.parameters.top_n_tokens else None,
                 generated_text=None,
@@ -165,7 +165,7 @@ class TgiFrames(Frames):
     def _end(self, delta: Delta) -> TgiStreamDetails:
         return TgiStreamDetails(
             finish_reason=reason(delta),
-            generated_tokens=self._num_told,
+            generated_tokens=self._num_tokens,
             seed=self.answer.requests[0].sampling.seed,
             input_length=self.answer.streams[0].num_prompt_tokens,
         )

@@ -1,12 +1,12 @@
-"""Tokens that are told one by one, each with its part of the text."""
+"""Splits the text of an answer into the parts of its tokens."""
 
 from collections.abc import Iterator, Sequence
 
 from engine.outputs import OutputToken
 from server.answer import Delta
 
-# None: it leaves no text.
-Told = tuple[OutputToken, str | None]
+# A token and its part of the text, None if it leaves none.
+TokenText = tuple[OutputToken, str | None]
 
 
 class TokenTexts:
@@ -16,17 +16,17 @@ class TokenTexts:
         self.waiting = ""
         self._num_chars = 0
 
-    def take(self, delta: Delta) -> list[Told]:
+    def take(self, delta: Delta) -> list[TokenText]:
         """The tokens of a delta; what is shown of them is, joined, the text so far."""
         self.waiting += delta.text
         if not delta.tokens:
             return []
         text, self.waiting = self.waiting, ""
-        told = list(self._split(delta.tokens, text))
+        pairs = list(self._split(delta.tokens, text))
         self._num_chars += len(text)
-        return told
+        return pairs
 
-    def _split(self, tokens: Sequence[OutputToken], text: str) -> Iterator[Told]:
+    def _split(self, tokens: Sequence[OutputToken], text: str) -> Iterator[TokenText]:
         shown = [token for token in tokens if token.is_shown]
         ends = iter([*(token.offset - self._num_chars for token in shown[1:]), len(text)])
         start = 0

@@ -102,7 +102,7 @@ def response_of(answer: Answer, deltas: list[Delta], details: TokenDetails) -> C
 
 
 def message(delta: Delta) -> AssistantMessage:
-    """The whole answer: reasoning and calls only stand in it if there are any, and content need not then."""
+    """Return the whole answer, with reasoning and calls if any; beside calls content may be null."""
     if not isinstance(delta, ParsedDelta):
         return AssistantMessage(role="assistant", content=delta.text, refusal=None)
     whole = Message.of(delta.events)

@@ -15,7 +15,7 @@ from engine.request import Request, SamplingParams
 from server.answer import Answer, collect_all
 from server.context import ServerContext
 from server.endpoint import Endpoint, run_generation
-from server.limits import check_num_answers, room_behind
+from server.limits import check_num_answers, room_after
 from server.parsing.output import ParsedStream
 from server.prompt import encode_each
 from server.schema.embeddings import EmbeddingsRequest, EmbeddingsResponse, EmbeddingsUsage
@@ -53,7 +53,7 @@ async def make_requests(context: ServerContext, wire: EmbeddingsRequest, answer_
     )
     requests: list[Request] = []
     for token_ids in prompts:
-        room_behind(len(token_ids), limits, "input")
+        room_after(len(token_ids), limits, "input")
         requests.append(
             Request(
                 f"{answer_id}-{len(requests)}",

@@ -48,7 +48,7 @@ class ChunkFrames(Frames):
         """The part of a chunk that belongs to choice `index`."""
 
     def event(self, choices: list[ChunkChoice], *, with_counts: bool, **more: Any) -> bytes:
-        """A chunk of the schema as one event. `usage` stands in it, as counts or null, only if asked for."""
+        """Return a chunk as one event; it has `usage`, as counts or null, only if the request wants it."""
         fields: dict[str, Any] = {
             "id": self.answer.id,
             "object": self.kind,
@@ -87,7 +87,7 @@ class ChunkFrames(Frames):
         return self.fill(self.templates[index], delta.text)
 
     def ending(self) -> bytes:
-        """The chunk with the token counts, if asked for, and the end of the stream."""
+        """Return the chunk with the token counts, if requested, and the end of the stream."""
         return (self.event([], with_counts=True) if self.with_usage else b"") + DONE
 
     def failure(self, error: Exception) -> bytes:
@@ -144,7 +144,7 @@ class CompletionFrames(ChunkFrames):
         super().__init__(answer, options, details)
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        """The event for new text; in front of the first stands what is echoed of the prompt."""
+        """Return the event for new text; the first begins with the echoed prompt."""
         if index not in self._begun and (delta.text or delta.finish_reason is not None):
             self._begun.add(index)
             if self._echo or self.details:
@@ -185,7 +185,7 @@ def bare_choice(index: int, delta: ChatDelta) -> ChatChunkChoice:
 
 
 def ending_fields(delta: Delta, finish: Callable[[Delta], ChatFinish] = finish_of) -> dict[str, Any]:
-    """Why a choice ended: null in all chunks but its last."""
+    """Return the fields that say why a choice ended: null in all chunks but its last."""
     if delta.finish_reason is None:
         return {"finish_reason": None}  # and no stop_reason at all: chunks leave out what is not set
     return {"finish_reason": finish(delta), "stop_reason": delta.stop_reason}

@@ -34,7 +34,7 @@ async def get_model_name(http: Request) -> Response:
 
 
 def card(context: ServerContext, name: str) -> ModelCard:
-    """What is told of the model under one of its names."""
+    """Return the card of the model under one of its names."""
     model = context.engine.model
     return ModelCard(id=name, created=model.created, root=model.name, max_model_len=model.max_model_len)
 

@@ -1,4 +1,4 @@
-"""The items of a response's input -> the chat request with the same prompt."""
+"""The items of a response's input -> the chat request with that prompt."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_forma
 
 
 def chat_request(wire: ResponsesRequest) -> ChatRequest:
-    """The same conversation, and the same sampling, as chat has them. Raises InvalidRequest."""
+    """Return the chat request with this conversation and sampling. Raises InvalidRequest."""
     messages: list[dict[str, Any]] = []
     if wire.instructions:
         check_text(wire.instructions, "instructions")
@@ -36,7 +36,7 @@ def chat_request(wire: ResponsesRequest) -> ChatRequest:
         "tools": [tool.for_chat for tool in wire.tools or ()],
         "tool_choice": wire.tool_choice.for_chat if wire.tool_choice else None,
         "parallel_tool_calls": wire.parallel_tool_calls,
-        "logprobs": wire.tells_logprobs,
+        "logprobs": wire.wants_logprobs,
         "top_logprobs": wire.top_logprobs,
     }
     try:
@@ -45,13 +45,13 @@ def chat_request(wire: ResponsesRequest) -> ChatRequest:
         raise invalid_request(error, fields, NAMES) from None
 
 
-def response_format(wanted: TextFormat | None) -> dict[str, Any] | None:
+def response_format(form: TextFormat | None) -> dict[str, Any] | None:
     """The form of the answer as chat has it."""
-    if wanted is None:
+    if form is None:
         return None
-    if wanted.type != "json_schema":
-        return {"type": wanted.type}
-    return {"type": wanted.type, "json_schema": wanted.model_dump(include={"name", "schema_"}, by_alias=True)}
+    if form.type != "json_schema":
+        return {"type": form.type}
+    return {"type": form.type, "json_schema": form.model_dump(include={"name", "schema_"}, by_alias=True)}
 
 
 def check_item(item: InputItem, path: str) -> None:

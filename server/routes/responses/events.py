@@ -35,14 +35,14 @@ from server.stream import Frames, JsonTemplate, named_event
 
 
 class ItemPlace(TypedDict):
-    """Where an item stands."""
+    """The place of an item in the output."""
 
     item_id: str
     output_index: int
 
 
 class Place(ItemPlace):
-    """Where the text of the one part of an item stands."""
+    """The place of the text of an item's one part."""
 
     content_index: int
 
@@ -66,14 +66,14 @@ class ResponseFrames(Frames):
         )
 
     def takes_long(self, delta: Delta | None) -> bool:
-        """The last events tell all tokens once more."""
+        """As in `Frames`; the last events carry all tokens once more."""
         if super().takes_long(delta):
             return True
         is_end = delta is None or delta.finish_reason is not None
         return is_end and sum(len(block.tokens) for block in self._blocks.all) > MAX_TOKENS_ON_LOOP
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        """What begins, grows and ends."""
+        """Return the events for what begins, grows and ends."""
         if delta.finish_reason is not None:
             self._last = delta
         return b"".join(map(self._step, self._blocks.add(delta)))
@@ -104,12 +104,12 @@ class ResponseFrames(Frames):
             case BlockDelta(block, text, tokens):
                 assert self._more is not None
                 if tokens and self._details:
-                    return self._told(block, text, tokens)
+                    return self._with_logprobs(block, text, tokens)
                 return self._more.fill_numbered(next(self._numbers), text)
             case BlockEnd(block):
                 return self._end(block)
 
-    def _told(self, block: Block, text: str, tokens: tuple[OutputToken, ...]) -> bytes:
+    def _with_logprobs(self, block: Block, text: str, tokens: tuple[OutputToken, ...]) -> bytes:
         """More text, with its tokens."""
         return named_event(
             TextDeltaEvent(

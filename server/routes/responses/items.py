@@ -1,4 +1,4 @@
-"""A response and the items of its output, from what was asked for and the blocks of the answer."""
+"""A response and the items of its output, from the request and the blocks of the answer."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -42,14 +42,14 @@ def item_id(answer: Answer, block: Block) -> str:
 
 
 def text_of(block: Block, details: TokenDetails) -> OutputText:
-    """The text of a block, with its log-probabilities if they are wanted."""
+    """Return the text of a block, with its logprobs if the answer has them."""
     return OutputText(text=block.text, logprobs=logprobs_of(block.tokens, details))
 
 
 def logprobs_of(tokens: Sequence[OutputToken], details: TokenDetails) -> list[TokenLogprob]:
-    """The log-probabilities of the shown ones of `tokens`; none if they are not wanted."""
-    told = details.chat(tokens)
-    return [] if told is None else told.content
+    """Return the logprobs of the shown ones of `tokens`; none if the answer does not have them."""
+    logprobs = details.chat(tokens)
+    return [] if logprobs is None else logprobs.content
 
 
 def item_of(answer: Answer, block: Block, status: ItemStatus, details: TokenDetails) -> OutputItem:
@@ -66,7 +66,7 @@ def item_of(answer: Answer, block: Block, status: ItemStatus, details: TokenDeta
 
 
 def status_of(block: Block) -> ItemStatus:
-    """How a block ended: a call may have broken off at a stop string, too."""
+    """Return how a block ended; a call may have been cut at a stop string, too."""
     is_broken = block.is_cut or (block.kind == "call" and not block.is_complete)
     return "incomplete" if is_broken else "completed"
 
@@ -104,17 +104,17 @@ def begun(answer: Answer, wire: ResponsesRequest, limits: Limits) -> ResponseObj
 
 
 def text_format(wire: ResponsesRequest) -> PlainText | JsonObject | JsonSchema:
-    """The form of the text, as it was asked for."""
-    wanted = wire.text and wire.text.format
-    if not wanted or wanted.type == "text":
+    """Return the requested form of the text."""
+    form = wire.text and wire.text.format
+    if not form or form.type == "text":
         return PlainText()
-    if wanted.type == "json_object":
+    if form.type == "json_object":
         return JsonObject()
     return JsonSchema(
-        name=wanted.name,
-        description=wanted.description,
-        schema_=wanted.schema_ or {},
-        strict=wanted.strict is not False,
+        name=form.name,
+        description=form.description,
+        schema_=form.schema_ or {},
+        strict=form.strict is not False,
     )
 
 
