@@ -18,9 +18,9 @@ class Wire:
     """Metadata of a request's field, written into its `Annotated` type.
 
     `neutral` are the values that leave an answer as it is: requests that do not have the field accept them.
-    `same_as` names a field of the same body whose value is neutral, too. `aliases` are the
-    field's names in the APIs of other servers. `shapes_prompt` says that the field can change the tokens of
-    a prompt, `with_beams` that it can be used together with beam search.
+    `same_as` names a field of the same body whose value is neutral, too. `aliases` are the field's names in
+    the APIs of other servers. `shapes_prompt` says that the field can change the tokens of a prompt,
+    `with_beams` that it can be used together with beam search.
     """
 
     neutral: tuple[Any, ...] = ()

@@ -1,6 +1,6 @@
 """Every known field acts in a dialect, is refused by name, or is a published no-op."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import pytest
@@ -10,14 +10,15 @@ from server.schema.aliases import aliases_of
 from server.schema.anthropic import CountTokensRequest, MessagesRequest
 from server.schema.chat import ChatRequest
 from server.schema.completions import CompletionRequest
-from server.schema.dialects import KnownFields
+from server.schema.dialects import KnownFields, refused_tables
 from server.schema.embeddings import EmbeddingsRequest
 from server.schema.foreign import FOREIGN, NO_OPS
 from server.schema.generate_parameters import GenerateParameters
 from server.schema.native import GenerateRequest
+from server.schema.refused_fields import Refused
 from server.schema.responses import ResponsesRequest
 from server.schema.tokenize import TokenizeRequest
-from server.schema.wire import Wire, WireRequest, wire_of
+from server.schema.wire import ModelRequest, Wire, WireRequest, wire_of
 from tests.server.fake_engine import FakeEngine
 
 HELLO = [{"role": "user", "content": "a"}]
@@ -40,6 +41,18 @@ def body_of(dialect: str, **fields: Any) -> dict[str, Any]:
     """A request with further fields."""
     body = DIALECTS[dialect][1]
     return body | ({"parameters": fields} if dialect == "parameters" else fields)
+
+
+def test_tables_of_a_new_request_follow_from_its_fields() -> None:
+    class ScoreRequest(ModelRequest):
+        DIALECT = "score"
+        pairs: Annotated[list[str] | None, Wire(neutral=([],))] = None
+
+    tables = refused_tables([ChatRequest, ScoreRequest])
+    assert tables[ScoreRequest]["min_p"] == Refused((0,), "it is a field of chat")
+    assert tables[ScoreRequest]["repeat_penalty"] == Refused((1,), "it is a field of chat")
+    assert tables[ChatRequest]["pairs"] == Refused(([],), "it is a field of score")
+    assert "model" not in tables[ScoreRequest]
 
 
 def test_metadata_of_a_field_is_the_same_wherever_it_is_declared() -> None:
