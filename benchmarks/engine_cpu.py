@@ -24,7 +24,7 @@ from engine import Engine
 from engine.config import EngineConfig
 from kernels.kv_layer import KVLayer
 from kernels.linear import linear, pack_weight
-from kernels.paged_attention import AttentionBatch, paged_attention
+from kernels.paged_attention import AttentionBatch, AttentionOptions, paged_attention
 from models.catalog import ModelFiles, locate
 from models.loader import read_spec
 from models.spec import DecoderSpec
@@ -214,7 +214,7 @@ def attention_chain(spec: DecoderSpec, batch: int, context: int, dtype: torch.dt
             context_lens_host=[context] * batch,
         )
         for kv in caches:
-            paged_attention(q, kv, attention, scale=spec.head_dim**-0.5)
+            paged_attention(q, kv, attention, AttentionOptions(spec.head_dim**-0.5))
 
     return attend
 

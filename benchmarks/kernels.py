@@ -89,7 +89,7 @@ def tune_prefill(probe: Probe) -> Iterator[OpCase]:
             yield OpCase(
                 "prefill_attention",
                 f"{case}: {tuple(cut)}",
-                partial(prefill_attention_triton, *inputs, out, scale=heads.head_dim**-0.5, shape=cut),
+                partial(prefill_attention_triton, *inputs[:3], out, inputs.options, shape=cut),
                 *case.cost(probe.dtype.itemsize),
             )
 
@@ -105,7 +105,7 @@ def tune_decode(probe: Probe) -> Iterator[OpCase]:
             yield OpCase(
                 "decode_attention",
                 f"{case}: {tuple(launch)}",
-                partial(decode_attention_triton, *inputs, out, scale=heads.head_dim**-0.5, launch=launch),
+                partial(decode_attention_triton, *inputs[:3], out, inputs.options, launch=launch),
                 *case.cost(probe.dtype.itemsize),
             )
 

@@ -1,12 +1,37 @@
 """One tile of attention inside a kernel: a block of queries against a block of keys read through pages."""
 
+from typing import Any
+
+import torch
+
+from kernels.attention_batch import AttentionOptions
 from kernels.dispatch import tl, triton
+from kernels.kv_layer import KVLayer
 
 LOG2_E = 1.4426950408889634
 _LOG2_E = tl.constexpr(LOG2_E)
-# Finite, so that a row whose keys so far were all hidden has a difference of 0, not NaN, in its exponent;
-# what such a row has summed is wiped by its first visible key, whose rescaling factor is exactly 0.
+# Finite, so that a row whose keys so far were all hidden has a difference of 0, not NaN, in its exponent.
+# The sums of such a row are erased by its first visible key, whose rescaling factor is exactly 0.
 _HIDDEN = tl.constexpr(-1.0e30)
+
+
+def constants(q: torch.Tensor, kv: KVLayer, options: AttentionOptions) -> dict[str, Any]:
+    """Return the constants of the kernels made of tiles, and check the strides they rely on.
+
+    q [num_tokens, num_heads, head_dim]; heads of one token and the pages must be contiguous.
+    """
+    page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
+    assert q.stride(2) == 1 and q.stride(1) == head_dim
+    assert kv.keys.is_contiguous() and kv.values.is_contiguous() and options.scale > 0
+    return {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": q.shape[1] // num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "DIM_BLOCK": triton.next_power_of_2(head_dim),
+        "PAGE_SIZE": page_size,
+        "WINDOW": options.window,
+        "SOFTCAP": options.softcap > 0,
+    }
 
 
 @triton.jit
@@ -16,7 +41,6 @@ def attend_tile(
     peak,  # [M] fp32: largest score so far, times factor
     q,  # [M, DIM_BLOCK]
     position,  # [M] int32: of each query
-    slope,  # [M] fp32: ALiBi slope, in units of log2
     start,  # first key of the tile
     end,  # keys from here on are not read
     pages_ptr,  # page table of the row
@@ -30,7 +54,6 @@ def attend_tile(
     PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr,
     MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -56,8 +79,6 @@ def attend_tile(
     if SOFTCAP:
         # tanh(x) = 2 * sigmoid(2 * x) - 1
         scores = softcap * (2.0 * tl.sigmoid(scores * (2.0 / softcap)) - 1.0)
-    if ALIBI:
-        scores += (slope / factor)[:, None] * (key[None, :] - position[:, None]).to(tl.float32)
     if MASKED:
         visible = (key < end)[None, :] & (key[None, :] <= position[:, None])
         if WINDOW > 0:

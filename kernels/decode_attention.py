@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.attention_batch import AttentionBatch
-from kernels.attention_tile import LOG2_E, attend_tile
+from kernels.attention_batch import AttentionBatch, AttentionOptions
+from kernels.attention_tile import LOG2_E, attend_tile, constants
 from kernels.decode_splits import NO_PEAK, RECORD, add_split, combine_items, list_items_kernel
 from kernels.dispatch import dispatch, tl, triton
 from kernels.kv_layer import KVLayer
@@ -60,7 +60,6 @@ class _Part(NamedTuple):
     bags: torch.Tensor  # [num_rows * num_heads] int32: where each head starts in value_index
     first_hidden: int  # positions before it are visible in all rows
     hidden: torch.Tensor  # [num_rows, 1, length - first_hidden] bool
-    distance: torch.Tensor  # [num_rows, 1, length] fp32: key position - query position
 
 
 class _Buffers(NamedTuple):
@@ -72,7 +71,7 @@ class _Buffers(NamedTuple):
     scores: torch.Tensor
 
 
-# What changes from step to step must not choose another compiled variant.
+# Not specialized on values that change every step: that would compile another variant.
 @triton.jit(
     do_not_specialize=["page_table_stride"],
     do_not_specialize_on_alignment=["page_table_ptr"],
@@ -87,7 +86,6 @@ def _decode_kernel(
     arrived_ptr,
     work_ptr,
     page_table_ptr,
-    slopes_ptr,
     scale,
     softcap,
     q_stride,
@@ -102,7 +100,6 @@ def _decode_kernel(
     PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """NUM_KV_HEADS programs are a worker; workers take turns along the list: no length shapes the grid.
@@ -117,9 +114,6 @@ def _decode_kernel(
     inside = (member < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     columns = ((kv_head * GROUP + member) * HEAD_DIM)[:, None] + dim[None, :]
     factor = scale * _LOG2_E
-    slope = tl.zeros([GROUP_BLOCK], tl.float32)
-    if ALIBI:
-        slope = tl.load(slopes_ptr + kv_head * GROUP + member, mask=member < GROUP, other=0.0) * _LOG2_E
     k_head = k_cache_ptr + kv_head * HEAD_DIM
     v_head = v_cache_ptr + kv_head * HEAD_DIM
     record = work_ptr + tl.program_id(0) // NUM_KV_HEADS * _RECORD
@@ -146,8 +140,8 @@ def _decode_kernel(
         last = end if WINDOW > 0 else end - (end - begin) % BLOCK_N
         for start in range(begin, last, BLOCK_N):
             acc, total, peak = attend_tile(
-                acc, total, peak, q, position, slope, start, end, pages, k_head, v_head, factor, softcap,
-                TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, ALIBI, WINDOW > 0, BLOCK_N,
+                acc, total, peak, q, position, start, end, pages, k_head, v_head, factor, softcap,
+                TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, WINDOW > 0, BLOCK_N,
             )  # fmt: skip
             if (start + BLOCK_N - begin) % split_size == 0:
                 item_acc, item_total, item_peak = add_split(item_acc, item_total, item_peak, acc, total, peak)
@@ -156,8 +150,8 @@ def _decode_kernel(
                 peak = tl.full([GROUP_BLOCK], NO_PEAK, tl.float32)
         for start in range(last, end, BLOCK_N):
             acc, total, peak = attend_tile(
-                acc, total, peak, q, position, slope, start, end, pages, k_head, v_head, factor, softcap,
-                TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, ALIBI, True, BLOCK_N,
+                acc, total, peak, q, position, start, end, pages, k_head, v_head, factor, softcap,
+                TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, True, BLOCK_N,
             )  # fmt: skip
         acc, total, peak = add_split(item_acc, item_total, item_peak, acc, total, peak)
 
@@ -186,20 +180,14 @@ def decode_attention_triton(
     kv: KVLayer,
     batch: AttentionBatch,
     out: torch.Tensor,
-    *,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
+    options: AttentionOptions,
     launch: Launch | None = None,
 ) -> None:
     page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
     num_rows, num_heads = q.shape[:2]
-    group = num_heads // num_kv_heads
-    assert q.stride(2) == 1 and q.stride(1) == head_dim and out.stride(1) == head_dim
-    assert kv.keys.is_contiguous() and kv.values.is_contiguous() and scale > 0
-    dim_block = triton.next_power_of_2(head_dim)
-    launch = launch or launch_shape(dim_block, q.element_size())
+    of_tiles = constants(q, kv, options)
+    assert out.stride(1) == head_dim
+    launch = launch or launch_shape(of_tiles["DIM_BLOCK"], q.element_size())
     if batch.context_lens_host is None:
         longest = batch.page_table.shape[1] * page_size
     else:
@@ -225,7 +213,7 @@ def decode_attention_triton(
             num_rows,
             num_workers,
             NUM_KV_HEADS=num_kv_heads,
-            WINDOW=window,
+            WINDOW=options.window,
             ROWS_BLOCK=max(256, triton.next_power_of_2(num_rows)),
             BLOCK_N=launch.block_n,
             SPLIT=_SPLIT,
@@ -235,31 +223,23 @@ def decode_attention_triton(
 
     # Made anew inside a capture, so that the graph lists the work of the lengths it is replayed with.
     scratch = batch.once(
-        ("decode", "triton", num_kv_heads, num_heads, head_dim, window, launch, capturing), plan
+        ("decode", "triton", num_kv_heads, num_heads, head_dim, options.window, launch, capturing), plan
     )
-    members = triton.next_power_of_2(group)
+    members = triton.next_power_of_2(of_tiles["GROUP"])
     _decode_kernel[(num_workers * num_kv_heads,)](
         q,
         *kv,
         out,
         *scratch,
         batch.page_table,
-        alibi_slopes if alibi_slopes is not None else q,
-        scale,
-        softcap / scale,
+        options.scale,
+        options.softcap / options.scale,
         q.stride(0),
         out.stride(0),
         batch.page_table.stride(0),
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP=group,
+        **of_tiles,
         GROUP_BLOCK=max(16, members),  # a matrix unit's rows
         MEMBERS=members,
-        HEAD_DIM=head_dim,
-        DIM_BLOCK=dim_block,
-        PAGE_SIZE=page_size,
-        WINDOW=window,
-        SOFTCAP=softcap > 0,
-        ALIBI=alibi_slopes is not None,
         BLOCK_N=launch.block_n,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
@@ -278,11 +258,7 @@ def decode_attention_torch(
     kv: KVLayer,
     batch: AttentionBatch,
     out: torch.Tensor,
-    *,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
+    options: AttentionOptions,
 ) -> None:
     """Write the attention of a batch's decode rows to out; arguments as in `paged_attention`.
 
@@ -298,8 +274,8 @@ def decode_attention_torch(
     num_heads = q.shape[1]
     group = num_heads // num_kv_heads
     parts, buffers = batch.once(
-        ("decode", page_size, num_kv_heads, num_heads, window),
-        lambda: _plan(batch, kv.keys, num_heads, window),
+        ("decode", page_size, num_kv_heads, num_heads, options.window),
+        lambda: _plan(batch, kv.keys, num_heads, options.window),
     )
     padded = buffers.queries.shape[2]
     for part in parts:
@@ -316,15 +292,12 @@ def decode_attention_torch(
             queries.view(-1, padded, head_dim),
             keys.view(-1, length, head_dim).transpose(1, 2),
             beta=0,
-            alpha=scale,
+            alpha=options.scale,
             out=scores,
         )
-        if softcap:
-            scores.div_(softcap).tanh_().mul_(softcap)
+        if options.softcap:
+            scores.div_(options.softcap).tanh_().mul_(options.softcap)
         by_group = scores.view(n, num_kv_heads, padded, length)[:, :, :group]
-        if alibi_slopes is not None:
-            slopes = alibi_slopes.view(1, num_kv_heads, group, 1)
-            by_group.addcmul_(slopes, part.distance.unsqueeze(1))
         if part.first_hidden < length:
             by_group[..., part.first_hidden :].masked_fill_(part.hidden.unsqueeze(1), float("-inf"))
         weights = by_group.softmax(-1).to(kv.values.dtype)
@@ -419,7 +392,6 @@ def _make_part(
         bags=torch.arange(0, n * num_heads * length, length, dtype=torch.int32),
         first_hidden=first_hidden,
         hidden=hidden[:, None, first_hidden:],
-        distance=distance.unsqueeze(1).float(),
     )
 
 

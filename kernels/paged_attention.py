@@ -1,50 +1,33 @@
 """Attention of a step's queries over keys and values that lie in pages: decode rows and prefill rows."""
 
-from typing import TypedDict
-
 import torch
 
-from kernels.attention_batch import AttentionBatch
+from kernels.attention_batch import AttentionBatch, AttentionOptions
 from kernels.decode_attention import decode_attention
 from kernels.kv_layer import KVLayer
 from kernels.prefill_attention import prefill_attention
 
-__all__ = ["AttentionBatch", "paged_attention"]
-
-
-class _Options(TypedDict):
-    scale: float
-    window: int
-    softcap: float
-    alibi_slopes: torch.Tensor | None
+__all__ = ["AttentionBatch", "AttentionOptions", "paged_attention"]
 
 
 def paged_attention(
     q: torch.Tensor,
     kv: KVLayer,
     batch: AttentionBatch,
-    *,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
+    options: AttentionOptions,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return causal attention of every query over its row's keys, [num_tokens, num_heads, head_dim].
 
-    q [num_tokens, num_heads, head_dim] may be a view of a fused projection; `kv` holds this
-    step's keys and values already; num_heads is a multiple of num_kv_heads. Query i of a row is at
-    position context_len - query_len + i. Scores are `scale * q·k`; softcap c > 0 bounds them to
-    `c * tanh(score / c)`; alibi_slopes [num_heads] fp32 add `slope * (key position - query position)` (Press
-    et al., 2022); window w > 0 shows a query the last w keys, its own among them. `out`, if given, takes the
-    result.
+    q [num_tokens, num_heads, head_dim] may be a view of a fused projection; `kv` holds this step's keys and
+    values already; num_heads is a multiple of num_kv_heads. Query i of a row is at position context_len -
+    query_len + i. `out`, if given, takes the result.
     """
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     decode = batch.num_decode_rows
-    options = _Options(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
     if decode:
-        decode_attention(q[:decode], kv, batch, out[:decode], **options)
+        decode_attention(q[:decode], kv, batch, out[:decode], options)
     if decode < q.shape[0] or batch.num_rows is not None:
-        prefill_attention(q, kv, batch, out, **options)
+        prefill_attention(q, kv, batch, out, options)
     return out

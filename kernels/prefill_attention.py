@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.attention_batch import AttentionBatch
-from kernels.attention_tile import LOG2_E, attend_tile
+from kernels.attention_batch import AttentionBatch, AttentionOptions
+from kernels.attention_tile import LOG2_E, attend_tile, constants
 from kernels.dispatch import dispatch, tl, triton
 from kernels.kv_layer import KVLayer
 
@@ -50,10 +50,9 @@ class _Row(NamedTuple):
     num_queries: int
     key_index: torch.Tensor  # [num_kv_heads * num_keys] int32 into the cache seen as [slots * heads, :]
     bias: torch.Tensor  # [num_queries + num_keys] fp32: 0 where visible, else -inf
-    distance: torch.Tensor  # [num_queries + num_keys] fp32: key position - query position
 
 
-# What changes from step to step must not choose another compiled variant.
+# Not specialized on values that change every step: that would compile another variant.
 @triton.jit(
     do_not_specialize=["first_row", "end_row", "num_tiles", "page_table_stride"],
     do_not_specialize_on_alignment=["page_table_ptr", "query_start_ptr", "context_lens_ptr", "num_rows_ptr"],
@@ -67,7 +66,6 @@ def _prefill_kernel(
     query_start_ptr,
     context_lens_ptr,
     num_rows_ptr,
-    slopes_ptr,
     first_row,
     end_row,
     num_tiles,
@@ -83,7 +81,6 @@ def _prefill_kernel(
     PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr,
     COUNTED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -130,9 +127,6 @@ def _prefill_kernel(
     q = tl.load(q_ptr + token[:, None] * q_stride + columns, mask=inside, other=0.0)
     past = context_len - num_queries
     position = past + query
-    slope = tl.zeros([BLOCK_M], tl.float32)
-    if ALIBI:
-        slope = tl.load(slopes_ptr + head) * _LOG2_E
 
     acc = tl.zeros([BLOCK_M, DIM_BLOCK], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -149,13 +143,13 @@ def _prefill_kernel(
     else:
         for start in range(0, masked_from, BLOCK_N):
             acc, total, peak = attend_tile(
-                acc, total, peak, q, position, slope, start, end, pages, k_head, v_head, factor, softcap,
-                TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, ALIBI, False, BLOCK_N,
+                acc, total, peak, q, position, start, end, pages, k_head, v_head, factor, softcap,
+                TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N,
             )  # fmt: skip
     for start in range(masked_from, end, BLOCK_N):
         acc, total, peak = attend_tile(
-            acc, total, peak, q, position, slope, start, end, pages, k_head, v_head, factor, softcap,
-            TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, ALIBI, True, BLOCK_N,
+            acc, total, peak, q, position, start, end, pages, k_head, v_head, factor, softcap,
+            TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, True, BLOCK_N,
         )  # fmt: skip
     result = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + token[:, None] * out_stride + columns, result, mask=inside)
@@ -166,25 +160,17 @@ def prefill_attention_triton(
     kv: KVLayer,
     batch: AttentionBatch,
     out: torch.Tensor,
-    *,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
+    options: AttentionOptions,
     shape: TileShape | None = None,
 ) -> None:
-    page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
-    num_tokens, num_heads = q.shape[:2]
-    group = num_heads // num_kv_heads
-    assert q.stride(2) == 1 and q.stride(1) == head_dim and out.stride(1) == head_dim
-    assert kv.keys.is_contiguous() and kv.values.is_contiguous() and scale > 0
-    dim_block = triton.next_power_of_2(head_dim)
-    shape = shape or tile_shape(dim_block, q.element_size())
+    of_tiles = constants(q, kv, options)
+    assert out.stride(1) == of_tiles["HEAD_DIM"]
+    shape = shape or tile_shape(of_tiles["DIM_BLOCK"], q.element_size())
     is_counted = batch.num_rows is not None
     first_row, end_row = 0 if is_counted else batch.num_decode_rows, batch.context_lens.shape[0]
     # Decode rows have one token each, so first_row is also the number of tokens before the prefill rows.
-    num_tiles = (num_tokens - first_row) * group // shape.block_m + end_row - first_row
-    _prefill_kernel[(num_tiles * num_kv_heads,)](
+    num_tiles = (q.shape[0] - first_row) * of_tiles["GROUP"] // shape.block_m + end_row - first_row
+    _prefill_kernel[(num_tiles * of_tiles["NUM_KV_HEADS"],)](
         q,
         *kv,
         out,
@@ -192,23 +178,15 @@ def prefill_attention_triton(
         batch.query_start,
         batch.context_lens,
         batch.num_rows if batch.num_rows is not None else batch.context_lens,
-        alibi_slopes if alibi_slopes is not None else q,
         first_row,
         end_row,
         num_tiles,
-        scale,
-        softcap / scale,
+        options.scale,
+        options.softcap / options.scale,
         q.stride(0),
         out.stride(0),
         batch.page_table.stride(0),
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        DIM_BLOCK=dim_block,
-        PAGE_SIZE=page_size,
-        WINDOW=window,
-        SOFTCAP=softcap > 0,
-        ALIBI=alibi_slopes is not None,
+        **of_tiles,
         COUNTED=is_counted,
         BLOCK_M=shape.block_m,
         BLOCK_N=shape.block_n,
@@ -222,17 +200,14 @@ def prefill_attention_torch(
     kv: KVLayer,
     batch: AttentionBatch,
     out: torch.Tensor,
-    *,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
+    options: AttentionOptions,
 ) -> None:
     """Write the attention of the rows after a batch's decode rows to out; arguments as in `paged_attention`.
 
     q, out [num_tokens, num_heads, head_dim] hold all tokens of the step. Computed in fp32: without hardware
     for 16-bit products those are slower by far.
     """
+    scale, window, softcap = options
     page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
     num_heads = q.shape[1]
     group = num_heads // num_kv_heads
@@ -252,8 +227,6 @@ def prefill_attention_torch(
         )
         num_keys = keys.shape[2]
         bias = row.bias.expand(num_kv_heads, group, -1)
-        if alibi_slopes is not None:
-            bias = bias + alibi_slopes.view(num_kv_heads, group, 1) * row.distance
         block = min(_BLOCK, max(1, _MAX_SCORES // (num_heads * num_keys))) if softcap else _BLOCK
         for begin in range(0, n, block):
             end = min(begin + block, n)
@@ -294,7 +267,6 @@ def _plan(batch: AttentionBatch, page_size: int, num_kv_heads: int, window: int)
                 num_queries=n,
                 key_index=(slot.to(torch.int32) * num_kv_heads + heads).view(-1),
                 bias=torch.zeros(len(gap)).masked_fill_(hidden, float("-inf")),
-                distance=-gap.float(),
             )
         )
         start += n

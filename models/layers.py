@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels.act_mul import gelu_mul, silu_mul
 from kernels.kv_layer import KVLayer
-from kernels.paged_attention import paged_attention
+from kernels.paged_attention import AttentionOptions, paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_kv_write import QKNorm, rope_kv_write
 from models.errors import ModelError
@@ -168,8 +168,7 @@ class Attention(Part):
         self._head_dim = spec.head_dim
         num_kv_heads = spec.num_kv_heads // shard.world
         self._heads = (spec.num_heads // shard.world, num_kv_heads, num_kv_heads)
-        self._scale = spec.scale
-        self._window = spec.window
+        self._options = AttentionOptions(spec.scale, spec.window)
 
     def attend(self, hidden: Tensor, batch: ForwardBatch, kv: KVLayer, out: Tensor | None = None) -> Tensor:
         """Write keys and values of hidden [num_tokens, hidden_size] to `kv` and attend to its pages.
@@ -184,7 +183,7 @@ class Attention(Part):
         rope_kv_write(q, k, v, self._rotary.angles(batch), kv, batch.attention.slot_mapping, norm)
         if out is not None:
             out = out.view(q.shape)
-        attended = paged_attention(q, kv, batch.attention, scale=self._scale, window=self._window, out=out)
+        attended = paged_attention(q, kv, batch.attention, self._options, out)
         return attended.view(q.shape[0], -1)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from engine.bench.probe import Probe
-from kernels.attention_batch import AttentionBatch
+from kernels.attention_batch import AttentionBatch, AttentionOptions
 from kernels.kv_layer import KVLayer
 from kernels.paged_attention import paged_attention
 
@@ -92,6 +92,7 @@ class AttentionInputs(NamedTuple):
     q: torch.Tensor
     kv: KVLayer
     batch: AttentionBatch
+    options: AttentionOptions
 
 
 def attention_inputs(probe: Probe, case: AttentionCase) -> AttentionInputs:
@@ -114,8 +115,9 @@ def attention_inputs(probe: Probe, case: AttentionCase) -> AttentionInputs:
         query_lens=query_lens,
         context_lens_host=context_lens,
     )
+    options = AttentionOptions(heads.head_dim**-0.5)
     q = probe.randn(num_tokens, heads.num_heads, heads.head_dim)
-    return AttentionInputs(q, KVLayer(probe.randn(*shape), probe.randn(*shape)), batch)
+    return AttentionInputs(q, KVLayer(probe.randn(*shape), probe.randn(*shape)), batch, options)
 
 
 def attention_calls(
@@ -123,5 +125,4 @@ def attention_calls(
 ) -> Iterator[tuple[AttentionCase, Callable[[], object]]]:
     """Each case with its call, made as it is asked for: together their caches would fill a small device."""
     for case in cases:
-        scale = case.heads.head_dim**-0.5
-        yield case, partial(paged_attention, *attention_inputs(probe, case), scale=scale)
+        yield case, partial(paged_attention, *attention_inputs(probe, case))

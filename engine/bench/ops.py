@@ -25,7 +25,6 @@ from engine.device.devices import choose_device
 from kernels.act_mul import gelu_mul, silu_mul
 from kernels.int8_linear import int8_linear
 from kernels.kv_layer import KVLayer
-from kernels.layer_norm import layer_norm
 from kernels.logprobs import top_logprobs
 from kernels.penalties import apply_penalties
 from kernels.rms_norm import add_rms_norm, rms_norm
@@ -110,7 +109,6 @@ def elementwise(probe: Probe) -> Iterator[OpCase]:
             partial(add_rms_norm, x, residual, weight, 1e-5),
             4 * size,
         )
-        yield OpCase("layer_norm", shape, partial(layer_norm, x, weight, weight, 1e-5), 2 * size)
         size = 3 * tokens * intermediate * item
         shape = f"{tokens} x {intermediate}"
         yield OpCase("silu_mul", shape, partial(silu_mul, gate_up), size)
@@ -210,7 +208,7 @@ def sampling(probe: Probe) -> Iterator[OpCase]:
 
 
 SOURCES: dict[tuple[str, ...], Callable[[Probe], Iterator[OpCase]]] = {
-    ("rms_norm", "add_rms_norm", "layer_norm", "silu_mul", "gelu_mul"): elementwise,
+    ("rms_norm", "add_rms_norm", "silu_mul", "gelu_mul"): elementwise,
     ("int8_linear",): products,
     ("rope_kv_write",): rope,
     ("decode_attention",): decode,

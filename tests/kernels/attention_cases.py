@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention_batch import AttentionBatch
+from kernels.attention_batch import AttentionBatch, AttentionOptions
 from kernels.kv_layer import KVLayer
 
 
@@ -15,7 +15,7 @@ class Case:
     q: torch.Tensor
     kv: KVLayer
     batch: AttentionBatch
-    scale: float
+    options: AttentionOptions
 
     def to(self, device: torch.device) -> "Case":
         b = self.batch
@@ -26,7 +26,7 @@ class Case:
             b.context_lens_host,
         )
         kv = KVLayer(*(t.to(device) for t in self.kv))
-        return Case(self.q.to(device), kv, batch, self.scale)
+        return Case(self.q.to(device), kv, batch, self.options)
 
 
 def make_case(
@@ -70,13 +70,12 @@ def make_case(
         query_lens=query_lens,
         context_lens_host=context_lens,
     )
-    return Case(q, kv, batch, head_dim**-0.5)
+    return Case(q, kv, batch, AttentionOptions(head_dim**-0.5))
 
 
-def exact_attention(
-    case: Case, *, window: int = 0, softcap: float = 0.0, alibi_slopes: torch.Tensor | None = None
-) -> torch.Tensor:
+def exact_attention(case: Case, options: AttentionOptions) -> torch.Tensor:
     """Row by row, key by key, in float64."""
+    scale, window, softcap = options
     page_size, num_kv_heads, head_dim = case.kv.keys.shape[1:]
     num_heads = case.q.shape[1]
     out = torch.empty(case.q.shape, dtype=torch.float64)
@@ -87,11 +86,9 @@ def exact_attention(
         k, v = (cache[pages].reshape(-1, num_kv_heads, head_dim)[:length].double() for cache in case.kv)
         k, v = (t.repeat_interleave(num_heads // num_kv_heads, 1) for t in (k, v))
         distance = torch.arange(length) - torch.arange(length - n, length).unsqueeze(1)
-        scores = torch.einsum("qhd,khd->hqk", case.q[start : start + n].double(), k) * case.scale
+        scores = torch.einsum("qhd,khd->hqk", case.q[start : start + n].double(), k) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
-        if alibi_slopes is not None:
-            scores = scores + alibi_slopes.double().view(-1, 1, 1) * distance
         hidden = (distance > 0) | (distance <= -window) if window else distance > 0
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         out[start : start + n] = torch.einsum("hqk,khd->qhd", weights, v)

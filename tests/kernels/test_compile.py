@@ -11,7 +11,6 @@ from kernels.decode_inputs import _decode_inputs_kernel
 from kernels.dispatch import HAS_TRITON
 from kernels.int8_linear import _int8_linear_kernel
 from kernels.int8_linear import tile_shape as int8_tile
-from kernels.layer_norm import _layer_norm_kernel
 from kernels.logprobs import _top_logprobs_kernel
 from kernels.penalties import _apply_penalties_kernel
 from kernels.philox import _uniform_kernel
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 # Types of the arguments by name; other pointers are bf16, other scalars int32.
 NAMES = {
     "fp32": "logits_ptr temperature_ptr top_p_ptr min_p_ptr values_ptr presence_ptr frequency_ptr "
-    "repetition_ptr cos_sin_ptr partial_ptr statistics_ptr slopes_ptr chosen_logprob_ptr top_values_ptr "
+    "repetition_ptr cos_sin_ptr partial_ptr statistics_ptr chosen_logprob_ptr top_values_ptr "
     "eps scale softcap",
     "i32": "page_table_ptr query_start_ptr context_lens_ptr num_rows_ptr arrived_ptr work_ptr top_k_ptr "
     "lanes_ptr ids_ptr output_counts_ptr masks_ptr slot_tables_ptr",
@@ -75,7 +74,6 @@ def attention_constants(head_dim: int, dim_block: int, **more: Any) -> dict[str,
         "PAGE_SIZE": 16,
         "WINDOW": 0,
         "SOFTCAP": False,
-        "ALIBI": False,
         **more,
     }
 
@@ -85,7 +83,7 @@ def attention_constants(head_dim: int, dim_block: int, **more: Any) -> dict[str,
     [
         (128, 128, {"COUNTED": False}),
         (64, 64, {"COUNTED": True}),
-        (80, 128, {"COUNTED": True, "WINDOW": 100, "SOFTCAP": True, "ALIBI": True, "PAGE_SIZE": 1}),
+        (80, 128, {"COUNTED": True, "WINDOW": 100, "SOFTCAP": True, "PAGE_SIZE": 1}),
     ],
 )
 def test_prefill_attention_uses_the_warpgroup_matrix_unit(head_dim, dim_block, options):
@@ -103,7 +101,7 @@ def test_prefill_attention_uses_the_warpgroup_matrix_unit(head_dim, dim_block, o
     [
         (128, 128, {}),
         (64, 64, {}),
-        (80, 128, {"WINDOW": 100, "SOFTCAP": True, "ALIBI": True, "PAGE_SIZE": 1}),
+        (80, 128, {"WINDOW": 100, "SOFTCAP": True, "PAGE_SIZE": 1}),
     ],
 )
 def test_decode_attention_uses_the_matrix_unit(head_dim, dim_block, options):
@@ -158,7 +156,6 @@ def test_rope_kv_write(rest, norm):
     ("kernel", "constants", "num_warps", "types"),
     [
         (_rms_norm_kernel, {"ADD": True, "BLOCK": 4096}, 8, {}),
-        (_layer_norm_kernel, {"HAS_BIAS": True, "BLOCK": 4096}, 8, {}),
         (_act_mul_kernel, {"GELU": True, "BLOCK": 1024}, 4, {}),
         (_uniform_kernel, {"BLOCK": 128}, 4, {"out_ptr": "fp32"}),
         (_apply_penalties_kernel, {"BLOCK": 2048}, 4, {}),

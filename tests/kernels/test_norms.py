@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from kernels.layer_norm import layer_norm
 from kernels.rms_norm import add_rms_norm, rms_norm
 from tests.kernels.conftest import Target
 from tests.kernels.tolerances import assert_close
@@ -44,21 +43,6 @@ def test_add_rms_norm_updates_the_residual(target: Target, dtype: torch.dtype):
         assert_close(result, exact_rms_norm(total, weight, 1e-5), dtype, reduction=shape[1])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("with_bias", [True, False])
-def test_layer_norm(target: Target, dtype: torch.dtype, with_bias: bool):
-    for shape in SHAPES + LARGE * target.large:
-        x, _, weight = inputs(shape, dtype)
-        bias = torch.randn(shape[1]).to(dtype) if with_bias else None
-        exact = torch.nn.functional.layer_norm(
-            x.double(), weight.shape, weight.double(), bias.double() if with_bias else None, 1e-5
-        )
-        device_bias = bias.to(target.device) if with_bias else None
-        result = layer_norm(*target.to(x, weight), device_bias, 1e-5)
-        assert_close(result, exact, dtype, reduction=shape[1])
-
-
 def test_no_tokens(target: Target):
     x, weight = target.to(torch.empty(0, 64), torch.ones(64))
     assert rms_norm(x, weight, 1e-5).shape == (0, 64)
-    assert layer_norm(x, weight, None, 1e-5).shape == (0, 64)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.decode_attention import decode_attention_triton, launch_shape
-from kernels.paged_attention import AttentionBatch, paged_attention
+from kernels.paged_attention import AttentionBatch, AttentionOptions, paged_attention
 from tests.kernels.attention_cases import Case, exact_attention, make_case
 from tests.kernels.conftest import Target
 from tests.kernels.tolerances import assert_close
@@ -26,11 +26,10 @@ def check(target: Target, rows, heads=(4, 2), head_dim=64, page_size=16, dtype=t
         page_size=page_size,
         dtype=dtype,
     )
-    exact = exact_attention(case, **options)
+    case.options = case.options._replace(**options)
+    exact = exact_attention(case, case.options)
     moved = case.to(target.device)
-    if "alibi_slopes" in options:
-        options["alibi_slopes"] = options["alibi_slopes"].to(target.device)
-    result = paged_attention(moved.q, moved.kv, moved.batch, scale=case.scale, **options)
+    result = paged_attention(moved.q, moved.kv, moved.batch, moved.options)
     longest = max(length for _, length in rows)
     assert_close(result, exact, dtype, reduction=head_dim + longest)
 
@@ -70,12 +69,8 @@ def test_softcap(target: Target):
     check(target, MIXED, softcap=0.7)
 
 
-def test_alibi(target: Target):
-    check(target, MIXED, alibi_slopes=torch.tensor([0.5, 0.25, 0.125, 0.0625]))
-
-
 def test_all_options_together(target: Target):
-    check(target, MIXED, window=9, softcap=1.5, alibi_slopes=torch.tensor([0.5, 0.25, 0.125, 0.0625]))
+    check(target, MIXED, window=9, softcap=1.5)
 
 
 @pytest.mark.parametrize("rows", [[(1, 700)], [(1, 700), (1, 130), (1, 129), (1, 3)], [(150, 700)]])
@@ -90,11 +85,11 @@ def test_a_row_alone_equals_the_row_in_a_batch(target: Target, dtype: torch.dtyp
     case = make_case(MIXED, num_heads=6, num_kv_heads=2, head_dim=64, page_size=16, dtype=dtype).to(
         target.device
     )
-    together = paged_attention(case.q, case.kv, case.batch, scale=case.scale)
+    together = paged_attention(case.q, case.kv, case.batch, case.options)
     start = 0
     for row, (n, length) in enumerate(MIXED):
         alone = make_alone(case, row, n, length, start)
-        single = paged_attention(alone.q, case.kv, alone.batch, scale=case.scale)
+        single = paged_attention(alone.q, case.kv, alone.batch, case.options)
         expected = together[start : start + n]
         if target.backend == "triton":
             assert torch.equal(single, expected), f"row {row} depends on its neighbours"
@@ -118,7 +113,9 @@ def test_how_splits_map_to_programs_changes_no_bit(target: Target, window: int):
         out = torch.full_like(case.q, torch.nan)
         launch = launch_shape(64, dtype.itemsize)._replace(programs_per_sm=programs_per_sm)
         batch = dataclasses.replace(case.batch)
-        decode_attention_triton(case.q, case.kv, batch, out, scale=case.scale, window=window, launch=launch)
+        decode_attention_triton(
+            case.q, case.kv, batch, out, case.options._replace(window=window), launch=launch
+        )
         results.append(out)
     for result in results[1:]:
         assert torch.equal(result, results[0])
@@ -148,8 +145,9 @@ def test_where_only_the_device_knows_the_rows_each_is_what_its_length_says(targe
         num_rows=torch.tensor([len(rows)], dtype=torch.int32, device=q.device),
     )
     out = torch.full_like(q, 7.0)
-    paged_attention(q, case.kv, batch, scale=case.scale, window=window, out=out)
-    expected = paged_attention(case.q, case.kv, known, scale=case.scale, window=window)
+    options = case.options._replace(window=window)
+    paged_attention(q, case.kv, batch, options, out)
+    expected = paged_attention(case.q, case.kv, known, options)
     assert torch.equal(out[:num_tokens], expected)
     assert torch.equal(out[num_tokens:], torch.full_like(out[num_tokens:], 7.0)), "padding was written to"
 
@@ -164,7 +162,7 @@ def make_alone(case, row, n, length, start):
         query_lens=[n],
         context_lens_host=[length],
     )
-    return Case(case.q[start : start + n], case.kv, batch, case.scale)
+    return Case(case.q[start : start + n], case.kv, batch, case.options)
 
 
 @pytest.mark.gpu
@@ -188,7 +186,7 @@ def test_a_captured_decode_step_follows_the_lengths_it_is_replayed_with():
             context_lens_host=host,
         )
         # Two layers: the second needs the scratch memory as the first found it.
-        return [paged_attention(case.q, case.kv, batch, scale=scale) for scale in (0.1, 0.2)]
+        return [paged_attention(case.q, case.kv, batch, AttentionOptions(scale)) for scale in (0.1, 0.2)]
 
     step(lens, None)
     torch.cuda.synchronize()
