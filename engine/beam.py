@@ -259,7 +259,7 @@ class _Search:
                 include_stop=False,
                 min_tokens=0,
                 skip_special_tokens=sampling.skip_special_tokens,
-                tell_tokens=request.tell_tokens or sampling.logprobs is not None,
+                return_tokens=request.return_tokens or sampling.logprobs is not None,
             )
             tokens = AddTokens(
                 number,

@@ -12,6 +12,7 @@ from engine.pacer import FLUSH_SECONDS, Pacer
 from engine.schedule.sequence import Sequence
 from engine.text.detokenizer import (
     NUM_CONTEXT_TOKENS,
+    AddPromptTokens,
     AddTokens,
     BatchDecoder,
     CloseStream,
@@ -19,7 +20,6 @@ from engine.text.detokenizer import (
     Detokenizer,
     Job,
     OpenStream,
-    TellPrompt,
 )
 from engine.text.token_bytes import TokenPieces
 
@@ -67,7 +67,7 @@ class Delivery:
                 include_stop=sampling.include_stop_str_in_output,
                 min_tokens=sampling.min_tokens,
                 skip_special_tokens=sampling.skip_special_tokens,
-                tell_tokens=request.tell_tokens
+                return_tokens=request.return_tokens
                 or sampling.logprobs is not None
                 or sampling.prompt_logprobs is not None,
                 marks=sampling.marks,
@@ -76,11 +76,13 @@ class Delivery:
             )
         )
         if sampling.prompt_logprobs is not None:  # nothing comes before the first token
-            self._jobs.append(TellPrompt(sequence.id, request.prompt_token_ids[:1], None))
+            self._jobs.append(AddPromptTokens(sequence.id, request.prompt_token_ids[:1], None))
 
-    def tell_prompt(self, sequence_id: int, token_ids: tuple[int, ...], scores: TokenScores | None) -> None:
+    def add_prompt_tokens(
+        self, sequence_id: int, token_ids: tuple[int, ...], scores: TokenScores | None
+    ) -> None:
         """The next tokens of a prompt, and how likely they are, for the first delta of an open sequence."""
-        self._jobs.append(TellPrompt(sequence_id, token_ids, scores))
+        self._jobs.append(AddPromptTokens(sequence_id, token_ids, scores))
 
     def collect(self, sequence: Sequence) -> None:
         """Nobody reads this text before its end; it is needed earlier only to find a text in it."""

@@ -360,7 +360,7 @@ class Engine:
             listener.completed(output)
         for row, scores in zip(plan.chunks, output.scores or (), strict=bool(output.scores)):
             if row.scored is not None and row.sequence_id in self._live:
-                self._delivery.tell_prompt(row.sequence_id, row.scored.token_ids, scores)
+                self._delivery.add_prompt_tokens(row.sequence_id, row.scored.token_ids, scores)
         logprobs = logprobs_by_sequence(plan, output)
         for sequence, token_ids in self._scheduler.commit(plan, output):
             if sequence.finish_reason is FinishReason.ERROR:

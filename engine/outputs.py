@@ -207,9 +207,9 @@ class OutputToken(NamedTuple):
 class TextDelta(NamedTuple):
     """What became visible of one request since its last delta. Deltas join by concatenation.
 
-    `tokens`, for requests that `tell_tokens`, are those whose last character is in `text`, and at the end all
-    that are left: joined, there are as many as `num_tokens` counts. `prompt_tokens`, in the first delta of a
-    request with `prompt_logprobs`, are those of the prompt.
+    `tokens`, for requests that `return_tokens`, are those whose last character is in `text`, and at the end
+    all that are left: joined, there are as many as `num_tokens` counts. `prompt_tokens`, in the first delta
+    of a request with `prompt_logprobs`, are those of the prompt.
     """
 
     text: str

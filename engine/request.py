@@ -155,7 +155,7 @@ class Request:
     With `use_prefix_cache` what was computed for equal beginnings is used again, and left for others;
     `cache_salt` restricts that to requests of the same salt. A lower `priority` is served earlier. A request
     ends with an error when it has not started after `queue_timeout_seconds`, or not ended after
-    `timeout_seconds`. With `tell_tokens`, and always with log-probabilities, its deltas name their tokens.
+    `timeout_seconds`. With `return_tokens`, and always with log-probabilities, its deltas name their tokens.
     `constraints` are what Engine.prepare() makes of the sampling parameters.
     """
 
@@ -167,7 +167,7 @@ class Request:
     priority: int = 0
     queue_timeout_seconds: float | None = None
     timeout_seconds: float | None = None
-    tell_tokens: bool = False
+    return_tokens: bool = False
     constraints: tuple[Constraint, ...] = field(default=(), repr=False)
     pooling: Pooling | None = None
 

@@ -82,7 +82,7 @@ async def make_requests(
                     use_prefix_cache=wire.cache_prompt is not False,
                     cache_salt=wire.cache_salt,
                     priority=wire.priority or 0,
-                    tell_tokens=bool(wire.return_token_ids),
+                    return_tokens=bool(wire.return_token_ids),
                 )
             )
     return requests

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from engine.control_tokens import mark, strip
 from engine.outputs import FinishReason, TextDelta, TokenLogprobs, TokenScores
 from engine.request import ReasoningSpan
-from engine.text.reasoning import Watch
+from engine.text.reasoning import ReasoningTracker
 from engine.text.token_bytes import MAX_UNFINISHED_BYTES, REPLACEMENT, TokenPieces
 from engine.text.token_log import TokenLog
 
@@ -40,7 +40,7 @@ class BatchDecoder(Protocol):
 class OpenStream:
     """Begin the text of a sequence. `context_token_ids` are the last tokens of its prompt.
 
-    With `tell_tokens` its deltas name their tokens, and with what log-probabilities come beside them. The
+    With `return_tokens` its deltas name their tokens, and with what log-probabilities come beside them. The
     text of `healed_token_ids`, with which its own begins, is not shown.
     """
 
@@ -50,7 +50,7 @@ class OpenStream:
     include_stop: bool
     min_tokens: int
     skip_special_tokens: bool
-    tell_tokens: bool = False
+    return_tokens: bool = False
     marks: tuple[tuple[int, str], ...] = ()
     reasoning: ReasoningSpan | None = None
     healed_token_ids: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ class AddTokens(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-class TellPrompt(NamedTuple):
+class AddPromptTokens(NamedTuple):
     """The next tokens of the prompt of a sequence that tells its tokens, for its first delta."""
 
     sequence_id: int
@@ -84,7 +84,7 @@ class CloseStream(NamedTuple):
     sequence_id: int
 
 
-Job = OpenStream | TellPrompt | AddTokens | CloseStream
+Job = OpenStream | AddPromptTokens | AddTokens | CloseStream
 
 
 class Decoded(NamedTuple):
@@ -129,7 +129,7 @@ class _Stream:
     num_singly: int = 0
     round_size: int = 0
     log: TokenLog | None = None
-    watch: Watch | None = None
+    tracker: ReasoningTracker | None = None
     search_from: int = 0
     num_reasoning_tokens: int = 0
     num_healed: int = 0
@@ -161,10 +161,10 @@ class Detokenizer:
                     additions.append((job, stream))
             elif isinstance(job, OpenStream):
                 self._open(job)
-            elif isinstance(job, TellPrompt):
+            elif isinstance(job, AddPromptTokens):
                 stream = self._streams.get(job.sequence_id)
                 if stream is not None and stream.log is not None:
-                    stream.log.tell_prompt(job.token_ids, job.scores)
+                    stream.log.add_prompt_tokens(job.token_ids, job.scores)
             else:
                 self._streams.pop(job.sequence_id, None)
         self._decode_new([stream for _, stream in additions])
@@ -189,9 +189,9 @@ class Detokenizer:
                 skip_special_tokens=job.skip_special_tokens,
                 is_inside_character=num_settled < len(text),
             )
-            if job.tell_tokens
+            if job.return_tokens
             else None,
-            watch=Watch(dict(job.marks), job.reasoning) if job.marks or job.reasoning else None,
+            tracker=ReasoningTracker(dict(job.marks), job.reasoning) if job.marks or job.reasoning else None,
             num_healed=self._num_healed(job, num_settled) if job.healed_token_ids else 0,
         )
 
@@ -218,7 +218,7 @@ class Detokenizer:
                     continue
                 if stream.round_size:
                     self._settle(stream)
-                is_answer = stream.watch is None or stream.watch.is_answer
+                is_answer = stream.tracker is None or stream.tracker.is_answer
                 if stream.stop and is_answer and stream.num_output_tokens > stream.min_tokens:
                     self._search_stop(stream)
             self._cut_windows([s for s in streams if len(s.window) > MAX_WINDOW_TOKENS and not s.num_singly])
@@ -227,8 +227,8 @@ class Detokenizer:
         """Move the tokens of a round into the window: none where only marked ones were left."""
         is_single = stream.stop or stream.num_singly or stream.log is not None
         stream.round_size = 1 if is_single else min(MAX_ROUND_TOKENS, len(stream.new_token_ids))
-        if stream.watch is not None:
-            stream.round_size = self._num_watched(stream, stream.watch, stream.round_size)
+        if stream.tracker is not None:
+            stream.round_size = self._num_unmarked(stream, stream.tracker, stream.round_size)
         stream.num_singly = max(0, stream.num_singly - 1)
         for _ in range(stream.round_size):
             stream.window.append(stream.new_token_ids.popleft())
@@ -243,26 +243,26 @@ class Detokenizer:
         stream.num_unreported_tokens -= stream.round_size
         stream.num_singly = stream.round_size
 
-    def _num_watched(self, stream: _Stream, watch: Watch, num_tokens: int) -> int:
+    def _num_unmarked(self, stream: _Stream, tracker: ReasoningTracker, num_tokens: int) -> int:
         """Put marked tokens that come next into the text; returns how many others can be decoded at once."""
-        while stream.new_token_ids and (token_id := stream.new_token_ids[0]) in watch.marks:
+        while stream.new_token_ids and (token_id := stream.new_token_ids[0]) in tracker.marks:
             stream.new_token_ids.popleft()
             stream.num_output_tokens += 1
             stream.num_unreported_tokens += 1
-            tail, text = strip(_unfinished_tail(stream)), mark(watch.marks[token_id])
+            tail, text = strip(_unfinished_tail(stream)), mark(tracker.marks[token_id])
             if stream.log is not None:
                 stream.log.settled(len(tail))
                 stream.log.decoded(len(text), is_whole=True)
-            _look(stream, watch, tail + text)
+            _settle_tracked(stream, tracker, tail + text)
             # What follows is decoded behind this token alone.
             window = [token_id]
             text = self._decoder.decode_batch([window], skip_special_tokens=stream.skip_special_tokens)[0]
             stream.window, stream.text, stream.num_settled = window, text, len(text)
             stream.last_settled = text[-1:]
             stream.boundary, stream.next_boundary = 0, 1
-        num_tokens = min(num_tokens if watch.is_answer else 1, len(stream.new_token_ids))
+        num_tokens = min(num_tokens if tracker.is_answer else 1, len(stream.new_token_ids))
         for number in range(num_tokens):
-            if stream.new_token_ids[number] in watch.marks:
+            if stream.new_token_ids[number] in tracker.marks:
                 return number
         return num_tokens
 
@@ -289,15 +289,15 @@ class Detokenizer:
         if stream.num_healed:
             num_healed = min(stream.num_healed, len(new))
             new, stream.num_healed = new[num_healed:], stream.num_healed - num_healed
-        if stream.watch is not None:
+        if stream.tracker is not None:
             new = strip(new)
         if stream.log is not None:
             stream.log.decoded(len(new), is_whole=not unfinished)
         if end > stream.num_settled:
-            if stream.watch is None:
+            if stream.tracker is None:
                 stream.held += new
             else:
-                _look(stream, stream.watch, new)
+                _settle_tracked(stream, stream.tracker, new)
             stream.num_settled = end
             stream.last_settled = text[end - 1]
 
@@ -345,7 +345,7 @@ class Detokenizer:
         elif job.hide_last:
             stream.num_output_tokens += 1
             stream.num_unreported_tokens += 1
-        if stream.watch is not None and stream.watch.is_reasoning:
+        if stream.tracker is not None and stream.tracker.is_reasoning:
             stream.num_reasoning_tokens = stream.num_output_tokens
         if finish_reason is None:
             end = len(stream.held) - _num_held(stream)
@@ -371,12 +371,12 @@ class Detokenizer:
         return Decoded(job.sequence_id, delta, stream.num_output_tokens, stream.num_reasoning_tokens)
 
 
-def _look(stream: _Stream, watch: Watch, text: str) -> None:
+def _settle_tracked(stream: _Stream, tracker: ReasoningTracker, text: str) -> None:
     """Settle new text of a stream that is watched."""
     stream.held += text
-    if watch.is_answer:
+    if tracker.is_answer:
         return
-    num_answer_chars = watch.see(text)
+    num_answer_chars = tracker.advance(text)
     if num_answer_chars is not None:
         stream.search_from = len(stream.held) - num_answer_chars
         if num_answer_chars < len(stream.held):
@@ -385,8 +385,8 @@ def _look(stream: _Stream, watch: Watch, text: str) -> None:
 
 def _num_held(stream: _Stream) -> int:
     """Characters that wait: they may begin a stop string, or reasoning."""
-    if stream.watch is not None and not stream.watch.is_answer:
-        return len(stream.held) if stream.watch.is_undecided else 0
+    if stream.tracker is not None and not stream.tracker.is_answer:
+        return len(stream.held) if stream.tracker.is_undecided else 0
     return _num_stop_prefix(stream.held[stream.search_from :], stream.stop) if stream.stop else 0
 
 

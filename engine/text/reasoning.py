@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from engine.request import ReasoningSpan
 
 
-class Watch:
+class ReasoningTracker:
     """State of one stream. Reasoning can only come first; what follows it, or all else, is the answer."""
 
     def __init__(self, marks: Mapping[int, str], span: ReasoningSpan | None) -> None:
@@ -20,7 +20,7 @@ class Watch:
         """Whether what comes now is for the reader."""
         return not (self.is_undecided or self.is_reasoning)
 
-    def see(self, text: str) -> int | None:
+    def advance(self, text: str) -> int | None:
         """Look at new text until the answer has begun: then, how many of the last characters belong to it."""
         assert self._span is not None
         self._seen += text

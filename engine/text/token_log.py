@@ -36,7 +36,7 @@ class TokenLog:
         self._num_prompt_chars = 0
         self._strips_space = pieces.strips_first_space
 
-    def tell_prompt(self, token_ids: tuple[int, ...], scores: TokenScores | None) -> None:
+    def add_prompt_tokens(self, token_ids: tuple[int, ...], scores: TokenScores | None) -> None:
         """The next tokens of the prompt. Nothing of it is held back, so its characters can be counted."""
         told_of = (None,) * len(token_ids) if scores is None else scores.each()
         for token_id, told in zip(token_ids, told_of, strict=True):

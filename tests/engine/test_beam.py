@@ -51,7 +51,7 @@ def decoder(reference: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactor
 
 def beam_request(max_tokens: int, **sampling: Any) -> Request:
     ends = {"stop_token_ids": ENDS} | sampling
-    return Request("b", PROMPT, SamplingParams(max_tokens=max_tokens, **ends), tell_tokens=True)
+    return Request("b", PROMPT, SamplingParams(max_tokens=max_tokens, **ends), return_tokens=True)
 
 
 async def outputs(engine: Any, request: Request, beams: BeamParams, n: int) -> list[Any]:
@@ -129,7 +129,7 @@ async def test_text_is_decoded_without_the_token_that_ended_it() -> None:
     reasons = set()
     async with tiny_engine() as engine:
         quiet = tiny_request("hello", 6, stop_token_ids=ends)
-        told = await outputs(engine, replace(quiet, tell_tokens=True), BeamParams(4), 4)
+        told = await outputs(engine, replace(quiet, return_tokens=True), BeamParams(4), 4)
         texts = [(answer.text, answer.tokens) for answer in await outputs(engine, quiet, BeamParams(4), 4)]
     for answer in told:
         ids = ids_of(answer)

@@ -23,7 +23,7 @@ from engine.request import Request
 from engine.schedule.sequence import Series
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
 from engine.text.infill import InfillTokens
-from engine.text.reasoning import Watch
+from engine.text.reasoning import ReasoningTracker
 
 VOCAB_SIZE = 0x110000
 MODEL_NAME = "fake-model"
@@ -138,7 +138,7 @@ class FakeStream:
         self.waiting: list[TextDelta] = []
         self.error: EngineError | None = None
         self.news = asyncio.Event()
-        self._watch = Watch({}, request.sampling.reasoning)
+        self._tracker = ReasoningTracker({}, request.sampling.reasoning)
         self._abort = abort
         self._is_over = False
 
@@ -147,11 +147,11 @@ class FakeStream:
 
     def put(self, delta: TextDelta) -> None:
         self.num_output_tokens += delta.num_tokens
-        if not self._watch.is_answer:
-            self._watch.see(delta.text)
-            self.num_reasoning_tokens = 0 if self._watch.is_undecided else self.num_output_tokens
+        if not self._tracker.is_answer:
+            self._tracker.advance(delta.text)
+            self.num_reasoning_tokens = 0 if self._tracker.is_undecided else self.num_output_tokens
         self.waiting.append(delta)
-        if not self._watch.is_undecided or delta.finish_reason is not None:
+        if not self._tracker.is_undecided or delta.finish_reason is not None:
             self.news.set()  # else it is held, as what may begin reasoning is
 
     def fail(self, error: EngineError) -> None:
@@ -309,7 +309,7 @@ class FakeEngine:
                 del self.live[stream.request_id]
             tokens: tuple[OutputToken, ...] = ()
             prompt_tokens = () if number else fake_prompt(request)
-            if request.tell_tokens or request.sampling.logprobs is not None:
+            if request.return_tokens or request.sampling.logprobs is not None:
                 tokens = (fake_token(request, number, whole, offset, is_shown=bool(piece)),)
                 offset += len(piece)
             stream.put(TextDelta(piece, 1, finish, stop, tokens, prompt_tokens))

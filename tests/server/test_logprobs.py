@@ -94,7 +94,7 @@ async def test_nothing_is_told_unless_it_is_asked_for(
     assert "token_ids" not in found["choices"][0] and "prompt_token_ids" not in found
     if path == CHAT:
         await answer(client, path, "say:ab", logprobs=False, top_logprobs=0)
-    assert not any(request.tell_tokens for request in engine.requests)
+    assert not any(request.return_tokens for request in engine.requests)
     assert {request.sampling.logprobs for request in engine.requests} == {None}
 
 

@@ -107,7 +107,7 @@ async def test_no_bad_word_in_what_a_random_model_says(run_ahead):
                     allowed_token_ids=frozenset((A, B, C)),
                     bad_words_ids=BAD if seed % 2 else (),
                 ),
-                tell_tokens=True,
+                return_tokens=True,
             )
             for seed in range(8)
         ]

@@ -30,11 +30,11 @@ async def test_outputs_begin_with_what_may_begin_them(run_ahead):
         requests = [
             replace(
                 tiny_request("Say:", 12, seed=seed, temperature=3.0, ignore_eos=True, first_token_ids=FIRST),
-                tell_tokens=True,
+                return_tokens=True,
             )
             for seed in range(6)
         ]
-        requests.append(replace(tiny_request("Say:", 12, ignore_eos=True), tell_tokens=True))
+        requests.append(replace(tiny_request("Say:", 12, ignore_eos=True), return_tokens=True))
         deltas = await answers(engine, requests)
         group = engine.submit_group(await engine.prepare(requests[:3]))
         together = [await stream.collect() for stream in group]

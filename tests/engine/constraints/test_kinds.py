@@ -55,7 +55,7 @@ def toy_request(**sampling):
     request = tiny_request(
         "prompt", 12, stop_token_ids=frozenset({7}), logit_bias=((65, 100.0), (66, 50.0)), **sampling
     )
-    return replace(request, tell_tokens=True)
+    return replace(request, return_tokens=True)
 
 
 def ids_of(delta):

@@ -82,7 +82,7 @@ def test_as_much_is_taken_back_as_is_a_text(token_ids, number):
 
 def sampled(text: str, seed: int, max_tokens: int = 12, **sampling):
     request = tiny_request(text, max_tokens, seed=seed, temperature=3.0, ignore_eos=True, **sampling)
-    return replace(request, tell_tokens=True)
+    return replace(request, return_tokens=True)
 
 
 @pytest.mark.parametrize("text", ['say {"', "a tru", "is ä", "一不", "x\n", "be n"])

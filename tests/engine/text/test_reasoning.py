@@ -10,7 +10,7 @@ from engine.control_tokens import MARK
 from engine.outputs import FinishReason
 from engine.request import ReasoningSpan
 from engine.text.detokenizer import AddTokens, Decoded, Detokenizer, OpenStream
-from engine.text.reasoning import Watch
+from engine.text.reasoning import ReasoningTracker
 from engine.text.token_bytes import TokenPieces
 
 THINK = ReasoningSpan("<think>", "</think>")
@@ -44,13 +44,13 @@ def stream(
     stop: tuple[str, ...] = (),
     marked: tuple[tuple[int, str], ...] = (),
     span: ReasoningSpan | None = None,
-    tell_tokens: bool = False,
+    return_tokens: bool = False,
     most: int = 4,
 ) -> list[Decoded]:
     """Send tokens through a detokenizer, one to `most` at a time."""
     draw = random.Random(seed)
     detokenizer = Detokenizer(tokenizer(), TokenPieces(tokenizer()))
-    detokenizer.process([OpenStream(1, (65,), stop, False, 0, True, tell_tokens, marked, span)])
+    detokenizer.process([OpenStream(1, (65,), stop, False, 0, True, return_tokens, marked, span)])
     results, rest = [], list(token_ids)
     while rest:
         size = draw.randint(1, most)
@@ -81,7 +81,7 @@ def test_an_unfinished_character_before_a_control_token_is_shown_as_such() -> No
 @pytest.mark.parametrize("seed", range(6))
 def test_told_tokens_leave_with_the_text_they_became_marked_or_not(seed: int) -> None:
     token_ids = [*encode("é👋")[:-2], *encode("<call>a<think>b")]
-    results = stream(token_ids, seed=seed, marked=marks("<call>", "<think>"), tell_tokens=True)
+    results = stream(token_ids, seed=seed, marked=marks("<call>", "<think>"), return_tokens=True)
     told = [token for result in results for token in result.delta.tokens]
     assert [token.piece.token_id for token in told] == token_ids
     text = joined(results)
@@ -132,11 +132,11 @@ def test_reasoning_flows_and_only_what_may_begin_it_waits() -> None:
 
 
 def test_a_watch_tells_where_the_answer_begins() -> None:
-    watch = Watch({}, THINK)
-    assert [watch.see(text) for text in (" <th", "ink>a</th", "ink")] == [None, None, None]
-    assert watch.is_reasoning
-    assert watch.see(">bc") == 2
-    assert watch.is_answer
-    plain = Watch({}, THINK)
-    assert plain.see("<th") is None and plain.is_undecided
-    assert plain.see("e") == 4 and plain.is_answer
+    tracker = ReasoningTracker({}, THINK)
+    assert [tracker.advance(text) for text in (" <th", "ink>a</th", "ink")] == [None, None, None]
+    assert tracker.is_reasoning
+    assert tracker.advance(">bc") == 2
+    assert tracker.is_answer
+    plain = ReasoningTracker({}, THINK)
+    assert plain.advance("<th") is None and plain.is_undecided
+    assert plain.advance("e") == 4 and plain.is_answer

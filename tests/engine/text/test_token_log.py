@@ -38,7 +38,7 @@ def deltas_of(
 ):
     """The deltas of a stream that tells its tokens, which come `cuts[i]` at a time."""
     detokenizer = Detokenizer(TOKENIZERS[name](), pieces_of(name))
-    detokenizer.process([OpenStream(1, context, stop, include_stop, 0, skip_special, tell_tokens=True)])
+    detokenizer.process([OpenStream(1, context, stop, include_stop, 0, skip_special, return_tokens=True)])
     results, rest, sizes = [], list(token_ids), list(cuts)
     while rest:
         size = sizes.pop(0) if sizes else 1
@@ -226,7 +226,7 @@ async def test_log_probabilities_go_through_the_engine(num_pages):
     async with toy_engine(num_pages=num_pages, overcommit=1.0) as engine:
         requests = [Request(str(i), tuple(p), sampling) for i, p in enumerate(prompts)]
         quiet = engine.submit(Request("quiet", (7, 7), SamplingParams(max_tokens=9)))
-        ids = engine.submit(Request("ids", (8, 7), SamplingParams(max_tokens=9, seed=0), tell_tokens=True))
+        ids = engine.submit(Request("ids", (8, 7), SamplingParams(max_tokens=9, seed=0), return_tokens=True))
         streams = [engine.submit(request) for request in requests]
         read = [[delta async for delta in stream] for stream in streams[:2]]
         read += [[await stream.collect()] for stream in streams[2:]]
@@ -311,8 +311,8 @@ def test_offsets_in_a_prompt_count_characters(name, text):
     eos = tokenizer.token_to_id(EOS)
     token_ids = (eos, *tokenizer.encode(text).ids)
     log = TokenLog(TokenPieces(tokenizer), skip_special_tokens=True)
-    log.tell_prompt(token_ids[:3], None)
-    log.tell_prompt(token_ids[3:], None)
+    log.add_prompt_tokens(token_ids[:3], None)
+    log.add_prompt_tokens(token_ids[3:], None)
     tokens = log.take_prompt()
     assert log.take_prompt() == ()
     assert [token.is_shown for token in tokens] == [False] + [True] * (len(tokens) - 1)

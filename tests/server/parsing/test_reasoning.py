@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.control_tokens import MARK
-from engine.text.reasoning import Watch
+from engine.text.reasoning import ReasoningTracker
 from server.parsing.events import Event, Message
 from server.parsing.formats.mistral_think import MistralThinkParser
 from server.parsing.formats.think import ThinkParser
@@ -75,11 +75,11 @@ def test_any_text_joins_to_the_same_and_the_engine_agrees(
     whole = parse(text, is_open=is_open, marker=marker)
     by_character = parse(*text, is_open=is_open, marker=marker)
     assert (by_character.reasoning, by_character.content) == (whole.reasoning, whole.content)
-    watch = Watch({}, ThinkParser.span(marker, is_open=is_open))
+    tracker = ReasoningTracker({}, ThinkParser.span(marker, is_open=is_open))
     for char in text:
-        if not watch.is_answer:
-            watch.see(char)
+        if not tracker.is_answer:
+            tracker.advance(char)
     if whole.content.strip():
-        assert watch.is_answer or watch.is_undecided
-    if whole.reasoning and watch.is_answer:
+        assert tracker.is_answer or tracker.is_undecided
+    if whole.reasoning and tracker.is_answer:
         assert marker("</think>") in text
