@@ -46,7 +46,7 @@ def attend_tile(
     pages_ptr,  # page table of the row
     k_ptr,  # k_cache at this KV head
     v_ptr,
-    factor,  # what turns a score into an exponent of 2
+    factor,  # scale * log2(e): turns q·k into an exponent of 2
     softcap,  # softcap / scale, in the units of q·k
     TOKEN_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -57,7 +57,7 @@ def attend_tile(
     MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Return (acc, total, peak) with the tile's keys taken in: one step of the online softmax.
+    """Return (acc, total, peak) including the tile's keys: one step of the online softmax.
 
     (Milakov and Gimelshein, 2018; Dao, 2023.) Without MASKED every key of the tile is visible to every query.
     """
@@ -65,8 +65,8 @@ def attend_tile(
     dim = tl.arange(0, DIM_BLOCK)
     read = key
     if MASKED:
-        # Past the end the last key again: memory there may hold NaN, which a weight of 0 would not silence,
-        # and a load without a mask is the cheaper one.
+        # Past the end read the last key again: memory there may hold NaN, which a weight of 0 does not
+        # remove, and a load without a mask is cheaper.
         read = tl.minimum(key, end - 1)
     page = tl.load(pages_ptr + read // PAGE_SIZE)
     slot = page.to(tl.int64) * PAGE_SIZE + read % PAGE_SIZE
@@ -83,8 +83,8 @@ def attend_tile(
         visible = (key < end)[None, :] & (key[None, :] <= position[:, None])
         if WINDOW > 0:
             visible &= key[None, :] > position[:, None] - WINDOW
-        # Scaled before the maximum is taken off: fused into one multiply-add, the rounding of the maximum
-        # would remain of a hidden score, 1e22 in the exponent of a row without a visible key so far.
+        # Scale before subtracting the maximum: fused into one multiply-add, a hidden score would leave the
+        # rounding error of the maximum, 1e22 in the exponent of a row without a visible key so far.
         exponents = tl.where(visible, scores * factor, _HIDDEN)
         new_peak = tl.maximum(peak, tl.max(exponents, 1))
         weights = tl.exp2(exponents - new_peak[:, None])

@@ -22,7 +22,7 @@ _MAX_SPLITS = 32
 
 
 class Launch(NamedTuple):
-    """How the kernel is cut: keys per tile, programs per multiprocessor, what the compiler makes of it."""
+    """Launch parameters: keys per tile, programs per multiprocessor, compiler options."""
 
     block_n: int
     programs_per_sm: int
@@ -34,15 +34,15 @@ def launch_shape(dim_block: int, itemsize: int) -> Launch:
     """Return the launch for a head dimension (rounded up to a power of 2) and the bytes of a value."""
     if itemsize == 4:
         return Launch(32, 4, 4, 1)
-    # A warp that shares its tile with no other never waits for one. On an H100 (bf16, 32/8 heads of 128 or
-    # 64) this is the fastest of ten cuts for 256 rows of 587 keys, at 95 and 91 % of the bandwidth of a copy,
+    # A warp with a tile of its own never waits for another. On an H100 (bf16, 32/8 heads of 128 or 64) this
+    # is the fastest of ten launches for 256 rows of 587 keys, at 95 and 91 % of the bandwidth of a copy,
     # and within 5 % of it for 16 and 64 rows. For a single row two warps on 64 keys take 0.8 to 0.87 times as
     # long, for 16 rows 1.2 to 1.4 times.
     return Launch(32, 8, 1, 2) if dim_block <= 128 else Launch(32, 8, 2, 2)
 
 
 _MAX_PART_BYTES = 2 << 20  # gathered keys stay in the cache until the product reads them
-# Padding a part may have: this share of its size, or what costs less than the calls of one more part.
+# Padding allowed in a part: this share of its size, or as much as costs less than the calls of another part.
 _MAX_PADDING = 1 / 8
 _FREE_PADDING_TOKENS = 512
 
@@ -54,16 +54,15 @@ class _Part(NamedTuple):
     num_rows: int
     length: int
     pages: torch.Tensor  # [num_rows * pages per row] int32; past a row's end its last page again
-    value_index: (
-        torch.Tensor
-    )  # [num_rows * num_heads * length] int32 into the values as [slots * kv heads, :]
+    # [num_rows * num_heads * length] int32 into the values as [slots * kv heads, :]
+    value_index: torch.Tensor
     bags: torch.Tensor  # [num_rows * num_heads] int32: where each head starts in value_index
     first_hidden: int  # positions before it are visible in all rows
     hidden: torch.Tensor  # [num_rows, 1, length - first_hidden] bool
 
 
 class _Buffers(NamedTuple):
-    """Memory that the parts and layers of a step use one after the other; fresh memory costs page faults."""
+    """Memory that all parts and layers of a step reuse; fresh memory costs page faults."""
 
     queries: torch.Tensor  # [max rows, num_kv_heads, padded group, head_dim] fp32; padding stays zero
     pages: torch.Tensor  # keys of a part, in the cache's dtype
@@ -102,7 +101,7 @@ def _decode_kernel(
     SOFTCAP: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """NUM_KV_HEADS programs are a worker; workers take turns along the list: no length shapes the grid.
+    """NUM_KV_HEADS programs form a worker; workers take items in turn, so the grid depends on no length.
 
     Flash-decoding (Dao, Haziza, Massa and Sizov, 2023). A row's only item writes the output itself; of
     several, the program that ends last combines them, in their order.
@@ -127,7 +126,7 @@ def _decode_kernel(
         row_items = tl.load(record + 6)
         first = tl.load(record + 7)
         record += tl.num_programs(0) // NUM_KV_HEADS * _RECORD
-        next_row = tl.load(record)  # on its way while this item is computed
+        next_row = tl.load(record)  # loaded while this item is computed
 
         q = tl.load(q_ptr + row.to(tl.int64) * q_stride + columns, mask=inside, other=0.0)
         position = tl.zeros([GROUP_BLOCK], tl.int32) + (context_len - 1)
@@ -136,7 +135,7 @@ def _decode_kernel(
         item_peak = tl.full([GROUP_BLOCK], NO_PEAK, tl.float32)
         acc, total, peak = item_acc, item_total, item_peak
         pages = page_table_ptr + row.to(tl.int64) * page_table_stride
-        # The last tile alone needs a mask, if no window does.
+        # Without a window only the last tile needs a mask.
         last = end if WINDOW > 0 else end - (end - begin) % BLOCK_N
         for start in range(begin, last, BLOCK_N):
             acc, total, peak = attend_tile(
@@ -164,10 +163,10 @@ def _decode_kernel(
             tl.store(partial_ptr + (place + member)[:, None] * HEAD_DIM + dim[None, :], acc, mask=inside)
             tl.store(statistics_ptr + (place + member) * 2, peak, mask=member < GROUP)
             tl.store(statistics_ptr + (place + member) * 2 + 1, total, mask=member < GROUP)
-            tl.debug_barrier()  # all of this program's stores come before its arrival is seen
+            tl.debug_barrier()  # all stores of this program become visible before its arrival
             arrived = arrived_ptr + row * NUM_KV_HEADS + kv_head
             if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == row_items - 1:
-                tl.store(arrived, 0)  # as the next layer needs it
+                tl.store(arrived, 0)  # ready for the next layer
                 combine_items(
                     out_row, partial_ptr, statistics_ptr, first * NUM_KV_HEADS + kv_head, row_items,
                     NUM_KV_HEADS, GROUP, MEMBERS, HEAD_DIM, DIM_BLOCK,
@@ -221,7 +220,7 @@ def decode_attention_triton(
         )
         return partial, statistics, arrived, work
 
-    # Made anew inside a capture, so that the graph lists the work of the lengths it is replayed with.
+    # Made again inside a capture, so that the graph lists the work of the lengths it is replayed with.
     scratch = batch.once(
         ("decode", "triton", num_kv_heads, num_heads, head_dim, options.window, launch, capturing), plan
     )
@@ -249,7 +248,7 @@ def decode_attention_triton(
 @cache
 def _num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
-        return 2  # in the interpreter: enough to take turns
+        return 2  # in the interpreter: enough that workers take turns
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -377,7 +376,7 @@ def _make_part(
     if window:
         hidden |= distance <= -window
     slots = (pages.unsqueeze(2) * page_size + torch.arange(page_size, dtype=torch.int32)).view(n, length)
-    # A hidden value has weight 0, but it may be NaN: the last visible one stands in for it.
+    # A hidden value has weight 0, but it may be NaN: read the last visible one instead.
     last = (context_len - 1 - first_page * page_size).clamp_(max=length - 1)
     slots = torch.where(hidden, slots.gather(1, last), slots)
     heads = torch.arange(num_kv_heads, dtype=torch.int32).view(1, -1, 1)

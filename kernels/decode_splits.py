@@ -1,19 +1,19 @@
-"""Decode attention's work list: rows cut into splits of keys, and their results put together again.
+"""Work list of decode attention: rows divided into splits of keys, and the combination of their results.
 
-How a row is cut follows from its own length, and its splits are taken in one after the other, in their order,
-by the same arithmetic wherever that happens. So a program may compute a row's first splits as one item, which
-saves memory traffic where there is work enough for all, and no bit of the result depends on the batch.
+The division of a row depends on its own length only, and its splits are added one after the other, in order,
+with the same arithmetic in every program. So a program may compute the first splits of a row as one item,
+which saves memory traffic when there is enough work for all, and no bit of the result depends on the batch.
 """
 
 from kernels.dispatch import tl, triton
 
-RECORD = 8  # int32 of the list for an item: 32 bytes, a sector of memory
+RECORD = 8  # int32 values per item of the list: 32 bytes, a sector of memory
 _RECORD = tl.constexpr(RECORD)
-NO_PEAK = tl.constexpr(-1.0e30)  # of no splits; finite, so that a difference of two is 0, not NaN
-_AT_ONCE = tl.constexpr(4)  # results whose loads are under way together
+NO_PEAK = tl.constexpr(-1.0e30)  # of no splits; finite, so that a difference of two is 0 and not NaN
+_AT_ONCE = tl.constexpr(4)  # results that are loaded together
 
 
-# What changes from step to step must not choose another compiled variant.
+# Not specialized on values that change every step: that would compile another variant.
 @triton.jit(
     do_not_specialize=["num_rows", "num_workers"],
     do_not_specialize_on_alignment=["query_start_ptr", "context_lens_ptr"],
@@ -35,9 +35,9 @@ def list_items_kernel(
     """One program lists the items of all rows of one query: row, begin, end, context_len, split size, item,
     items, place.
 
-    Long items come first, so that workers that take turns along the list end at nearly the same time; after
-    the last item stands, once for each of num_workers, a row of -1. A row's items have consecutive places in
-    the memory for their results; `place` is the row's first.
+    Long items come first, so that workers that take items in turn end at nearly the same time. The list ends
+    with num_workers records of row -1. The results of a row's items are consecutive in memory; `place` is the
+    first of them.
     """
     rows = tl.arange(0, ROWS_BLOCK)
     first = tl.load(query_start_ptr + rows, mask=rows < num_rows, other=0)
@@ -48,12 +48,12 @@ def list_items_kernel(
         begins = tl.maximum(lens - WINDOW, 0) // BLOCK_N * BLOCK_N
     sizes = tl.maximum(tl.cdiv(lens - begins, SPLIT * MAX_SPLITS), 1) * SPLIT
     splits = tl.cdiv(lens - begins, sizes)
-    # As many first splits are one item as are a worker's share of all. 256 rows of 587 keys take 0.87 times
-    # as long as with every split an item of its own (H100, bf16, 32/8 heads of 128), 64 rows 0.96 times.
+    # The first item of a row has as many splits as a worker's share of all. 256 rows of 587 keys take 0.87
+    # times as long as with one item per split (H100, bf16, 32/8 heads of 128), 64 rows 0.96 times.
     merged = tl.minimum(tl.maximum(tl.sum(splits, 0) // num_workers, 1), splits)
     items = tl.where(splits > 0, splits - merged + 1, 0)
     places = tl.cumsum(items, 0) - items
-    # Kinds of items in the order of the list: several splits, one whole split, what is left of a row.
+    # Kinds of items in the order of the list: several splits, one whole split, the rest of a row.
     several = (merged > 1).to(tl.int32)
     rest = ((lens - begins) % sizes > 0).to(tl.int32) * (items > several).to(tl.int32)
     whole = items - several - rest
@@ -82,10 +82,10 @@ def list_items_kernel(
 
 @triton.jit
 def add_split(acc, total, peak, split_acc, split_total, split_peak):
-    """Return (acc, total, peak) of the splits so far with one more taken in.
+    """Return (acc, total, peak) of the splits so far and one more.
 
     acc [M, DIM_BLOCK], total, peak [M]: weighted values, sum of weights, largest exponent. The fused
-    multiply-adds are spelled out, so that no compiler places them differently in different kernels.
+    multiply-adds are explicit, so that the compiler cannot place them differently in different kernels.
     """
     new_peak = tl.maximum(peak, split_peak)
     old = tl.exp2(peak - new_peak)
@@ -110,7 +110,7 @@ def combine_items(
 ):
     """Write the attention [GROUP, HEAD_DIM] of a row's KV head from the results of its items.
 
-    The loads pass by the first-level cache, which may hold what another program has since written.
+    The loads bypass the first-level cache, which may be older than what another program has written.
     """
     member = tl.arange(0, MEMBERS)
     dim = tl.arange(0, DIM_BLOCK)

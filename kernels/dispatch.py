@@ -1,7 +1,7 @@
-"""The one place that chooses between a Triton kernel and its torch twin.
+"""Chooses between a Triton kernel and its torch twin.
 
-Every kernel file takes `triton` and `tl` from here. Where triton is not installed they are stand-ins that
-let the files import; the twins then run on every device.
+Every kernel file takes `triton` and `tl` from here. Where triton is not installed they are placeholders
+with which the files import; the twins then run on every device.
 """
 
 import os
@@ -16,7 +16,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Backend = Literal["triton", "torch"]
 
-# Multiply-adds are fused, as in every release so far; from 3.9 on Triton warns where this is not said.
+# Multiply-adds are fused, as in every release so far; from 3.9 on Triton warns if this is not set.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 try:
     import triton
@@ -33,7 +33,7 @@ except ImportError:
             return fn if fn is not None else (lambda inner: inner)
 
     class _Language:
-        """Lets `tl.constexpr` stand in a kernel's signature and around a constant."""
+        """Lets `tl.constexpr` appear in a kernel's signature and around a constant."""
 
         @staticmethod
         def constexpr(value: Any) -> Any:
@@ -48,7 +48,7 @@ _forced: Backend | None = None
 
 @contextmanager
 def forced(backend: Backend) -> Iterator[None]:
-    """For tests: every op called inside uses `backend`, whatever the device of its tensors."""
+    """Use `backend` for every op called inside, on any device. For tests."""
     global _forced
     before, _forced = _forced, backend
     try:
@@ -58,7 +58,7 @@ def forced(backend: Backend) -> Iterator[None]:
 
 
 def dispatch(op_triton: Callable[P, R], op_torch: Callable[P, R]) -> Callable[P, R]:
-    """Return the op: Triton when its first argument is a CUDA tensor and triton is there, else the twin."""
+    """Return the op: Triton if its first argument is a CUDA tensor and triton is installed, else the twin."""
 
     @wraps(op_torch)
     def op(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -3,7 +3,7 @@
     pack_weight(weight [N, K]) -> PackedWeight
     linear(x [T, K], packed, bias [N] | None) -> [T, N] in the dtype of x
 
-CUDA takes cuBLAS through torch. A CPU takes one of three roads, chosen by what it computes in hardware:
+CUDA uses cuBLAS through torch. A CPU uses one of three layouts, depending on what it computes in hardware:
 
 - `OneDnnWeight`: the weight reordered into oneDNN's blocked layout, once. For float32, and for bfloat16 and
   float16 where oneDNN has products for them (CPUs with AVX512, best with AMX).
@@ -44,7 +44,7 @@ _PACK_FOR_ROWS = 16  # oneDNN's layout depends on the rows it expects: 16 and 51
 
 
 class PackedWeight(ABC):
-    """A weight [N, K] in the layout its product wants. Read-only once packed."""
+    """A weight [N, K] in the layout of its product. Read-only once packed."""
 
     def __init__(self, weight: Tensor) -> None:
         self.out_features, self.in_features = weight.shape
@@ -52,11 +52,11 @@ class PackedWeight(ABC):
 
     @abstractmethod
     def matmul(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x [T, K] times the transposed weight, plus bias [N] -> [T, N]."""
+        """Return x [T, K] times the transposed weight, plus bias [N]: [T, N]."""
 
 
 class PlainWeight(PackedWeight):
-    """The tensor as it is; shares its storage with whoever else holds it, such as a tied embedding."""
+    """The unchanged tensor; it shares storage with other holders, such as a tied embedding."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__(weight)
@@ -93,7 +93,7 @@ class WidenedWeight(PlainWeight):
         for start in range(0, self.out_features, step):
             part = self.weight[start : start + step]
             wide = tile[: part.shape[0]].copy_(part)
-            # W xᵀ instead of x Wᵀ: for few rows the library is up to twice as fast this way round.
+            # W xᵀ instead of x Wᵀ: for few rows the library is up to twice as fast in this order.
             product = torch.mm(wide, wide_x)
             if bias is not None:
                 product += bias[start : start + step, None]
@@ -103,7 +103,7 @@ class WidenedWeight(PlainWeight):
 
 @cache
 def _onednn_multiplies(dtype: torch.dtype) -> bool:
-    """Whether torch brings oneDNN's packed product, and it is a fast one on this CPU."""
+    """Return True if torch has oneDNN's packed product of the dtype, and it is fast on this CPU."""
     ops = torch.ops.mkldnn
     if not torch.backends.mkldnn.is_available() or not hasattr(ops, "_linear_pointwise"):
         return False
@@ -116,8 +116,8 @@ def _onednn_multiplies(dtype: torch.dtype) -> bool:
 
 @cache
 def computes_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware (AMX or AVX512-BF16), faster than float32."""
-    # torch offers these checks under private names only; a torch without them has to answer no.
+    """Return True if this CPU multiplies bfloat16 in hardware (AMX or AVX512-BF16), faster than float32."""
+    # torch has these checks under private names only; without them the answer is False.
     checks = (
         getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     )
@@ -136,5 +136,5 @@ def pack_weight(weight: Tensor) -> PackedWeight:
 
 
 def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """x [T, K], packed weight [N, K], bias [N] -> [T, N] in x's dtype, accumulated in float32."""
+    """Return x [T, K] times the packed weight [N, K], plus bias [N], in x's dtype, summed in float32."""
     return packed.matmul(x, bias)

@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen and of the most likely tokens."""
+"""Log-probabilities of chosen tokens and of the most likely tokens."""
 
 import math
 
@@ -54,7 +54,7 @@ def _top_logprobs_kernel(
                 x = tl.where(taken, float("-inf"), x)
                 ids = tl.where(taken, vocab, ids)
         else:
-            # So many equals that they overflow: one pass over the row for each of the n best.
+            # More equal values than fit: one pass over the row for each of the n best.
             before = tl.full((), float("inf"), tl.float32)
             before_id = tl.full((), -1, tl.int32)
             for i in range(N):
@@ -111,8 +111,8 @@ def top_logprobs_torch(
     """Return the log-probability of each row's chosen token and its n most likely tokens, best first.
 
     logits [num_rows, vocab] fp32, chosen [num_rows] int64; returns (chosen_logprob [num_rows] fp32,
-    top_values [num_rows, n] fp32, top_ids [num_rows, n] int64). Which of equally likely tokens comes first
-    is left open.
+    top_values [num_rows, n] fp32, top_ids [num_rows, n] int64). The order of equally
+    likely tokens is unspecified.
     """
     normalizer = logits.logsumexp(-1, keepdim=True)
     top = logits.topk(n, dim=-1)

@@ -12,7 +12,7 @@ _MASK = 0xFFFFFFFF
 
 @triton.jit
 def philox_uniform(seed, position):
-    """The number of `uniform` for one row or a block of rows, int64 each, inside another kernel."""
+    """Return `uniform` of one row or of a block of rows, int64 each, inside another kernel."""
     low, high = position.to(tl.uint32), (position >> 32).to(tl.uint32)
     zero = low * 0
     word, _, _, _ = tl.philox(seed, low, high, zero, zero)

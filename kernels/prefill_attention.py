@@ -13,7 +13,7 @@ _LOG2_E = tl.constexpr(LOG2_E)
 
 
 class TileShape(NamedTuple):
-    """How the kernel is cut: queries times heads of a group, keys, and what the compiler makes of it."""
+    """Tile of a program (queries times heads of a group, keys) and compiler options."""
 
     block_m: int
     block_n: int
@@ -23,11 +23,9 @@ class TileShape(NamedTuple):
 
 def tile_shape(dim_block: int, itemsize: int) -> TileShape:
     """Return the tile for a head dimension (rounded up to a power of 2) and the bytes of a value."""
-    if (
-        itemsize == 4
-    ):  # exact fp32 products have no matrix unit; small tiles keep the accumulators in registers
+    if itemsize == 4:  # exact fp32 products use no matrix unit; small accumulators stay in registers
         return TileShape(32, 32, 4, 1)
-    # The fastest of 24 on an H100 (8192 tokens, 32/8 heads): 400 and 417 TFLOP/s.
+    # The fastest of 24 tiles on an H100 (8192 tokens, 32/8 heads): 400 and 417 TFLOP/s.
     if dim_block <= 64:
         return TileShape(64, 64, 4, 2)
     if dim_block <= 128:
@@ -40,7 +38,7 @@ _MAX_SCORES = 4 << 20  # elements of the explicit score matrix
 
 
 class _Row(NamedTuple):
-    """One row of the step. Its visible keys are listed from the newest to the oldest.
+    """One row of the step, its visible keys in order from the newest to the oldest.
 
     In that order query i and key j are `i + j - (num_queries - 1)` positions apart: the mask is constant
     along anti-diagonals, and a vector viewed with strides (1, 1) is the whole matrix.

@@ -1,4 +1,4 @@
-"""Finding the largest values of a row of logits without sorting it: pieces of kernels, one program per row.
+"""Search for the largest values of a row of logits without sorting it: parts of kernels, one program per row.
 
 Thresholds are found bit by bit over keys, unsigned integers in the order of the values: 32 counts (or sums)
 settle the k-th largest value exactly. Counting over a block of registers is cheap, over a whole row in

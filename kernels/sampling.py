@@ -1,4 +1,4 @@
-"""Choosing the next token of every row: temperature, top-k, top-p, min-p, one draw per row."""
+"""Sampling of the next token of every row: temperature, top-k, top-p, min-p, one draw per row."""
 
 import math
 
@@ -18,7 +18,7 @@ _MIN_CANDIDATES = 256  # covers top_p 0.95 of nearly every step of a trained mod
 _MAX_CANDIDATES = 1024  # beyond, selecting candidates costs more than half of a full sort
 
 
-# Those of rows and of slots may be rows of larger tensors, aligned or not.
+# Inputs per row and per slot may be rows of larger tensors, aligned or not.
 @triton.jit(
     do_not_specialize_on_alignment=[
         "slots_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "position_ptr"
@@ -82,7 +82,7 @@ def _draw_from_candidates(
     ids_ptr,
     BLOCK: tl.constexpr,
 ):
-    """Return the token, or -1 where what is kept is not known to be among at most BLOCK candidates."""
+    """Return the token, or -1 if the kept tokens may not all be among at most BLOCK candidates."""
     token = tl.full((), -1, tl.int32)
     bound = tl.full((), 0, tl.uint32)
     if top_k > 0:
@@ -127,7 +127,7 @@ def _invert(ids, weights, cumulative, target, vocab):
 
 @triton.jit
 def _draw_from_row(row_ptr, vocab, factor, maximum, total, top_k, top_p, min_p, number, BLOCK: tl.constexpr):
-    """The same with every token as a candidate: for unfiltered and for nearly flat rows."""
+    """Return a token drawn with every token as a candidate: for unfiltered and for nearly flat rows."""
     bound = tl.full((), 0, tl.uint32)
     if top_k > 0:
         bound = _threshold_of_row(row_ptr, vocab, factor, maximum, bound, top_k.to(tl.float32), False, BLOCK)
@@ -295,7 +295,7 @@ def _sample_unfiltered(logits, temperature, top_k, top_p, min_p, seed, position)
 
 
 def _sample_filtered(logits, temperature, top_k, top_p, min_p, seed, position):
-    """Draw from the candidates alone, and from the whole row only where those don't cover what is kept."""
+    """Draw from the candidates, and from the whole row only if they may not cover all kept tokens."""
     vocab = logits.shape[1]
     # One more than the largest k, to see whether the k-th has equals.
     num_candidates = min(vocab, _MAX_CANDIDATES, max(_MIN_CANDIDATES, int(top_k.max())) + 1)
@@ -326,7 +326,7 @@ def _sample_filtered(logits, temperature, top_k, top_p, min_p, seed, position):
 
 
 def _sample_sorted(logits, temperature, top_k, top_p, min_p, seed, position):
-    """The same with the whole vocabulary as candidates: for flat distributions and very large k."""
+    """Draw with the whole vocabulary as candidates: for flat distributions and very large k."""
     scaled = logits.sub(logits.amax(-1, keepdim=True)).div_(temperature.unsqueeze(1))
     weights = scaled.exp_()
     ordered = weights.sort(dim=-1, descending=True).values
@@ -355,7 +355,7 @@ def _draw(weights, seed, position):
     target = uniform_torch(seed, position) * total
     # The product may round up to the total, beyond which no token lies.
     target = torch.minimum(target, torch.nextafter(total, total.new_zeros(())))
-    # Out of NaN weights comes no index, but it must stay in the table.
+    # NaN weights give no valid index, but it must stay inside the table.
     return torch.searchsorted(cumulative, target.unsqueeze(1), right=True).clamp_(max=weights.shape[1] - 1)
 
 

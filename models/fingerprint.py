@@ -1,4 +1,4 @@
-"""Tells whether two places hold the same weights, in milliseconds."""
+"""A hash that identifies a model's weights, computed in milliseconds."""
 
 import hashlib
 from pathlib import Path
@@ -11,9 +11,9 @@ PIECE_BYTES = 65_536
 
 
 def fingerprint(files: ModelFiles) -> str:
-    """A hash of the configuration, and of size, head and evenly spread pieces of each file of weights.
+    """Return a hash of the configuration, and of size, head and evenly spread pieces of each file of weights.
 
-    Fine-tuning changes all weights a little, so pieces are enough. Names and places of files do not count.
+    Fine-tuning changes all weights a little, so pieces are enough. Names and paths of files do not count.
     """
     digest = hashlib.sha256()
     paths = [files.weights]

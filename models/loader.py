@@ -112,7 +112,7 @@ def _open(files: ModelFiles) -> Checkpoint:
 def _linear_maker(
     checkpoint: Checkpoint, quantization: str | None, dtype: torch.dtype, device: torch.device, shard: Shard
 ) -> MakeLinear:
-    """Return what makes the model's linears: in the checkpoint's format, or in the one to convert to."""
+    """Return the maker of the model's linears: in the checkpoint's format, or in the one to convert to."""
     stored = checkpoint.quantization
     convert = conversion_to(quantization or "dense").linear_maker({}, dtype, device, shard)
     if stored is None:

@@ -1,4 +1,4 @@
-"""What the catalog finds and the loader reads."""
+"""ModelFiles: the files of a model on this machine, found by the catalog and read by the loader."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Where a model lies, and what its configuration says about ending and sampling.
+    """Paths of a model, and its defaults for ending and sampling.
 
-    `name` is what clients call it; `weights` a folder with safetensors, or a .gguf file;
+    `name` is its name in the API; `weights` a folder with safetensors, or a .gguf file;
     `AutoTokenizer.from_pretrained(tokenizer_dir)` works without a network. `generation_defaults` has the
     sampling parameters of generation_config.json under their names there.
     """

@@ -1,7 +1,7 @@
-"""Rotary position embedding: inverse frequencies of every scaling variant, and the table the kernel reads.
+"""Rotary position embedding: inverse frequencies of every scaling variant, and the kernel's table.
 
-All angles are computed in float32, operation for operation as in transformers, so that both give the same
-bits. Sources: RoFormer (Su et al., 2021); linear interpolation (Chen et al., 2023); dynamic NTK scaling;
+All angles are computed in float32, with the operations of transformers in their order, so that both give the
+same bits. Sources: RoFormer (Su et al., 2021); linear interpolation (Chen et al., 2023); dynamic NTK scaling;
 YaRN (Peng et al., 2023); the frequency bands of Llama 3.1.
 """
 
@@ -25,7 +25,7 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class DynamicScaling:
-    """The base grows once the context exceeds `original_max_position`; up to there it is plain RoPE."""
+    """The base grows once the context exceeds `original_max_position`; below that it is plain RoPE."""
 
     factor: float
     original_max_position: int
@@ -55,7 +55,7 @@ class YarnScaling:
 
 @dataclass(frozen=True)
 class FactorScaling:
-    """One divisor per frequency, as GGUF files carry them in the tensor `rope_freqs.weight`."""
+    """One divisor per frequency, from the tensor `rope_freqs.weight` of a GGUF file."""
 
     divisors: tuple[float, ...]
 
@@ -152,7 +152,7 @@ def inverse_frequencies(rope: RopeSpec, num_positions: int) -> tuple[Tensor, flo
 
 
 def _wavelengths(theta: float, dim: int) -> Tensor:
-    """theta^(2i / dim), the wavelengths over 2π."""
+    """Return theta^(2i / dim), the wavelengths over 2π."""
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
     powers: Tensor = theta**exponents
     return powers
@@ -172,7 +172,7 @@ def _llama3(inverse: Tensor, s: Llama3Scaling) -> Tensor:
 
 def _yarn(wavelengths: Tensor, rope: RopeSpec, s: YarnScaling) -> Tensor:
     def element_of(rotations: float) -> float:
-        """The element that turns `rotations` times over the original window."""
+        """Return the element that turns `rotations` times over the original window."""
         turns = s.original_max_position / (rotations * 2 * math.pi)
         return rope.dim * math.log(turns) / (2 * math.log(rope.theta))
 

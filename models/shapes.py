@@ -13,7 +13,7 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 8192,
 }
 
-# Written as in config.json.
+# The keys are those of config.json.
 CONFIGS: dict[str, dict[str, Any]] = {
     "tiny": {
         "vocab_size": 256,

@@ -1,6 +1,6 @@
-"""DecoderSpec: everything the decoder must know about an architecture, as plain values.
+"""DecoderSpec: an architecture as plain values.
 
-A family file turns a checkpoint's configuration into one of these; `decoder.py` draws the model from it.
+A family file reads a checkpoint's configuration into one; `decoder.py` builds the model from it.
 """
 
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ class DecoderSpec:
 
     @property
     def num_kv_heads(self) -> int:
-        """Key/value heads per layer; every layer of today's families has the same."""
+        """Key/value heads per layer; all layers of the known families have the same number."""
         return self.layers[0].attention.num_kv_heads
 
     @property

@@ -1,4 +1,4 @@
-"""Tokenizers as files: converted once from a .gguf, or looked into without loading them."""
+"""Tokenizer files: converted once from a .gguf, or read for single values without loading them."""
 
 import json
 import os
@@ -11,10 +11,10 @@ from models.checkpoint import read_json
 from models.errors import ModelError
 
 _CONVERSION = "tokenizer-1"
-"""Name of the folder a converted tokenizer is kept in; counts up when the conversion changes."""
+"""Folder name of converted tokenizers; the number increases when the conversion changes."""
 
 _DIGITS_APART = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell"})
-"""Values of `tokenizer.ggml.pre` whose vocabularies split every digit off before anything else."""
+"""Values of `tokenizer.ggml.pre` whose vocabularies split off every digit first."""
 
 
 def convert_tokenizer(gguf: Path, pre: str, folder: Path) -> Path:
@@ -31,7 +31,7 @@ def convert_tokenizer(gguf: Path, pre: str, folder: Path) -> Path:
         tokenizer = AutoTokenizer.from_pretrained(
             str(gguf.parent), gguf_file=gguf.name, trust_remote_code=False, local_files_only=True
         )
-    except Exception as error:  # whatever a library makes of a file it does not understand
+    except Exception as error:  # any error of a library that does not understand the file
         raise ModelError(f"the tokenizer in {gguf} cannot be converted: {error}") from error
     if pre in _DIGITS_APART:
         from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
@@ -55,7 +55,7 @@ def convert_tokenizer(gguf: Path, pre: str, folder: Path) -> Path:
 
 
 def token_id(folder: Path, role: str) -> int | None:
-    """The id of a special token such as `eos_token`, from the files of a tokenizer; None if it has none."""
+    """Return the id of a special token such as `eos_token` from a tokenizer's files; None if it has none."""
     config_file = folder / "tokenizer_config.json"
     config = read_json(config_file) if config_file.is_file() else {}
     token = config.get(role)

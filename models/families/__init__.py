@@ -1,4 +1,4 @@
-"""Model families: one file of data each, found by the architecture a checkpoint names."""
+"""Model families: one file of data each, found by the architecture that a checkpoint names."""
 
 from importlib import import_module
 from typing import Any, Protocol, cast
@@ -20,7 +20,7 @@ _BY_GGUF_ARCHITECTURE = {
 
 
 class Family(Protocol):
-    """What the module of a family offers.
+    """The interface of a family's module.
 
     The maps go from a tensor's name in the checkpoint, without `.weight` or `.bias` and with `*` for the
     layer, to its address in the decoder; None: it is not loaded.

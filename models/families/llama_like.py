@@ -1,6 +1,6 @@
-"""What families with Llama's layers share: names of tensors, and reading of their configurations.
+"""Shared by families with Llama's layers: names of tensors, and reading of their configurations.
 
-A family imports what it does not change, and adds to the maps what it has more.
+A family imports what it does not change, and extends the maps with its own tensors.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a Linear asks of its weights, and what a weight format implements."""
+"""Interfaces between a Linear and its weight format."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -82,7 +82,7 @@ MakeLinear = Callable[[str, LinearShape], LinearWeights]
 
 
 class WeightFormat(Protocol):
-    """What the module of a format offers."""
+    """The interface of a format's module."""
 
     CONVERTS: bool
     """Its parameters are unquantized tensors: the format is chosen by a setting, not by the checkpoint."""
@@ -90,7 +90,7 @@ class WeightFormat(Protocol):
     def linear_maker(
         self, options: Mapping[str, Any], dtype: torch.dtype, device: torch.device, shard: Shard
     ) -> MakeLinear:
-        """Return what makes a model's linears. `options` is the checkpoint's quantization_config.
+        """Return the maker of a model's linears. `options` is the checkpoint's quantization_config.
 
         dtype: of activations and results. A format may choose another for single addresses.
         """

@@ -16,12 +16,12 @@ CONVERTS = True
 def linear_maker(
     _options: Mapping[str, Any], dtype: torch.dtype, device: torch.device, shard: Shard
 ) -> MakeLinear:
-    """Return what makes every linear dense."""
+    """Return a maker of dense linears."""
     return lambda _address, shape: DenseWeights(shape, dtype, device, shard)
 
 
 class UnquantizedWeights(LinearWeights):
-    """Weights that are loaded from unquantized tensors, whatever they are stored as.
+    """Weights that are loaded from unquantized tensors, in whatever form they are kept.
 
     The rank's rows of all outputs are stacked in one matrix, so that one product computes them all.
     """

@@ -24,7 +24,7 @@ _LARGEST = 127
 def linear_maker(
     _options: Mapping[str, Any], dtype: torch.dtype, device: torch.device, shard: Shard
 ) -> MakeLinear:
-    """Return what makes every linear but the output head int8."""
+    """Return a maker of int8 linears; the output head stays dense."""
     return lambda address, shape: (DenseWeights if address == _DENSE else Int8Weights)(
         shape, dtype, device, shard
     )

@@ -1,7 +1,7 @@
-"""GGUF blocks to float tensors.
+"""Converts GGUF blocks to float tensors.
 
-The block types most files consist of are unpacked by torch, many rows at a time; the rest go through the
-reference in the `gguf` package, which is some ten times slower. Layouts as in ggml's `ggml-common.h`.
+The most frequent block types are unpacked by torch, many rows at a time; the rest by the reference in the
+`gguf` package, which is about ten times slower. Layouts as in ggml's `ggml-common.h`.
 """
 
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from torch import Tensor
 from models.errors import ModelError
 from models.gguf.file import GGUFTensor
 
-# Values unpacked at a time. Temporaries stay in the cache, and torch keeps operations of this size on the
-# calling thread: 98 MB take 0.6 s, and little more while the tokenizer loads on another core. Larger ones,
-# spread over the cores, take 0.5 s alone but 4 s then, waiting for each other.
+# Values unpacked at a time. Temporaries stay in the cache, and torch runs operations of this size on the
+# calling thread: 98 MB take 0.6 s, and little more while the tokenizer loads on another core. Larger
+# operations use all cores: 0.5 s alone, but 4 s during that load, because their threads wait for each other.
 _CHUNK_VALUES = 1 << 15
 
 
 def dequantize(tensor: GGUFTensor, dtype: torch.dtype) -> Tensor:
-    """Return the tensor's values, of its shape, in `dtype`. Raises ModelError for an unknown type."""
+    """Return the tensor's values in its shape and in `dtype`. Raises ModelError for an unknown type."""
     rows = tensor.raw.shape[0]
     values = tensor.shape[-1]
     out = torch.empty(rows, values, dtype=dtype)
@@ -59,12 +59,12 @@ def _blocks(raw: Tensor, block_bytes: int) -> Tensor:
 
 
 def _half(raw: Tensor) -> Tensor:
-    """Two bytes per row, a float16, to float32 [blocks, 1]. Blocks need not be aligned: copy first."""
+    """Return float32 [blocks, 1] from the two bytes of a float16. Blocks need not be aligned: copy first."""
     return raw.contiguous().view(torch.float16).float()
 
 
 def _nibbles(raw: Tensor) -> Tensor:
-    """[blocks, n] bytes to [blocks, 2 n] values below 16: all low halves, then all high halves."""
+    """Return [blocks, 2 n] values below 16 from [blocks, n] bytes: all low halves, then all high halves."""
     return torch.cat((raw & 15, raw >> 4), dim=1)
 
 
@@ -87,7 +87,7 @@ def _q8_0(raw: Tensor) -> Tensor:
 
 
 def _scales_and_minima(raw: Tensor) -> tuple[Tensor, Tensor]:
-    """12 bytes of a Q4_K or Q5_K block to eight 6-bit scales and eight 6-bit minima, [blocks, 8] each."""
+    """Return eight 6-bit scales and minima, [blocks, 8] each, from 12 bytes of a Q4_K or Q5_K block."""
     d, m, high = raw.view(-1, 3, 4).unbind(1)
     scales = torch.cat((d & 63, (high & 15) | ((d >> 2) & 48)), dim=1)
     minima = torch.cat((m & 63, (high >> 4) | ((m >> 2) & 48)), dim=1)

@@ -1,4 +1,4 @@
-"""Read-only view of a GGUF file: metadata and where each tensor lies.
+"""Read-only view of a GGUF file: its metadata and the position of each tensor.
 
 Written against the GGUF specification (version 2 and 3, little-endian). The reader of the `gguf` package
 builds numpy arrays for every vocabulary entry, which takes seconds; this one walks the header once, in 0.1 s.
@@ -31,7 +31,7 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """A memory-mapped GGUF file, never written to. Raises ModelError for what is not one, or is cut off."""
+    """A memory-mapped GGUF file, never written to. Raises ModelError for other or truncated files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -95,7 +95,7 @@ class GGUFFile:
         return self._strings(1)[0]
 
     def _strings(self, count: int) -> list[str]:
-        """A vocabulary has a hundred thousand of them, so the loop keeps to local names."""
+        """Read strings. A vocabulary has a hundred thousand, so the loop uses local names only."""
         view, end, at = self._view, len(self._view), self._at
         read_length = struct.Struct("<Q").unpack_from
         found = []
