@@ -1,4 +1,4 @@
-"""What the engine knows of a request while it lives."""
+"""The engine's state of one running request."""
 
 import time
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from engine.stream import RequestStream
 
 @dataclass(slots=True)
 class ActiveRequest:
-    """A request from submit() to its last delta. Moments are seconds of time.perf_counter()."""
+    """A request from submit() to its last delta. Times are seconds of time.perf_counter()."""
 
     sequence: Sequence
     stream: RequestStream
@@ -22,7 +22,7 @@ class ActiveRequest:
     last_token: float | None = None
 
     def times(self, reason: FinishReason) -> RequestTimes:
-        """How long what took, for a request that ends now."""
+        """Return the durations of its stages, for a request that ends now."""
         now = time.perf_counter()
         scheduled, first = self.sequence.first_scheduled_seconds, self.first_token
         return RequestTimes(

@@ -1,4 +1,4 @@
-"""Every setting of the engine. The field descriptions are the documentation, `--help` and the sample YAML."""
+"""The settings of the engine. Their descriptions make `--help`, the documentation and the sample YAML."""
 
 from pathlib import Path
 from typing import Literal
@@ -9,7 +9,7 @@ from engine.request import Pooling
 
 
 class EngineConfig(BaseModel):
-    """Settings of model, memory, steps and threads. None means: chosen at start from model and machine."""
+    """Settings of model, memory, steps and threads. None: chosen at start from the model and the machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -18,23 +18,25 @@ class EngineConfig(BaseModel):
         description="catalog name, folder with a Hugging Face checkpoint, .gguf file, or hub id",
     )
     cache_dir: Path | None = Field(
-        None, description="folder for fetched models; default: monoloop below the user's cache folder"
+        None, description="folder for downloaded models; default: monoloop in the user's cache folder"
     )
     chat_template: Path | None = Field(
         None,
-        description="Jinja file with a chat template to use in place of the model's own",
+        description="Jinja file with a chat template that replaces the model's own",
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto",
         description="dtype of weights, activations and KV; auto: bfloat16 on CUDA and on CPUs "
-        "that compute it in hardware (AMX, AVX512-BF16), else float32",
+        "that compute it in hardware (AMX, AVX512-BF16), otherwise float32",
     )
     quantization: str | None = Field(
         None,
         description="weight format that unquantized weights are converted to while loading: int8 (half the "
         "memory of 16 bits, one scale per output feature); default: as the checkpoint stores them",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if there is one, else cpu")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="device to run on; auto: cuda if available, otherwise cpu"
+    )
     page_size: Literal[1, 16, 32, 64] = Field(16, description="tokens per KV page")
     kv_tokens: int | None = Field(
         None, ge=1, description="size of the KV pool in tokens; default: from free memory"
@@ -42,66 +44,75 @@ class EngineConfig(BaseModel):
     max_model_len: int | None = Field(
         None,
         ge=1,
-        description="longest prompt plus output in tokens; default: the model's own context window",
+        description="most tokens of prompt plus output; default: the model's context window",
     )
-    max_num_seqs: int = Field(256, ge=1, le=4096, description="sequences that run at the same time at most")
+    max_num_seqs: int = Field(256, ge=1, le=4096, description="most sequences that run at the same time")
     token_budget: int | None = Field(
         None,
         ge=1,
-        description="tokens of one step at most; longer prompts are prefilled in chunks; "
+        description="most tokens computed in one step; longer prompts are prefilled in chunks; "
         "default: 512 on a CPU, 8192 on CUDA",
     )
     run_ahead: Literal[0, 1] = Field(
-        1, description="steps launched before the tokens of the step before them are read"
+        1,
+        description="start the next step before the previous one's tokens are read (1) or wait for them (0)",
     )
     max_waiting: int = Field(
         1024,
         ge=1,
-        description="requests that may wait while all places are taken; one more is refused with 429",
+        description="most requests that may wait in the queue; beyond it, 429",
     )
     max_waiting_tokens: int | None = Field(
-        None, ge=1, description="the same for the tokens of their prompts; default: no bound"
+        None,
+        ge=1,
+        description="most prompt tokens that may wait in the queue; beyond it, 429; default: no limit",
     )
     queue_timeout_seconds: float | None = Field(
-        None, gt=0, description="a request that has not started by then is refused; default: it waits"
+        None,
+        gt=0,
+        description="seconds a request may wait before it starts; beyond it, 503; default: no limit",
     )
     overcommit: float = Field(
         0.5,
         ge=0,
         le=1,
-        description="how far answers are trusted to end before max_tokens when requests are let in: 0 "
-        "reserves max_tokens for each and never preempts, 1 starts whatever fits now",
+        description="how optimistic to be about answer length when admitting requests: 0 reserves the full "
+        "max_tokens and never preempts, 1 admits whatever fits now",
     )
-    prefix_cache: bool = Field(True, description="compute equal beginnings of prompts once")
+    prefix_cache: bool = Field(
+        True, description="reuse the KV pages of prompts that begin with the same tokens"
+    )
     priority_seconds: float = Field(
         0.0,
         ge=0,
-        description="how much later a request comes for each unit of its `priority`; 0: nobody overtakes",
+        description="seconds of queue position per unit of a request's `priority`; 0 disables priorities",
     )
     pooling: Pooling = Field(
         "mean",
-        description="what an embedding is made of: the mean of the final hidden states of all tokens, or "
-        "that of the last one",
+        description="how an embedding is computed: the mean of the final hidden states of all tokens, or "
+        "that of the last token",
     )
     target_step_seconds: float | None = Field(
         None,
         gt=0,
-        description="time a step should take at most, and so the time between two tokens of a stream; "
-        "prompts get what decoding leaves of it; default: as long as token_budget takes",
+        description="target for the longest step, and so for the time between two tokens of a stream; "
+        "prefill uses what decoding leaves of it; default: no target, token_budget alone bounds a step",
     )
     record: Path | None = Field(
         None,
-        description="new file for a record of all arrivals, steps and tokens, for `monoloop replay` and "
-        "`monoloop timeline`; it holds the token ids of every prompt and answer",
+        description="new file to record all arrivals, steps and tokens in, for `monoloop replay` and "
+        "`monoloop timeline`; it contains the token ids of every prompt and answer",
     )
     threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads of the matrix products; default: the number of cores this process may use",
+        description="CPU threads for matrix products; default: the number of cores this process may use",
     )
-    tokenizer_threads: int = Field(2, ge=1, le=64, description="threads that render templates and encode")
+    tokenizer_threads: int = Field(
+        2, ge=1, le=64, description="threads that render chat templates and encode text"
+    )
     max_chunks_per_second: int = Field(
         20_000,
         ge=1,
-        description="deliveries per second over all streams; above it tokens merge into larger chunks",
+        description="most chunks per second over all streams; beyond it, tokens merge into larger chunks",
     )

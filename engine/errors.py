@@ -1,26 +1,26 @@
-"""The errors that leave the engine.
+"""The errors that the engine raises.
 
 EngineError
-├── InvalidRequest            what was asked can never run; `param` names the field
+├── InvalidRequest            the request can never run; `param` names the field
 │   └── ContextLengthExceeded prompt (and output) do not fit the context window
-├── QueueFull                 the waiting queue is at its bound; come back after `retry_after_seconds`
-├── QueueTimeout              it has not started in time: there is more work than time
-├── RequestTimeout            it has not ended in the time it was given
-├── Draining                  the engine finishes what it has and takes nothing new
-├── EngineDead                the step loop has ended; nothing will ever finish
-│   └── DeviceLost            because every use of the device fails from now on
-├── StepFailed                the step this request was part of raised; the engine goes on
+├── QueueFull                 the waiting queue is full; try again after `retry_after_seconds`
+├── QueueTimeout              the request has not started in time: the engine is overloaded
+├── RequestTimeout            the request has not ended in time
+├── Draining                  the engine is shutting down and accepts no new requests
+├── EngineDead                the step loop has ended; no request will finish
+│   └── DeviceLost            because the device has failed for good
+├── StepFailed                the step of this request failed; the engine continues
 └── ModelError                the model cannot be found or loaded (start-up only)
-    └── FetchFailed           it could not be fetched; trying again, or on another network, may help
+    └── FetchFailed           it could not be downloaded; trying again, or on another network, may help
 """
 
 
 class EngineError(Exception):
-    """Root of everything the engine raises on purpose. The message is safe to show to a client."""
+    """Base class of the engine's errors. Messages are safe to show to a client."""
 
 
 class InvalidRequest(EngineError):
-    """The request can never run. `param` is the name of the offending field, if there is one."""
+    """The request can never run. `param` names the offending field, if there is one."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class QueueFull(EngineError):
-    """Too many requests wait already. Trying again after `retry_after_seconds` is sensible."""
+    """The waiting queue is full. A client may try again after `retry_after_seconds`."""
 
     def __init__(self, message: str, retry_after_seconds: int = 1) -> None:
         super().__init__(message)
@@ -52,20 +52,20 @@ class Draining(EngineError):
 
 
 class EngineDead(EngineError):
-    """The step loop has ended because of a fault it cannot survive."""
+    """The step loop has ended because of an unrecoverable error."""
 
 
 class DeviceLost(EngineDead):
-    """The device has met an error that it does not recover from within this process."""
+    """The device has an error that only a new process recovers from."""
 
 
 class StepFailed(EngineError):
-    """The forward pass or the sampling of a step raised; every request in that step ends with this."""
+    """The forward pass or the sampling of a step failed; all requests of the step end with this error."""
 
 
 class ModelError(EngineError):
-    """The model's files are missing, broken, of an unsupported kind, or cannot be fetched."""
+    """The model's files are missing, broken, of an unsupported kind, or cannot be downloaded."""
 
 
 class FetchFailed(ModelError):
-    """The model could not be fetched, though it may be there: no network, a broken download, a full disk."""
+    """The model could not be downloaded, though it may exist: no network, a broken download, a full disk."""

@@ -1,4 +1,4 @@
-"""Deltas of one request on their way to its handler: merged while nobody takes them."""
+"""Single-slot queue between the engine and a handler; unread deltas merge."""
 
 import asyncio
 
@@ -6,9 +6,9 @@ from engine.outputs import OutputToken, TextDelta
 
 
 class Mailbox:
-    """One slot that holds everything not yet taken. One producer and one consumer, both on the loop.
+    """Holds all unread deltas of one request as one. One producer and one consumer, both on the loop.
 
-    The size is bounded by the request's own `max_tokens`: a consumer that never comes costs one string.
+    The request's `max_tokens` bounds its size: a consumer that never reads costs one string.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Mailbox:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the last delta or an error has arrived."""
+        """True once the last delta or an error has arrived."""
         return self._last is not None or self._error is not None
 
     def put(self, delta: TextDelta) -> None:
@@ -39,12 +39,12 @@ class Mailbox:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End with an error; text that was not taken yet is still delivered before it."""
+        """End with an error; unread text is still delivered before it."""
         self._error = error
         self._wake()
 
     async def take(self) -> TextDelta:
-        """Wait for something to deliver and take all of it. Raises what fail() was given."""
+        """Wait for a delta and return all that is unread as one. Raises the error given to fail()."""
         while not self._texts:
             if self._error is not None:
                 raise self._error

@@ -1,16 +1,16 @@
-"""When tokens become text: at once while streams are few, a few at a time when there are many."""
+"""Paces deliveries: immediate for a few streams; tokens of many streams wait and merge."""
 
-# Nobody sees the text of a collected stream before its end; some of it is decoded now and then all the same,
-# so that the end is not late.
+# The text of a collected stream is read only at its end; it is still decoded now and then, so that the end is
+# not late.
 COLLECTED_INTERVAL_SECONDS = 0.25
-# How often tokens are looked for that no step carries along: their sequence was preempted, or a step is long.
+# Period of a timer that sends tokens no step carries along: their sequence was preempted, or a step is long.
 FLUSH_SECONDS = 0.02
-# Its multiples, modulo 1, lie evenly however many there are.
+# Its multiples modulo 1 are evenly spread, however many there are.
 GOLDEN_RATIO = 0.6180339887
 
 
 class _Paced:
-    """A stream's tokens that wait, when they may go, and whether those before them are still on their way."""
+    """The waiting tokens of a stream, when they may leave, and if a delivery of earlier ones is under way."""
 
     __slots__ = ("due", "is_collected", "is_under_way", "token_ids")
 
@@ -22,12 +22,12 @@ class _Paced:
 
 
 class Pacer:
-    """Bounds the deliveries of all streams together, by holding tokens back before they are decoded.
+    """Limits the rate of deliveries over all streams, by holding tokens back before they are decoded.
 
-    Decoding tokens and delivering them (JSON, SSE, socket) costs the loop 40 to 150 µs, be they few or many.
-    So a stream's tokens wait, and merge, while the ones before them have not been delivered: a loop that is
-    behind gets less to do, not more. And with `n` open streams two deliveries of one stream stand at least
-    `n / max_per_second` seconds apart: less than a step for a few streams, so every token is its own chunk. A
+    Decoding tokens and delivering them (JSON, SSE, socket) costs the loop 40 to 150 µs, whatever their
+    number. So a stream's tokens wait, and merge, while earlier ones are not delivered yet: a loop that is
+    late gets less to do, not more. With `n` open streams two deliveries of one stream are at least `n /
+    max_per_second` seconds apart: less than a step for a few streams, so every token is a chunk of its own. A
     stream keeps its phase, so that deliveries spread over the steps. The first tokens never wait.
     """
 
@@ -38,12 +38,12 @@ class Pacer:
 
     @property
     def num_streams(self) -> int:
-        """Streams that are open."""
+        """Number of open streams."""
         return len(self._streams)
 
     @property
     def is_holding(self) -> bool:
-        """Whether any tokens wait."""
+        """True if any tokens wait."""
         return bool(self._waiting)
 
     def open(self, stream_id: int) -> None:
@@ -56,14 +56,14 @@ class Pacer:
         self._waiting.pop(stream_id, None)
 
     def collect(self, stream_id: int) -> None:
-        """Nobody reads this stream before its end."""
+        """Deliver this stream less often: it is read only at its end."""
         if stream_id in self._streams:
             self._streams[stream_id].is_collected = True
 
     def add(
         self, stream_id: int, token_ids: tuple[int, ...], now: float, *, is_last: bool
     ) -> tuple[int, ...]:
-        """Take new tokens; returns those to decode now, none if the stream must wait."""
+        """Add new tokens; return those to decode now, none if the stream must wait."""
         stream = self._streams[stream_id]
         if (stream.is_under_way or now < stream.due) and not is_last:
             stream.token_ids += token_ids
@@ -75,7 +75,7 @@ class Pacer:
         return token_ids
 
     def due(self, now: float) -> list[tuple[int, tuple[int, ...]]]:
-        """Tokens that have waited long enough, with their streams."""
+        """Return the streams whose tokens have waited long enough, with the tokens."""
         due = [
             (stream_id, stream)
             for stream_id, stream in self._waiting.items()
@@ -87,7 +87,7 @@ class Pacer:
         return released
 
     def delivered(self, stream_id: int) -> None:
-        """What a stream released has been delivered, or has turned out to be no text yet."""
+        """The released tokens of a stream have been delivered, or made no text yet."""
         if stream_id in self._streams:
             self._streams[stream_id].is_under_way = False
 

@@ -1,4 +1,4 @@
-"""What a caller asks of the engine: frozen values, safe to hand to any thread."""
+"""Requests to the engine: frozen values that any thread may use."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -10,9 +10,9 @@ from engine.errors import InvalidRequest
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_REPEATED_TOKENS = 4096
-MAX_REPEATED_SIZES = 256  # looked for at every token
+MAX_REPEATED_SIZES = 256  # compared at every token
 MAX_SMALL_SET = 4096
-# Line breaks with indentation, or a space: pretty-printing passes, and no model writes blanks for ever.
+# Line breaks with indentation, or spaces: allows pretty-printing, but no endless blanks.
 JSON_WHITESPACE = r"(\r?\n[ \t]{0,32}|[ \t]{1,8})"
 
 Pooling = Literal["mean", "last"]
@@ -23,14 +23,14 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the whole output must be, written in one of several languages.
+    """A description of the whole output, in one of several languages.
 
-    `source` of json_schema is the schema as JSON, of choice a JSON list of strings, of regex an expression
-    without look-around or back-references (the whole output must match it), of ebnf a grammar in GBNF or Lark
-    syntax, of lark one in llguidance's own Lark; json_object, any JSON object, needs none. `whitespace` is an
-    expression for what may stand between the tokens of JSON, empty for nothing; the grammars do without.
-    `or_calls` are rules in llguidance's Lark: an output that is their `calls` may stand in place of JSON.
-    `param` and `label` are what messages call it, and make no difference otherwise.
+    `source` depends on `kind`: a schema as JSON (json_schema); a JSON list of strings (choice); an expression
+    without look-around or back-references that matches the whole output (regex); a grammar in GBNF or Lark
+    syntax (ebnf) or in llguidance's own Lark (lark). json_object, any JSON object, needs none. `whitespace`
+    is an expression for blanks between the tokens of JSON, empty for none. `or_calls` are rules in
+    llguidance's Lark: an output that matches their rule `calls` is allowed in place of JSON. `param` and
+    `label` name the grammar in error messages.
     """
 
     kind: GrammarKind
@@ -42,7 +42,7 @@ class Grammar:
 
     @property
     def json_options(self) -> dict[str, Any]:
-        """What llguidance is told about the blanks in JSON."""
+        """Options of llguidance for blanks in JSON."""
         if self.whitespace == "":
             return {"whitespace_flexible": False}
         return {"whitespace_pattern": self.whitespace or JSON_WHITESPACE}
@@ -50,9 +50,9 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSpan:
-    """The texts around reasoning that comes before the answer; `is_open`: the prompt has opened it already.
+    """The markers around reasoning before the answer; `is_open`: the prompt already contains the first one.
 
-    A token that SamplingParams.marks names stands in them with its mark.
+    A marker that is a token of SamplingParams.marks is spelled with its mark.
     """
 
     open: str
@@ -62,9 +62,9 @@ class ReasoningSpan:
 
 @dataclass(frozen=True, slots=True)
 class RepetitionStop:
-    """Ends an output whose newest tokens are the same ones, `times` times in a row.
+    """Ends an output that ends in the same n-gram `times` times in a row.
 
-    They are `ngram`, or with `min_ngram` any number from that to `ngram`.
+    The n-gram has `ngram` tokens, or with `min_ngram` any number from that to `ngram`.
     """
 
     REASON: ClassVar[str] = "repetition_stop"
@@ -78,22 +78,21 @@ class RepetitionStop:
 class SamplingParams:
     """How the next token is chosen and when to stop. All values are final: defaults are already applied.
 
-    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 and `min_p` 0 switch the filter off. Filters apply
-    after temperature: top-k, then top-p, then min-p (relative to the most likely token).
-    `seed` None lets the engine draw one. Penalties: presence and frequency count output tokens only,
-    repetition (1 = off) counts prompt and output, as in transformers. `logit_bias` has at most MAX_LOGIT_BIAS
-    entries; `allowed_token_ids`, if any, are the only ones that can be chosen, `first_token_ids` the only
-    ones as the first token. With `token_healing` Engine.prepare() takes the last token of the prompt back:
-    the output begins with the text of these `healed_token_ids`, and does not show it. Of each of the
-    `bad_words_ids` the last token is never chosen after the others; Engine.prepare() adds the ids of
-    `bad_words` to them. `logprobs` asks for the
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch the filter off. Filters apply after
+    temperature: top-k, then top-p, then min-p (relative to the most likely token). With `seed` None the
+    engine draws one. Presence and frequency penalties count output tokens only; the repetition penalty (1 =
+    off) counts prompt and output, as in transformers. `logit_bias` has at most MAX_LOGIT_BIAS entries. Only
+    `allowed_token_ids`, if there are any, can be chosen, and only `first_token_ids` as the first token. With
+    `token_healing` Engine.prepare() removes the last token of the prompt; the output then begins with the
+    text of these `healed_token_ids`, and does not show it. The last token of each of `bad_words_ids` is never
+    chosen after the others; Engine.prepare() adds the ids of `bad_words`. `logprobs` returns the
     log-probability of each chosen token and of that many most likely ones (0 to MAX_LOGPROBS),
-    `prompt_logprobs` for the same of each token of the prompt but the first; for these it is computed as a
-    whole, whatever is in the prefix cache. With `max_tokens` 0 nothing else is computed.
-    `marks` are tokens (id, text) that are shown, with a mark (control_tokens.py) that distinguishes them from
-    other tokens that spell the text. Inside `reasoning` stop strings have no effect, and its tokens are
-    counted. With a `grammar` the output ends where that lets nothing follow, be it before `min_tokens`. With
-    a `repetition_stop` it ends (stop) in circles, at `min_tokens` at the earliest; all of it is shown.
+    `prompt_logprobs` those of each token of the prompt but the first: it then bypasses the prefix cache. With
+    `max_tokens` 0 only the prompt is computed. `marks` are tokens (id, text) that are shown, with a mark
+    (control_tokens.py) that distinguishes them from other tokens that spell the text. Inside `reasoning` stop
+    strings have no effect, and its tokens are counted. With a `grammar` the output ends where that lets
+    nothing follow, be it before `min_tokens`. With a `repetition_stop` it ends (stop) in stop, at
+    `min_tokens` at the earliest; all of it is shown.
     """
 
     max_tokens: int
@@ -127,17 +126,18 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the choice of a token depends on the tokens before it."""
+        """True if a penalty makes the choice of a token depend on the tokens before it."""
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """How outputs are searched for instead of drawn: `width` of them grow side by side.
+    """Parameters of beam search: `width` outputs grow side by side.
 
-    The best have the highest sum of log-probabilities / length ** `length_penalty`; a token that ends an
-    output counts. `early_stopping`: True ends the search with `width` outputs; False when no growing one, as
-    long as it is, is better than the worst of them; "never" when none can become better.
+    The score of an output is its sum of log-probabilities / length ** `length_penalty`; a token that ends it
+    counts. `early_stopping` says when `width` complete outputs end the search: True at once; False when no
+    growing output has a better score at its present length than the worst of them; "never" when none can
+    reach a better score.
     """
 
     width: int
@@ -149,14 +149,14 @@ class BeamParams:
 class Request:
     """One continuation to compute: token ids in, at most `sampling.max_tokens` tokens out.
 
-    With `max_tokens` 0 only the prompt is computed. Then `pooling` asks for one vector: the mean of the
-    hidden states of its tokens behind the final norm, or that of the last token.
+    With `max_tokens` 0 only the prompt is computed. `pooling` then returns one vector: the mean of its
+    tokens' hidden states after the final norm, or that of the last token.
 
-    With `use_prefix_cache` what was computed for equal beginnings is used again, and left for others;
+    With `use_prefix_cache` KV pages of equal prompt beginnings are reused, and kept for later requests;
     `cache_salt` restricts that to requests of the same salt. A lower `priority` is served earlier. A request
-    ends with an error when it has not started after `queue_timeout_seconds`, or not ended after
-    `timeout_seconds`. With `return_tokens`, and always with log-probabilities, its deltas name their tokens.
-    `constraints` are what Engine.prepare() makes of the sampling parameters.
+    fails if it has not started after `queue_timeout_seconds` or not ended after `timeout_seconds`. With
+    `return_tokens`, and always with log-probabilities, its deltas list their tokens. Engine.prepare() makes
+    `constraints` from the sampling parameters.
     """
 
     request_id: str
@@ -172,7 +172,7 @@ class Request:
     pooling: Pooling | None = None
 
     def check(self, vocab_size: int) -> None:
-        """Raise InvalidRequest for a value that would read or write something else than what it names."""
+        """Raise InvalidRequest for a value out of range, which would index wrong memory on the device."""
         sampling = self.sampling
         assert self.pooling is None or not sampling.max_tokens, "a request with pooling generates nothing"
         for param, token_ids in (
@@ -193,18 +193,18 @@ class Request:
                 raise InvalidRequest(
                     f"A token id in '{param}' is out of range: ids go from 0 to {vocab_size - 1}.", param
                 )
-        circles = sampling.repetition_stop
-        if circles is not None and (
-            circles.ngram < 1 or circles.times < 2 or circles.ngram * circles.times > MAX_REPEATED_TOKENS
+        stop = sampling.repetition_stop
+        if stop is not None and (
+            stop.ngram < 1 or stop.times < 2 or stop.ngram * stop.times > MAX_REPEATED_TOKENS
         ):
             raise InvalidRequest(
                 "'repetition_stop' must have an 'ngram' of at least 1 and 'times' of at least 2, together "
                 f"at most {MAX_REPEATED_TOKENS} tokens.",
                 "repetition_stop",
             )
-        if circles is not None and circles.min_ngram is not None:
-            num_sizes = circles.ngram - circles.min_ngram + 1
-            if circles.min_ngram < 1 or not 1 <= num_sizes <= MAX_REPEATED_SIZES:
+        if stop is not None and stop.min_ngram is not None:
+            num_sizes = stop.ngram - stop.min_ngram + 1
+            if stop.min_ngram < 1 or not 1 <= num_sizes <= MAX_REPEATED_SIZES:
                 raise InvalidRequest(
                     "'repetition_stop' must have a 'min_ngram' of at least 1 and at most 'ngram', with "
                     f"{MAX_REPEATED_SIZES} sizes at most.",
@@ -218,14 +218,14 @@ class Request:
                 raise InvalidRequest(f"'{param}' must be between 0 and {MAX_LOGPROBS}.", param)
 
 
-# By identity, as long as the set lives: to compare two takes as long as to look through one.
+# By identity, as long as the set lives: comparing two sets takes as long as scanning one.
 _BOUNDS: dict[int, tuple[int, int]] = {}
 
 
 def bounds(token_ids: frozenset[int]) -> tuple[int, int]:
-    """Least and greatest of a large set of token ids, which a thousand requests of one client may share.
+    """Return the least and the greatest of a large set of token ids; cached for requests that share the set.
 
-    To look through 150,000 ids takes 10 ms.
+    Scanning 150,000 ids takes 10 ms.
     """
     key = id(token_ids)
     if key not in _BOUNDS:

@@ -13,9 +13,9 @@ WINDOW_SECONDS = 30.0
 class EngineStats:
     """Live counts and totals since start.
 
-    Pages used are held by sequences; cached ones only for reuse. `pages_predicted`: what runs now is expected
-    to hold so many at most, which may be more than there are. Constrained steps have rows whose tokens a
-    grammar, or the like, restricts by the tokens before.
+    Used pages are held by sequences, cached pages only kept for reuse. `pages_predicted` is the expected peak
+    of the sequences that run now, which may exceed the pool. Constrained steps have rows with a constraint,
+    such as a grammar.
     """
 
     running: int
@@ -43,7 +43,7 @@ class EngineStats:
 
     @property
     def num_pages(self) -> int:
-        """Pages of the pool."""
+        """Number of pages in the pool."""
         return self.pages_used + self.pages_cached + self.pages_free
 
     @property
@@ -53,13 +53,13 @@ class EngineStats:
 
     @property
     def predicted_kv_cache_usage(self) -> float:
-        """The same at its expected peak, if nothing else starts; may be above 1."""
+        """Expected peak of `kv_cache_usage` if no other sequence starts; may exceed 1."""
         return self.pages_predicted / self.num_pages
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """The life of one finished request, in seconds and tokens; None for a stage it never reached."""
+    """Durations and token counts of one finished request; None for a stage it never reached."""
 
     finish_reason: FinishReason
     prompt_tokens: int
@@ -73,7 +73,7 @@ class RequestTimes:
 
 
 class EngineObserver(Protocol):
-    """Gets the engine's events, on the event loop. Must be quick and must not raise."""
+    """Gets the engine's measurements, on the event loop. Must be quick and must not raise."""
 
     def step_finished(self, seconds: float, num_tokens: int, num_rows: int) -> None:
         """A step took `seconds` on the device and computed `num_tokens` of `num_rows` sequences."""
@@ -88,11 +88,11 @@ class EngineObserver(Protocol):
         """A request ended, for whatever reason."""
 
     def loop_lag(self, seconds: float) -> None:
-        """A 10 ms timer of the event loop came `seconds` late."""
+        """A 10 ms timer of the event loop fired `seconds` late."""
 
 
 class NullObserver:
-    """Observes nothing."""
+    """An observer that ignores everything."""
 
     def step_finished(self, seconds: float, num_tokens: int, num_rows: int) -> None: ...
 
@@ -106,10 +106,10 @@ class NullObserver:
 
 
 class IdleMeter:
-    """Time the device stood still while work was waiting.
+    """Measures the time the device was idle while work was waiting.
 
-    A gap is the time between the end of a step on the device and the start of the next one; time in which
-    no request was queued or running does not count. Times are seconds of one clock, non-decreasing.
+    A gap lasts from the end of a step on the device to the start of the next one; time without a queued or
+    running request does not count. Times are seconds of one clock, non-decreasing.
     """
 
     def __init__(self, now: float) -> None:
@@ -120,7 +120,7 @@ class IdleMeter:
         self._window_seconds = 0.0
 
     def work_arrived(self, now: float) -> None:
-        """A request was queued; counts from now if the device had nothing to do."""
+        """A request was queued: idle time counts from now if the device had no work."""
         if self._ready_since is None:
             self._ready_since = now
 
@@ -135,11 +135,11 @@ class IdleMeter:
         self._forget(end)
 
     def work_ended(self) -> None:
-        """Nothing is queued or running any more."""
+        """No request is queued or running any more."""
         self._ready_since = None
 
     def share(self, now: float) -> float:
-        """Idle share of the last 30 seconds (or of the time since start), 0 to 1."""
+        """Return the idle share of the last 30 seconds, or of the time since the start, 0 to 1."""
         self._forget(now)
         return min(1.0, self._window_seconds / max(1e-9, min(WINDOW_SECONDS, now - self._started)))
 

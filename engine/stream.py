@@ -1,4 +1,4 @@
-"""What submit() returns: the deltas of one request, in order, and its ledger."""
+"""The stream that submit() returns: the deltas of one request in order, and its token counts."""
 
 from collections.abc import AsyncIterator, Callable
 
@@ -12,9 +12,8 @@ from engine.outputs import OutputToken, TextDelta
 class RequestStream:
     """Async iterator over a request's TextDeltas; the one with a finish reason is the last.
 
-    Iterating raises StepFailed, Draining or EngineDead when the request ended by a fault. The counts are
-    the engine's own ledger: what was computed and shown, final after the last delta. `pooled` fp32
-    [hidden_size] is then the vector of a request with `pooling`.
+    Iterating raises StepFailed, Draining or EngineDead if the request ended by a fault. The counts are final
+    after the last delta, and so is `pooled` fp32 [hidden_size], the vector of a request with `pooling`.
     """
 
     def __init__(
@@ -38,14 +37,14 @@ class RequestStream:
         self._is_exhausted = False
 
     def abort(self) -> None:
-        """Stop computing and free everything within a step. Does nothing after the end."""
+        """Stop computing, and free all memory within a step. Does nothing after the end."""
         self._abort()
 
     def __aiter__(self) -> AsyncIterator[TextDelta]:
         return self
 
     async def __anext__(self) -> TextDelta:
-        """Wait for new text and take all there is."""
+        """Wait for new text and return all of it."""
         if self._is_exhausted:
             raise StopAsyncIteration
         try:
@@ -57,7 +56,7 @@ class RequestStream:
         return delta
 
     async def collect(self) -> TextDelta:
-        """Wait for the end and return everything as one delta; aborts if the waiting is cancelled."""
+        """Wait for the end and return the output as one delta; abort if the caller is cancelled."""
         self._on_collect()
         texts: list[str] = []
         tokens: list[OutputToken] = []
