@@ -130,3 +130,11 @@ def test_the_tree_lists_every_folder_of_the_floors() -> None:
 def test_the_tree_lists_only_folders_that_exist() -> None:
     gone = [folder for folder in listed_folders() if not (ROOT / folder).is_dir()]
     assert not gone, f"remove from README's tree: {sorted(gone)}"
+
+
+def test_every_architecture_that_loads_is_named() -> None:
+    from models.families import _BY_ARCHITECTURE, _BY_GGUF_ARCHITECTURE
+
+    section = README.split("### Which models load")[1].split("###")[0]
+    unnamed = [name for name in (*_BY_ARCHITECTURE, *_BY_GGUF_ARCHITECTURE) if f"`{name}`" not in section]
+    assert not unnamed, f"README does not say that {unnamed} load"
