@@ -119,9 +119,9 @@ def test_decode_attention_uses_the_matrix_unit(head_dim, dim_block, options):
     assert "cp.async" in ptx, "keys and values are loaded ahead"
 
 
-@pytest.mark.parametrize(("num_tokens", "instruction"), [(1, "mma.sync"), (64, "mma.sync"), (2048, "wgmma")])
+@pytest.mark.parametrize(("num_tokens", "instruction"), [(1, "mma.sync"), (64, "wgmma"), (2048, "wgmma")])
 def test_int8_linear_uses_the_matrix_unit(num_tokens, instruction):
-    tile = int8_tile(num_tokens, 2)
+    tile = int8_tile(num_tokens, 28672, 2)
     constants = {
         "HAS_BIAS": True,
         "EVEN_K": True,

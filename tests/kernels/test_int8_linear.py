@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.int8_linear import TileShape, int8_linear, int8_linear_triton, tile_shape
+from kernels.int8_linear import int8_linear, int8_linear_triton, tile_shape
 from tests.kernels.conftest import Target
 from tests.kernels.tolerances import assert_close
 
@@ -44,13 +44,13 @@ def test_rows_of_a_wider_tensor(target: Target):
     check(target, 5, 72, 40, torch.float16, strided=True)
 
 
+@pytest.mark.parametrize("out_features", [64, 28672])
 @pytest.mark.parametrize("num_tokens", [16, 64, 65])
-def test_every_tile(target: Target, num_tokens: int):
+def test_every_tile(target: Target, num_tokens: int, out_features: int):
     """The tiles of 16-bit activations, at a size the interpreter can afford."""
     if target.backend == "torch":
         pytest.skip("has no tiles")
-    shape = tile_shape(num_tokens, 2)
-    assert isinstance(shape, TileShape)
+    shape = tile_shape(num_tokens, out_features, 2)
     check(target, num_tokens + 3, shape.block_k + 8, shape.block_n + 5, torch.float16, shape=shape)
 
 

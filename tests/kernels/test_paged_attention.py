@@ -122,7 +122,7 @@ def test_how_splits_map_to_programs_changes_no_bit(target: Target, window: int):
 
 
 @pytest.mark.parametrize("window", [0, 20])
-def test_where_only_the_device_knows_the_rows_each_is_what_its_length_says(target: Target, window: int):
+def test_row_count_known_only_to_the_device(target: Target, window: int):
     """As in a captured step with prompts: rows and tokens may be fewer than there is room for."""
     if target.backend == "torch":
         pytest.skip("is never captured")

@@ -41,7 +41,7 @@ def test_rare_types_go_through_the_reference(kind):
     assert torch.equal(dequantize(tensor, torch.float32), torch.from_numpy(gguf.dequantize(raw, kind)))
 
 
-def test_a_type_nobody_unpacks():
+def test_unknown_block_type_is_refused():
     tensor = GGUFTensor("blk.0.odd", GGMLQuantizationType.Q8_1, (1, 32), np.zeros((1, 36), dtype=np.uint8))
     with pytest.raises(ModelError, match=r"blk\.0\.odd is of type Q8_1"):
         dequantize(tensor, torch.float32)
@@ -107,7 +107,7 @@ def test_a_file_cut_off_anywhere(tiny, tmp_path):
         (b"GGUF" + (3).to_bytes(4, "little") + b"\xff" * 40, "beyond the end"),
     ],
 )
-def test_what_is_no_gguf(content, reason, tmp_path):
+def test_other_files_are_refused(content, reason, tmp_path):
     path = tmp_path / "odd.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=reason):

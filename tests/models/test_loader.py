@@ -71,7 +71,7 @@ def test_unknown_tensor(checkpoint):
         load_folder(checkpoint)
 
 
-def test_tensor_of_a_layer_too_many(checkpoint):
+def test_tensor_of_an_unknown_layer(checkpoint):
     change_json(checkpoint / "config.json", num_hidden_layers=1)
     with pytest.raises(ModelError, match=r"no place for: layers\.1\."):
         load_folder(checkpoint)
@@ -99,7 +99,7 @@ def test_tensor_in_two_shards(checkpoint):
         load_folder(checkpoint)
 
 
-def test_tied_output_stored_all_the_same(checkpoint):
+def test_stored_copy_of_a_tied_output_is_ignored(checkpoint):
     """Some checkpoints keep lm_head beside a tied embedding; transformers ignores it, too."""
     change_json(checkpoint / "config.json", tie_word_embeddings=True)
     decoder = load_folder(checkpoint)
