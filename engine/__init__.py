@@ -1,4 +1,4 @@
-"""Floor 3: requests, sequences, steps, pages, sampling, tokenizers. These are its public names."""
+"""The engine: requests, sequences, steps, pages, sampling, tokenizers. These are its public names."""
 
 import os
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 # Read when torch's OpenMP runtime is loaded. By default its threads spin for milliseconds at the end of every
-# parallel region, and whoever else wants a core (the event loop, another program) stalls all of them: beside
+# parallel region, and any other work on a core (the event loop, another program) stalls all of them: beside
 # two busy processes on two cores, decoding at batch 16 was five times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 async def pull(name: str, cache_dir: Path | None = None) -> str:
-    """Fetch a model without loading it; returns where its weights lie. Raises ModelError."""
+    """Download a model without loading it; return the path of its weights. Raises ModelError."""
     from engine.startup import locate  # torch takes seconds to import
 
     return str((await locate(name, cache_dir)).weights)
@@ -35,9 +35,9 @@ def replay(
     cache_dir: Path | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> "Replayed":
-    """Run the steps of a record again and compare the tokens; blocks. `model`: where it lies on this machine.
+    """Run the steps of a record again and compare the tokens; blocks. `model`: its path on this machine.
 
-    Raises ValueError for a file that is no record, or one of another model, and ModelError.
+    Raises ValueError for a file that is no record, or for a record of another model, and ModelError.
     """
     from engine.record.replay import replay
 
@@ -45,7 +45,7 @@ def replay(
 
 
 def write_timeline(path: Path, target: Path) -> str | None:
-    """Convert a record to Chrome's trace format; returns why the record ends, if it was not closed.
+    """Convert a record to Chrome's trace format; return why the record ends, if it was not closed.
 
     Raises ValueError for a file that is no record, and for a target that cannot be written.
     """

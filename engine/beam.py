@@ -1,8 +1,8 @@
-"""Beam search: the most likely whole outputs, found over the engine's public submit_group().
+"""Beam search for the most likely whole outputs, on top of the engine's public submit_group().
 
-Every step asks the engine for one token of each of the `width` beams, with the most likely ones in its place;
-the prefix cache holds what they have in common. What is kept, finished and returned is what transformers'
-`generate(num_beams=width, do_sample=False)` keeps, by the raw log-probabilities of the tokens.
+Every step asks the engine for one token of each of the `width` beams, with the most likely alternatives; the
+prefix cache holds their common beginnings. Beams are kept, finished and returned as in transformers'
+`generate(num_beams=width, do_sample=False)`, by the raw log-probabilities of the tokens.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class _Token(NamedTuple):
-    """The newest token of an output, what was told of it, and those before: outputs share what they can."""
+    """Linked list of an output's tokens, newest first; beams share their prefix."""
 
     before: "_Token | None"
     token_id: int
-    told: TokenLogprobs
+    logprobs: TokenLogprobs
 
 
 class Beam(NamedTuple):
-    """An output so far: its tokens, the sum of their log-probabilities, and prompt and output as one."""
+    """An output so far: its tokens, the sum of their log-probabilities, and the ids of prompt and output."""
 
     last: _Token | None
     num_tokens: int
@@ -38,11 +38,11 @@ class Beam(NamedTuple):
     token_ids: tuple[int, ...] = ()
 
     def score(self, length_penalty: float, num_tokens: int | None = None) -> float:
-        """The log-probability, for an output of its own length or of `num_tokens`."""
+        """Return the log-probability divided by a power of the length, its own or `num_tokens`."""
         return self.logprob / float((num_tokens or self.num_tokens) ** length_penalty)
 
     def tokens(self) -> list[_Token]:
-        """The tokens of the output, in order."""
+        """Return the tokens of the output, in order."""
         tokens: list[_Token] = []
         token = self.last
         while token is not None:
@@ -52,7 +52,7 @@ class Beam(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A beam's continuation by the token in place `rank` of the most likely ones, and its log-probability."""
+    """A beam continued by the token of rank `rank` among the most likely ones, and its log-probability."""
 
     logprob: float
     beam: Beam
@@ -65,11 +65,11 @@ class _Candidate(NamedTuple):
 
 
 def search_beams(engine: "Engine", request: Request, beams: BeamParams, n: int) -> list[RequestStream]:
-    """Search in the background; returns the streams of the `n` best outputs, best first.
+    """Search in the background; return the streams of the `n` best outputs, best first.
 
-    Each gets its whole output as one delta, or what a step raised; aborting one ends the search, and all.
-    Of the sampling parameters those count that say where an output ends and what is told of it; no token is
-    drawn, restricted or penalised. The first step waits as any request does, the others in its place. Raises
+    Each stream gets its whole output as one delta, or the error of a step; aborting one ends the search and
+    all streams. Only the sampling parameters about the end of an output and its logprobs count; no token is
+    drawn, restricted or penalised. The first step is queued like any request, later ones in its place. Raises
     what submit() raises.
     """
     search = _Search(engine, request, beams, n)
@@ -87,7 +87,7 @@ class _Search:
         self._ends = sampling.stop_token_ids
         if not sampling.ignore_eos:
             self._ends |= frozenset(engine.model.eos_token_ids)
-        # So many hold the best `width` that do not end, and whatever end is among the best `width` of all.
+        # Enough to contain the best `width` that do not end, and all that end among the best `width`.
         self._num_candidates = beams.width + len(self._ends)
         if self._num_candidates > MAX_LOGPROBS:
             most = MAX_LOGPROBS - len(self._ends)
@@ -117,7 +117,7 @@ class _Search:
             raise
 
     def streams(self, task: "asyncio.Task[None]") -> list[RequestStream]:
-        """The streams of the outputs that `task` will find."""
+        """Return the streams of the outputs that `task` will find."""
 
         def abort() -> None:
             if task.cancel():
@@ -137,7 +137,7 @@ class _Search:
         return self._streams
 
     async def run(self) -> None:
-        """Search to the end, and deliver."""
+        """Search to the end and deliver the outputs."""
         num_cached_tokens = None
         while True:
             candidates = await self._candidates()
@@ -154,7 +154,7 @@ class _Search:
             mailbox.put(delta)
 
     def end(self, task: "asyncio.Task[None]") -> None:
-        """The search is over, however it went: nothing runs on, and nobody waits on."""
+        """Abort remaining steps and fail the streams that have no output."""
         self._abort_steps()
         self._engine.end_series(self._series)
         error = None if task.cancelled() else task.exception()
@@ -187,9 +187,9 @@ class _Search:
             self._steps += self._engine.submit_group([step], self._series)
 
     async def _candidates(self) -> list[_Candidate]:
-        """The continuations of all growing beams by their most likely next tokens, best first.
+        """Return the continuations of all growing beams by their most likely next tokens, best first.
 
-        By those that end an output only where it may end.
+        Tokens that end an output are left out before `min_tokens`.
         """
         candidates = []
         for beam, step in zip(self._growing, self._steps, strict=True):
@@ -203,7 +203,7 @@ class _Search:
         return sorted(candidates, key=itemgetter(0), reverse=True)
 
     def _keep(self, candidates: list[_Candidate]) -> None:
-        """Of the best `width` those that end are outputs; the best `width` that do not end grow on."""
+        """Finish those of the best `width` that end; keep the best `width` that do not."""
         width, penalty = self._params.width, self._params.length_penalty
         num_tokens = self._growing[0].num_tokens + 1
         growing: list[Beam] = []
@@ -219,15 +219,15 @@ class _Search:
         del self._ended[width:]
 
     def _grown(self, candidate: _Candidate, token_ids: tuple[int, ...] = ()) -> Beam:
-        """The beam that a candidate stands for; `token_ids` if it grows on."""
-        num_told = self._request.sampling.logprobs or 0
-        top = tuple((piece.token_id, logprob) for piece, logprob in candidate.top[:num_told])
-        told = TokenLogprobs(candidate.top[candidate.rank][1], top)
-        last = _Token(candidate.beam.last, candidate.token_id, told)
+        """Return a candidate as a beam; with `token_ids` if it keeps growing."""
+        num_top = self._request.sampling.logprobs or 0
+        top = tuple((piece.token_id, logprob) for piece, logprob in candidate.top[:num_top])
+        logprobs = TokenLogprobs(candidate.top[candidate.rank][1], top)
+        last = _Token(candidate.beam.last, candidate.token_id, logprobs)
         return Beam(last, candidate.beam.num_tokens + 1, candidate.logprob, token_ids)
 
     def _is_over(self) -> bool:
-        """Whether nothing can grow, or nothing that is worth it."""
+        """Return True if no beam grows, or none that can become one of the outputs."""
         if not self._growing:
             return True
         early, penalty = self._params.early_stopping, self._params.length_penalty
@@ -235,13 +235,14 @@ class _Search:
             return False
         if early is True:
             return True
-        # How good the best beam can become, if all tokens to come were certain; where length pays, at most.
+        # The best score a growing beam can reach if all later tokens were certain: at full length, if length
+        # pays.
         is_patient = early == "never" and penalty > 0
         num_tokens = self._request.sampling.max_tokens if is_patient else None
         return self._growing[0].score(penalty, num_tokens) <= self._ended[-1].score(penalty)
 
     def _texts(self) -> list[TextDelta]:
-        """The best outputs as deltas, by the way that all tokens take to become text."""
+        """Return the best outputs as deltas, made by the detokenizer as for any request."""
         request, sampling = self._request, self._request.sampling
         tokenizer = self._engine.tokenizer
         detokenizer = Detokenizer(tokenizer.decoder, tokenizer.pieces)
@@ -267,7 +268,7 @@ class _Search:
                 FinishReason.STOP if has_stopped else FinishReason.LENGTH,
                 stop_reason,
                 hide_last=has_stopped and not is_shown,
-                logprobs=tuple(token.told for token in output) if sampling.logprobs is not None else (),
+                logprobs=tuple(token.logprobs for token in output) if sampling.logprobs is not None else (),
             )
             [decoded] = detokenizer.process([open_stream, tokens])
             deltas.append(decoded.delta)

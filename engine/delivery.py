@@ -1,4 +1,4 @@
-"""From the tokens of a step to text: what the loop does around the detokenizer thread."""
+"""Sends the tokens of steps to the detokenizer thread, and hands out the text it returns."""
 
 import asyncio
 import logging
@@ -25,12 +25,12 @@ from engine.text.token_bytes import TokenPieces
 
 logger = logging.getLogger("monoloop.engine")
 
-# Deliveries in a row, before whatever else waits for the loop has its turn: about a millisecond of handlers.
+# Deliveries in one iteration of the event loop: about a millisecond of handlers.
 MAX_DELIVERIES_AT_ONCE = 8
 
 
 class Delivery:
-    """Holds tokens until their stream has its turn, has them decoded, and hands the text out in slices.
+    """Holds tokens until their stream may deliver, has them decoded, and hands out the text in slices.
 
     `on_text` is called for each piece of text, with the time; `on_fault` with the ids of the sequences whose
     text could not be decoded.
@@ -51,7 +51,7 @@ class Delivery:
         self._on_text = on_text
         self._on_fault = on_fault
         self._jobs: list[Job] = []
-        self._logprobs: dict[int, list[TokenLogprobs]] = {}  # of tokens that the pacer holds
+        self._logprobs: dict[int, list[TokenLogprobs]] = {}  # of tokens that the pacer holds back
         self._decoded: deque[Decoded] = deque()
         self._flush_timer: asyncio.TimerHandle | None = None
 
@@ -75,17 +75,17 @@ class Delivery:
                 healed_token_ids=sampling.healed_token_ids,
             )
         )
-        if sampling.prompt_logprobs is not None:  # nothing comes before the first token
+        if sampling.prompt_logprobs is not None:  # no logits precede the first token
             self._jobs.append(AddPromptTokens(sequence.id, request.prompt_token_ids[:1], None))
 
     def add_prompt_tokens(
         self, sequence_id: int, token_ids: tuple[int, ...], scores: TokenScores | None
     ) -> None:
-        """The next tokens of a prompt, and how likely they are, for the first delta of an open sequence."""
+        """Add the next tokens of a prompt, with their logprobs, to the first delta of an open sequence."""
         self._jobs.append(AddPromptTokens(sequence_id, token_ids, scores))
 
     def collect(self, sequence: Sequence) -> None:
-        """Nobody reads this text before its end; it is needed earlier only to find a text in it."""
+        """Decode a text less often, since it is read only at its end, unless a text is searched for in it."""
         sampling = sequence.request.sampling
         if not sampling.stop and sampling.reasoning is None:
             self._pacer.collect(sequence.id)
@@ -97,7 +97,7 @@ class Delivery:
         now: float,
         logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> None:
-        """Let new tokens of an open sequence become text, with the next send() or when it has its turn."""
+        """Have new tokens of an open sequence decoded, with the next send() or when the pacer allows."""
         is_last = sequence.is_finished
         if logprobs:
             self._logprobs.setdefault(sequence.id, []).extend(logprobs[: len(token_ids)])
@@ -122,31 +122,31 @@ class Delivery:
             self._flush_timer = self._loop.call_later(FLUSH_SECONDS, self._flush)
 
     def _take_logprobs(self, sequence_id: int) -> tuple[TokenLogprobs, ...]:
-        """Those of the tokens that the pacer has let go: it holds all of a stream's, or none."""
+        """Return the logprobs of released tokens: the pacer holds all of a stream's tokens, or none."""
         return tuple(self._logprobs.pop(sequence_id, ())) if self._logprobs else ()
 
     def close(self, sequence_id: int, *, has_ended: bool) -> None:
-        """Forget a sequence; unless its text `has_ended`, the rest of it, too."""
+        """Forget a sequence, and its text unless that `has_ended`."""
         self._pacer.close(sequence_id)
         self._logprobs.pop(sequence_id, None)
         if not has_ended:
             self._jobs.append(CloseStream(sequence_id))
 
     def send(self) -> None:
-        """Hand what one step brought to the detokenizer: one hop, however many streams."""
+        """Send the tokens of one step to the detokenizer, as one job for all streams."""
         if self._jobs:
             jobs, self._jobs = self._jobs, []
             future = self._loop.run_in_executor(self._thread, self._detokenizer.process, jobs)
             future.add_done_callback(lambda done: self._take(jobs, done))
 
     def stop(self) -> None:
-        """End the thread after what it is doing."""
+        """End the thread after its current job."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         self._thread.shutdown(wait=False)
 
     def _flush(self) -> None:
-        """Send what no step has carried along in time."""
+        """Send tokens that no step has sent in time."""
         self._jobs += [
             AddTokens(sequence_id, token_ids, logprobs=self._take_logprobs(sequence_id))
             for sequence_id, token_ids in self._pacer.due(time.perf_counter())
@@ -174,13 +174,13 @@ class Delivery:
             self._hand_out()
 
     def _hand_out(self) -> None:
-        """Hand out a slice of what is decoded: each piece wakes a handler, and the loop must breathe."""
+        """Hand out a slice of the decoded text: each piece wakes a handler, and other work must run, too."""
         now = time.perf_counter()
         try:
             for _ in range(min(MAX_DELIVERIES_AT_ONCE, len(self._decoded))):
                 decoded = self._decoded.popleft()
                 self._pacer.delivered(decoded.sequence_id)
                 self._on_text(decoded, now)
-        finally:  # one that cannot be delivered does not hold up the others
+        finally:  # a piece that cannot be delivered must not hold up the others
             if self._decoded:
                 self._loop.call_soon(self._hand_out)

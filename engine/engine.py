@@ -1,7 +1,7 @@
 """The engine: requests in, text out. Everything here runs on the event loop.
 
-submit() queues a Sequence; the step loop plans, launches, awaits and commits; the tokens of a step go to the
-detokenizer thread in one hop; its text lands in the mailboxes the streams read from.
+submit() queues a Sequence; the step loop plans, launches, awaits and commits steps; the tokens of a step go
+to the detokenizer thread in one job; its text goes to the mailboxes that the streams read from.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ LISTENERS: tuple[abc.Callable[[EngineConfig], StepListener | None], ...] = (Reco
 
 
 class Engine:
-    """Continuous batching behind submit(). Make one with Engine.start(), end it with drain() and stop()."""
+    """Runs requests in continuous batches. Create it with Engine.start(), end it with drain() and stop()."""
 
     def __init__(
         self,
@@ -122,11 +122,11 @@ class Engine:
     ) -> "Engine":
         """Find and load the model, start the threads and the step loop.
 
-        `on_progress` gets one line per stage. Raises ModelError, or ValueError naming the setting.
+        `on_progress` gets one line per stage. Raises ModelError, or ValueError naming a setting.
         """
         listeners = open_listeners(config)
         try:
-            # It imports torch, which takes seconds: not here, and not on the loop.
+            # It imports torch, which takes seconds: neither when this module is imported nor on the loop.
             startup = await asyncio.to_thread(importlib.import_module, "engine.startup")
             parts = await startup.load(config, on_progress or (lambda line: None))
             if listeners:
@@ -151,14 +151,14 @@ class Engine:
     # Requests
 
     async def prepare(self, requests: abc.Sequence[Request]) -> list[Request]:
-        """Make ready, off the loop, what restricts the tokens of requests; submit what it returns.
+        """Return requests with their constraints, for submit(); slow work runs in threads.
 
-        Raises InvalidRequest. Requests that nothing restricts need not come here.
+        Raises InvalidRequest. Requests without constraints need no preparation.
         """
         return await prepare(requests, self.tokenizer, self._grammars, self.model.eos_token_ids)
 
     def submit(self, request: Request) -> RequestStream:
-        """Check and queue a request, which prepare() has returned if anything restricts it.
+        """Check and queue a request; one with constraints must come from prepare().
 
         Raises InvalidRequest or ContextLengthExceeded (it can never run), QueueFull, Draining, EngineDead.
         """
@@ -167,14 +167,14 @@ class Engine:
     def submit_group(
         self, requests: abc.Sequence[Request], series: Series | None = None
     ) -> list[RequestStream]:
-        """Check and queue requests with the same prompt, all or none: it is computed once.
+        """Check and queue requests with one prompt, all or none; the prompt is computed once.
 
-        Raises as submit() does; behind the first of a `series` neither QueueFull nor, while it may end in
-        time, Draining.
+        Raises as submit() does, but for later requests of a `series` never QueueFull, and Draining only after
+        drain() has timed out.
         """
         self._check_open(series)
         for request in requests:
-            if series is None or series.first is None:  # else what is new are tokens of the model's own
+            if series is None or series.first is None:  # else the new tokens are the model's own
                 request.check(self.model.vocab_size)
             if not is_prepared(request):
                 raise ValueError("a request with constraints goes through prepare() before it is submitted")
@@ -195,7 +195,7 @@ class Engine:
         return streams
 
     def begin_series(self) -> Series:
-        """Begin work in requests that follow each other; drain() waits for its end_series().
+        """Begin a series of requests that depend on each other; drain() waits for its end_series().
 
         Raises Draining, EngineDead.
         """
@@ -206,7 +206,7 @@ class Engine:
         return series
 
     def end_series(self, series: Series) -> None:
-        """No more requests of this work will come."""
+        """End a series: no more of its requests will come."""
         self._series.discard(series)
         self._note_empty()
 
@@ -226,7 +226,7 @@ class Engine:
         return request
 
     def _open(self, sequence: Sequence, now: float) -> RequestStream:
-        """The stream of a sequence that has been queued."""
+        """Return the stream of a sequence that was queued."""
         mailbox = Mailbox()
         stream = RequestStream(
             sequence.request.request_id,
@@ -249,16 +249,16 @@ class Engine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the step loop runs; once it is dead, nothing will ever finish."""
+        """True while the step loop runs; once it is dead, no request will finish."""
         return not self._step_loop.done()
 
     @property
     def is_draining(self) -> bool:
-        """Whether new requests are refused because the engine shuts down."""
+        """True if new requests are refused because the engine is shutting down."""
         return self._is_draining
 
     def stats(self) -> EngineStats:
-        """A snapshot of live state."""
+        """Return a snapshot of live state."""
         pool = self._scheduler.pool
         return EngineStats(
             running=self._scheduler.num_running,
@@ -286,13 +286,13 @@ class Engine:
         )
 
     async def wait_dead(self) -> None:
-        """Return when the step loop has ended by a fault (or by stop())."""
+        """Wait until the step loop has ended, by a fault or by stop()."""
         await asyncio.wait([self._step_loop])
 
     # Shutdown
 
     async def drain(self, timeout_seconds: float | None = None) -> None:
-        """Refuse new requests and wait for the running ones; past the time-out they end with Draining."""
+        """Refuse new requests and wait for the running ones; after the time-out they end with Draining."""
         self._is_draining = True
         try:
             await asyncio.wait_for(self._is_empty.wait(), timeout_seconds)
@@ -300,7 +300,7 @@ class Engine:
             self._end_all(Draining("The server is shutting down."))
 
     async def stop(self) -> None:
-        """End whatever still runs, then the step loop and the threads."""
+        """End all running requests, then the step loop and the threads."""
         self._is_draining = True
         self._end_all(Draining("The server is shutting down."))
         for task in (self._step_loop, self._lag_timer):
@@ -323,7 +323,7 @@ class Engine:
     # The step loop
 
     async def _run(self) -> None:
-        """Plan and launch ahead, await the oldest step, commit; sleep when there is nothing to do."""
+        """Plan and launch ahead, await the oldest step, commit; sleep while there is no work."""
         while True:
             self._reap()
             plan = self._scheduler.plan(time.perf_counter())
@@ -384,7 +384,7 @@ class Engine:
         )
 
     def _reap(self) -> None:
-        """Carry out aborts, stop strings and time limits."""
+        """Apply aborts, stop strings and time limits."""
         for sequence in self._scheduler.reap():
             if sequence.finish_reason is FinishReason.ABORT:
                 self._end(sequence.id, FinishReason.ABORT, None)
@@ -405,7 +405,7 @@ class Engine:
         self._wake.set()
 
     def _deliver(self, decoded: Decoded, now: float) -> None:
-        """New text of a request: count it, and let its reader have it."""
+        """Count new text of a request and put it into its mailbox."""
         live = self._live.get(decoded.sequence_id)
         if live is None:
             return
@@ -433,7 +433,7 @@ class Engine:
             self._end(decoded.sequence_id, delta.finish_reason, None)
 
     def _end(self, sequence_id: int, reason: FinishReason, error: EngineError | None) -> None:
-        """The one end of every request: closes its stream and its text, and tells the observer."""
+        """End a request, whatever the reason: close its stream and its text, and notify listeners."""
         live = self._live.pop(sequence_id, None)
         if live is None:
             return
@@ -451,13 +451,13 @@ class Engine:
     def _on_step_loop_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.critical("the step loop died", exc_info=error)
-            for _, future in self._in_flight:  # the faults that follow from it are no news
+            for _, future in self._in_flight:  # their faults follow from this one
                 if not future.cancel():
                     future.exception()
             self._end_all(EngineDead("The engine has stopped after a fault."))
 
     async def _measure_lag(self) -> None:
-        """How late a 10 ms timer comes, while there is work."""
+        """Measure how late a 10 ms timer fires, while there is work."""
         with suppress(asyncio.CancelledError):
             while True:
                 if not self._live:
@@ -482,7 +482,7 @@ def open_listeners(config: EngineConfig) -> list[StepListener]:
 
 
 def _no_token(sequence: Sequence, problem: str | None) -> EngineError:
-    """Why no token follows; `problem` is what a constraint of it has, empty for a fault of ours."""
+    """Return the error of a sequence without a next token; `problem` as in StepOutput.problems."""
     if not sequence.request.constraints:
         return StepFailed("The model computed no finite probabilities for this request.")
     if problem == "":

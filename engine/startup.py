@@ -1,4 +1,4 @@
-"""From a model's name to a running engine's parts. Everything slow happens in threads."""
+"""Loads a model by name and creates the engine's parts. Slow work runs in threads."""
 
 import asyncio
 import logging
@@ -22,15 +22,15 @@ from models.model_files import ModelFiles
 
 logger = logging.getLogger("monoloop.engine")
 
-# What keeps a step short enough that a prompt delays the streams beside it by no more than about a second
-# on a laptop, and fills the matrix units of a GPU.
+# Short enough steps on a laptop that a prompt delays other streams by about a second at most; on a GPU long
+# enough to fill its matrix units.
 CPU_TOKEN_BUDGET = 512
 CUDA_TOKEN_BUDGET = 8192
 
 
 @dataclass(frozen=True)
 class EngineParts:
-    """What an Engine is made of."""
+    """The parts an Engine is created from."""
 
     model: ModelInfo
     tokenizer: TokenizerPool
@@ -40,7 +40,7 @@ class EngineParts:
     files: ModelFiles
 
     def fingerprint(self) -> str:
-        """Tells the model's weights from others; reads pieces of them."""
+        """Return a fingerprint of the model's weights; reads samples of them."""
         return fingerprint(self.files)
 
 
@@ -101,7 +101,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
 def load_tokenizer(
     files: ModelFiles, chat_template: str | None = None
 ) -> tuple[Tokenizer, Vocabulary | None]:
-    """The tokenizer, and what grammars need to know of it, if it allows any. Raises ModelError."""
+    """Return the tokenizer, and its vocabulary for grammars if it allows any. Raises ModelError."""
     tokenizer = Tokenizer(files.tokenizer_dir, chat_template)
     try:
         return tokenizer, Vocabulary(tokenizer.backend, files.eos_token_ids)
@@ -111,17 +111,17 @@ def load_tokenizer(
 
 
 def default_token_budget(config: EngineConfig) -> int:
-    """Tokens of one step where the settings name none."""
+    """Return the token budget of a step for settings without one."""
     return CPU_TOKEN_BUDGET if choose_device(config).type == "cpu" else CUDA_TOKEN_BUDGET
 
 
 async def locate(name: str, cache_dir: Path | None) -> ModelFiles:
-    """The model's files on this machine, fetched first if need be. Raises ModelError."""
+    """Return the model's files on this machine, downloading them if needed. Raises ModelError."""
     return await asyncio.to_thread(find, name, cache_dir)
 
 
 def find(name: str, cache_dir: Path | None) -> ModelFiles:
-    """The same, blocking."""
+    """Return the model's files, like locate(), but block. Raises ModelError."""
     try:
         return catalog.locate(name, cache_dir)
     except catalog.FetchFailed as error:

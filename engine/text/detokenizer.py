@@ -1,8 +1,8 @@
-"""Tokens to text, incrementally, for every stream at once.
+"""Decodes tokens to text incrementally, for all streams at once.
 
-All text state lives here and is touched by one thread only. A step's tokens arrive as one list of jobs; each
-stream decodes a short window of its newest tokens, holds back what may still change (an unfinished UTF-8
-sequence, the beginning of a stop string), and the rest leaves as a TextDelta.
+All text state is kept here and used by one thread only. A step's tokens arrive as one list of jobs; each
+stream decodes a short window of its newest tokens, holds back text that may still change (an incomplete UTF-8
+sequence, the beginning of a stop string), and returns the rest as a TextDelta.
 """
 
 from collections import deque
@@ -20,12 +20,12 @@ from engine.text.token_log import TokenLog
 # Prompt tokens decoded in front of an output: some decoders treat the first token of a text differently, such
 # as its leading space.
 NUM_CONTEXT_TOKENS = 6
-# A window longer than this is cut back to its last clean boundary: decoding stays cheap.
+# A longer window is cut at its last clean boundary, so that decoding stays cheap.
 MAX_WINDOW_TOKENS = 12
-# A UTF-8 sequence has at most four bytes, so after this many tokens without a whole character the bytes are
-# garbage, and all but the last three (which may still begin a character) are shown as such.
+# A UTF-8 sequence has at most four bytes, so this many tokens without a complete character are invalid bytes:
+# all but the last three, which may still begin a character, are shown as such.
 MAX_UNFINISHED_TOKENS = 24
-# New tokens decoded together at most.
+# Most new tokens decoded together.
 MAX_ROUND_TOKENS = 16
 
 
@@ -33,15 +33,15 @@ class BatchDecoder(Protocol):
     """The part of `tokenizers.Tokenizer` used here."""
 
     def decode_batch(self, sequences: list[list[int]], skip_special_tokens: bool = True) -> list[str]:
-        """Text of each list of token ids."""
+        """Return the text of each list of token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
     """Begin the text of a sequence. `context_token_ids` are the last tokens of its prompt.
 
-    With `return_tokens` its deltas name their tokens, and with what log-probabilities come beside them. The
-    text of `healed_token_ids`, with which its own begins, is not shown.
+    With `return_tokens` its deltas list their tokens, with the log-probabilities that are added with them.
+    The text of `healed_token_ids`, with which the output begins, is not shown.
     """
 
     sequence_id: int
@@ -57,9 +57,9 @@ class OpenStream:
 
 
 class AddTokens(NamedTuple):
-    """New tokens of a sequence; with `finish_reason` they are its last.
+    """Add new tokens of a sequence; with `finish_reason` they are its last.
 
-    `hide_last`: the last token ended the sequence (eos, a stop id) and its text is not shown.
+    `hide_last`: the last token ended the sequence (eos, a stop id), and its text is not shown.
     """
 
     sequence_id: int
@@ -71,7 +71,7 @@ class AddTokens(NamedTuple):
 
 
 class AddPromptTokens(NamedTuple):
-    """The next tokens of the prompt of a sequence that tells its tokens, for its first delta."""
+    """Add the next tokens of a prompt to the first delta of a sequence that returns its tokens."""
 
     sequence_id: int
     token_ids: tuple[int, ...]
@@ -88,10 +88,10 @@ Job = OpenStream | AddPromptTokens | AddTokens | CloseStream
 
 
 class Decoded(NamedTuple):
-    """What became visible of one sequence.
+    """New visible text of one sequence.
 
-    `num_output_tokens` counts its tokens up to here, shown or not, `num_reasoning_tokens` those of them up to
-    the end of the reasoning.
+    `num_output_tokens` counts its tokens so far, shown or not; `num_reasoning_tokens` those up to the end of
+    the reasoning.
     """
 
     sequence_id: int
@@ -104,11 +104,11 @@ class Decoded(NamedTuple):
 class _Stream:
     """Text state of one sequence.
 
-    The text of `window` is `text`; its first `num_settled` characters have moved on to `held`, which keeps
-    what may begin a stop string; they are looked for from `search_from` on. `boundary` is the newest place in
-    the window, before its last tokens, where the text was whole: the window may be cut there. The next round
-    decodes `num_singly` tokens one by one, and took `round_size` of them. The next `num_healed` characters
-    stand in the prompt already.
+    The text of `window` is `text`; its first `num_settled` characters have moved to `held`, which keeps text
+    that may begin a stop string; stop strings are searched for from `search_from` on. `boundary` is the
+    newest place in the window, before its last tokens, where the text was complete: the window may be cut
+    there. The next `num_singly` tokens are decoded one by one; the current round decodes `round_size`. The
+    next `num_healed` characters are part of the prompt already.
     """
 
     stop: tuple[str, ...]
@@ -145,11 +145,11 @@ class Detokenizer:
 
     @property
     def num_streams(self) -> int:
-        """Sequences whose text has begun and not ended."""
+        """Number of sequences whose text has begun and not ended."""
         return len(self._streams)
 
     def process(self, jobs: Sequence[Job]) -> list[Decoded]:
-        """Take in the jobs of one step, in order; returns what became visible."""
+        """Process the jobs of one step, in order; return the new visible text."""
         additions: list[tuple[AddTokens, _Stream]] = []
         for job in jobs:
             if isinstance(job, AddTokens):
@@ -196,7 +196,7 @@ class Detokenizer:
         )
 
     def _num_healed(self, job: OpenStream, num_settled: int) -> int:
-        """Characters of the healed tokens, as they are decoded behind the context."""
+        """Return the number of characters of the healed tokens when decoded after the context."""
         window = [*job.context_token_ids, *job.healed_token_ids]
         text = self._decoder.decode_batch([window], skip_special_tokens=job.skip_special_tokens)[0]
         return len(text) - num_settled
@@ -204,9 +204,9 @@ class Detokenizer:
     def _decode_new(self, streams: list[_Stream]) -> None:
         """Decode the new tokens of all streams together.
 
-        Where stop strings or the end of reasoning are looked for, or tokens told, one token per round, so
-        that each has its place in the text. A round of several that ends inside a character is taken back and
-        done singly: whoever looks only there might never see the borders between characters.
+        One token per round for streams with stop strings, unfinished reasoning or returned tokens, so that
+        the place of each token in the text is known. A round of several tokens that ends inside a character
+        is undone and decoded one by one: otherwise the boundaries between characters might never be seen.
         """
         while streams := [stream for stream in streams if stream.new_token_ids]:
             for stream in streams:
@@ -224,7 +224,7 @@ class Detokenizer:
             self._cut_windows([s for s in streams if len(s.window) > MAX_WINDOW_TOKENS and not s.num_singly])
 
     def _take_tokens(self, stream: _Stream) -> None:
-        """Move the tokens of a round into the window: none where only marked ones were left."""
+        """Move the tokens of a round into the window: none if only marked ones were left."""
         is_single = stream.stop or stream.num_singly or stream.log is not None
         stream.round_size = 1 if is_single else min(MAX_ROUND_TOKENS, len(stream.new_token_ids))
         if stream.tracker is not None:
@@ -236,7 +236,7 @@ class Detokenizer:
         stream.num_unreported_tokens += stream.round_size
 
     def _take_back(self, stream: _Stream) -> None:
-        """Undo _take_tokens; the same tokens come one by one."""
+        """Undo _take_tokens, and have its tokens decoded one by one."""
         stream.new_token_ids.extendleft(reversed(stream.window[-stream.round_size :]))
         del stream.window[-stream.round_size :]
         stream.num_output_tokens -= stream.round_size
@@ -244,7 +244,7 @@ class Detokenizer:
         stream.num_singly = stream.round_size
 
     def _num_unmarked(self, stream: _Stream, tracker: ReasoningTracker, num_tokens: int) -> int:
-        """Put marked tokens that come next into the text; returns how many others can be decoded at once."""
+        """Put leading marked tokens into the text; return how many others can be decoded at once."""
         while stream.new_token_ids and (token_id := stream.new_token_ids[0]) in tracker.marks:
             stream.new_token_ids.popleft()
             stream.num_output_tokens += 1
@@ -254,7 +254,7 @@ class Detokenizer:
                 stream.log.settled(len(tail))
                 stream.log.decoded(len(text), is_whole=True)
             _settle_tracked(stream, tracker, tail + text)
-            # What follows is decoded behind this token alone.
+            # Later tokens are decoded after this token alone.
             window = [token_id]
             text = self._decoder.decode_batch([window], skip_special_tokens=stream.skip_special_tokens)[0]
             stream.window, stream.text, stream.num_settled = window, text, len(text)
@@ -275,15 +275,15 @@ class Detokenizer:
                     stream.text = text
 
     def _settle(self, stream: _Stream) -> None:
-        """Move what more tokens cannot change from the window's text to `held`."""
+        """Move text that later tokens cannot change from the window to `held`."""
         text = stream.text
         unfinished = _num_unfinished(text)
         if not unfinished:
             stream.boundary, stream.next_boundary = stream.next_boundary, len(stream.window)
         elif len(stream.window) - stream.next_boundary > MAX_UNFINISHED_TOKENS:
             unfinished = min(unfinished, MAX_UNFINISHED_BYTES)
-        # Decoders with byte fallback show a whole run of bytes as marks while its last character is
-        # unfinished, so the text can be shorter than what was settled: then it waits.
+        # Decoders with byte fallback show a whole run of bytes as replacement characters while its last
+        # character is incomplete, so the text can be shorter than the settled part: then it waits.
         end = len(text) - unfinished
         new = text[stream.num_settled : end]
         if stream.num_healed:
@@ -302,7 +302,7 @@ class Detokenizer:
             stream.last_settled = text[end - 1]
 
     def _cut_windows(self, streams: list[_Stream]) -> None:
-        """Drop old tokens from long windows, where the text of the rest shows that nothing changes by it."""
+        """Drop old tokens from long windows if the text of the rest stays the same."""
         for stream in streams:
             num_unfinished_tokens = len(stream.window) - stream.next_boundary
             if num_unfinished_tokens > MAX_UNFINISHED_TOKENS:
@@ -324,7 +324,8 @@ class Detokenizer:
     def _search_stop(self, stream: _Stream) -> None:
         """Find the first stop string in the held text and cut the text there.
 
-        Text that left `held` cannot be part of one, so the whole of it is searched, and it is short.
+        Text that left `held` cannot be part of a stop string, and the held text is short, so all of it is
+        searched.
         """
         found: tuple[int, str] | None = None
         for stop in stream.stop:
@@ -338,7 +339,7 @@ class Detokenizer:
             stream.new_token_ids.clear()
 
     def _deliver(self, job: AddTokens, stream: _Stream) -> Decoded | None:
-        """The delta of this step: all that is settled and cannot begin a stop string, or all at the end."""
+        """Return the delta of this step: settled text that cannot begin a stop string, or all at the end."""
         finish_reason, stop_reason = job.finish_reason, job.stop_reason
         if stream.matched_stop is not None:
             finish_reason, stop_reason = FinishReason.STOP, stream.matched_stop
@@ -372,7 +373,7 @@ class Detokenizer:
 
 
 def _settle_tracked(stream: _Stream, tracker: ReasoningTracker, text: str) -> None:
-    """Settle new text of a stream that is watched."""
+    """Settle new text of a stream whose reasoning is tracked."""
     stream.held += text
     if tracker.is_answer:
         return
@@ -384,26 +385,26 @@ def _settle_tracked(stream: _Stream, tracker: ReasoningTracker, text: str) -> No
 
 
 def _num_held(stream: _Stream) -> int:
-    """Characters that wait: they may begin a stop string, or reasoning."""
+    """Return how many characters must wait, since they may begin a stop string or reasoning."""
     if stream.tracker is not None and not stream.tracker.is_answer:
         return len(stream.held) if stream.tracker.is_undecided else 0
     return _num_stop_prefix(stream.held[stream.search_from :], stream.stop) if stream.stop else 0
 
 
 def _num_unfinished(text: str) -> int:
-    """Replacement marks at the end of `text`, which more bytes may still turn into characters."""
+    """Count replacement characters at the end of `text`, which later bytes may complete."""
     return len(text) - len(text.rstrip(REPLACEMENT))
 
 
 def _unfinished_tail(stream: _Stream) -> str:
-    """What is shown at the end for bytes that never became a character."""
+    """Return the text shown at the end for bytes that never became a character."""
     if stream.text[max(0, stream.num_settled - 1) : stream.num_settled] != stream.last_settled:
-        return REPLACEMENT  # a byte-fallback run: its earlier characters, now marks too, were shown already
+        return REPLACEMENT  # a byte-fallback run whose earlier characters were shown already
     return stream.text[stream.num_settled :]
 
 
 def _num_stop_prefix(text: str, stop: tuple[str, ...]) -> int:
-    """Length of the longest end of `text` that begins a stop string without being one."""
+    """Return the length of the longest end of `text` that is a proper beginning of a stop string."""
     longest = 0
     for candidate in stop:
         for length in range(min(len(candidate) - 1, len(text)), longest, -1):

@@ -1,8 +1,8 @@
-"""Filling in the middle: which of a tokenizer's control tokens stand around what is before and behind."""
+"""Finds the control tokens of a tokenizer for filling in the middle of a text."""
 
 from typing import Any, NamedTuple
 
-# Prefix, suffix, middle, as each family writes them. What is before the hole always comes first.
+# Prefix, suffix, middle, as each family spells them. The text before the gap always comes first.
 FORMATS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma, Granite
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
@@ -13,7 +13,7 @@ FORMATS = (
 
 
 class InfillTokens(NamedTuple):
-    """The ids that stand in front of the prefix, in front of the suffix, and in front of the answer."""
+    """The ids of the tokens before the prefix, before the suffix, and before the answer."""
 
     prefix: int
     suffix: int
@@ -21,13 +21,13 @@ class InfillTokens(NamedTuple):
 
     @classmethod
     def of(cls, backend: Any) -> "InfillTokens | None":
-        """Those of a `tokenizers.Tokenizer`, None if it has none."""
+        """Return those of a `tokenizers.Tokenizer`, None if it has none."""
         for texts in FORMATS:
             ids = [backend.token_to_id(text) for text in texts]
             if None not in ids:
                 return cls(*ids)
         return None
 
-    def prompt(self, start: list[int], before: list[int], behind: list[int]) -> list[int]:
-        """The prompt whose continuation belongs between two texts; `start` is how every text begins (BOS)."""
-        return [*start, self.prefix, *before, self.suffix, *behind, self.middle]
+    def prompt(self, start: list[int], before: list[int], after: list[int]) -> list[int]:
+        """Return the prompt whose continuation belongs between two texts; `start` begins every text (BOS)."""
+        return [*start, self.prefix, *before, self.suffix, *after, self.middle]

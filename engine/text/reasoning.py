@@ -1,4 +1,4 @@
-"""What is looked for in the text of a stream beside stop strings: marked tokens, and leading reasoning."""
+"""Finds the end of the reasoning at the beginning of an output."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,10 @@ from engine.request import ReasoningSpan
 
 
 class ReasoningTracker:
-    """State of one stream. Reasoning can only come first; what follows it, or all else, is the answer."""
+    """The state of one stream. Only the beginning of an output can be reasoning; the rest is the answer.
+
+    `marks` are the tokens that are shown with a mark, by id.
+    """
 
     def __init__(self, marks: Mapping[int, str], span: ReasoningSpan | None) -> None:
         self.marks = marks
@@ -17,11 +20,11 @@ class ReasoningTracker:
 
     @property
     def is_answer(self) -> bool:
-        """Whether what comes now is for the reader."""
+        """True once the answer has begun."""
         return not (self.is_undecided or self.is_reasoning)
 
     def advance(self, text: str) -> int | None:
-        """Look at new text until the answer has begun: then, how many of the last characters belong to it."""
+        """Consume new text; return how many of the last characters are the answer, None before it begins."""
         assert self._span is not None
         self._seen += text
         if self.is_undecided:

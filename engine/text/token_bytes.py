@@ -1,4 +1,4 @@
-"""The bytes behind a token id: what a single token stands for, be it half a character."""
+"""Looks up the bytes of a token id, which may be part of a character."""
 
 import codecs
 import json
@@ -11,16 +11,16 @@ import numpy as np
 from engine.outputs import TokenPiece
 
 MAX_KNOWN_PIECES = 65536
-# What decoders write for bytes that are no character.
+# Decoders write this for bytes that are no character.
 REPLACEMENT = "\ufffd"
 # A character has at most four bytes.
 MAX_UNFINISHED_BYTES = 3
 
 
 class _Alphabet(dict[int, int]):
-    """The alphabet in which byte-level tokenizers spell bytes (GPT-2: printable ones are themselves).
+    """The alphabet of byte-level tokenizers (GPT-2), where printable bytes of Latin-1 are themselves.
 
-    For str.translate: the byte of each character, and for any other character what is no byte.
+    For str.translate: maps a character to its byte, and any other character to 0x100, which is no byte.
     """
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ ALPHABET = _Alphabet()
 
 
 class TokenPieces:
-    """Looks up pieces in a `tokenizers.Tokenizer`, by what its decoder does to a single token.
+    """The pieces of a `tokenizers.Tokenizer`, as its decoder turns single tokens into bytes.
 
-    Byte-level decoders spell bytes as characters; the others have `<0xE2>` for a byte (byte fallback) and a
-    mark for a space. `by_bytes` are the bytes of all tokens but control tokens, sorted, and their ids, int64
-    [n]: sorting them takes 0.2 s for 49,000 tokens, so pieces are made at start-up, and not on the loop.
+    Byte-level decoders spell bytes as characters; others have `<0xE2>` for a byte (byte fallback) and a
+    marker for a space. `by_bytes` holds the bytes of all tokens but control tokens, sorted, and their ids,
+    int64 [n]. Sorting takes 0.2 s for 49,000 tokens, so create this at start-up, and not on the loop.
     """
 
     def __init__(self, backend: Any) -> None:
@@ -52,11 +52,11 @@ class TokenPieces:
         }
         self._is_byte_level = False
         self._has_byte_fallback = False
-        self.strips_first_space = False  # a tokenizer that puts a space in front of a text
+        self.strips_first_space = False  # the tokenizer puts a space in front of a text
         self._replacements: list[tuple[str, str]] = []
         if backend.decoder is not None:
             self._read(json.loads(backend.decoder.__getstate__()))
-        # Kept: streams that tell their tokens ask for the same few over and over.
+        # Streams that return their tokens look up the same few again and again.
         self.piece = lru_cache(MAX_KNOWN_PIECES)(self._look_up)
         self.by_bytes = self._sort(backend.get_vocab(with_added_tokens=True))
 
@@ -70,13 +70,13 @@ class TokenPieces:
         return [pieces[place] for place in order], np.array([found[place][1] for place in order], np.int64)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether this is a control token, which `skip_special_tokens` hides."""
+        """Return True for a control token, which `skip_special_tokens` hides."""
         return token_id in self._added and self._added[token_id][1]
 
     def settled(self, token_ids: list[int], text: str, *, skip_special_tokens: bool) -> str:
-        """The `text` that `token_ids` became, but for a character at its end that more tokens may complete.
+        """Return `text`, decoded from `token_ids`, without a last character that later tokens may complete.
 
-        Marks for bytes that can begin none belong to the text.
+        Replacement characters for bytes that cannot begin a character are kept.
         """
         if not text.endswith(REPLACEMENT):
             return text
@@ -94,7 +94,8 @@ class TokenPieces:
             return text
         if not self._has_byte_fallback:
             return text[:-1]
-        # Each byte is a token, and all bytes in a row are marks while the last are no character.
+        # Each byte is a token, and a run of bytes decodes to replacement characters while its end is
+        # incomplete.
         rest = token_ids[: places[num_bytes - 1]]
         return str(self._backend.decode(rest, skip_special_tokens=skip_special_tokens))
 
@@ -122,7 +123,7 @@ class TokenPieces:
 
     def _bytes(self, token: str) -> bytes:
         if self._is_byte_level:
-            with suppress(UnicodeEncodeError):  # a token that is spelled otherwise
+            with suppress(UnicodeEncodeError):  # a token that is not spelled in bytes
                 return token.translate(ALPHABET).encode("latin-1")
         if self._has_byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes.fromhex(token[3:5])

@@ -1,4 +1,4 @@
-"""Chat templates and encoding, in threads: never on the loop, since a megabyte of text takes a second."""
+"""Renders chat templates and encodes text, in threads: a megabyte of text takes a second."""
 
 import asyncio
 import logging
@@ -17,12 +17,13 @@ from engine.text.template_sandbox import Rendering
 from engine.text.token_bytes import TokenPieces
 
 T = TypeVar("T")
-MAX_BATCH_TEXTS = 64  # in one hop
+MAX_BATCH_TEXTS = 64  # in one job of a thread
 RENDER_SECONDS = 10.0
 logger = logging.getLogger("monoloop.engine")
 
-# Private-use characters that no tokenizer gives a meaning. The first two stand around control tokens in user
-# text while the template runs (so that a template may still look for `</think>`); the last breaks them up.
+# Private-use characters without a meaning for any tokenizer. The first two enclose control tokens in user
+# text while the template runs (so that a template can still find `</think>`); the last one splits them
+# afterwards.
 START, END, BREAK = "\U000f0000", "\U000f0001", "\U000f0002"
 ESCAPED_START = re.compile(r"\\U000f0000|\\udb80\\udc00", re.IGNORECASE)
 ESCAPED_END = re.compile(r"\\U000f0001|\\udb80\\udc01", re.IGNORECASE)
@@ -31,11 +32,11 @@ ESCAPED_END = re.compile(r"\\U000f0001|\\udb80\\udc01", re.IGNORECASE)
 class Tokenizer:
     """A model's tokenizer and chat template. Blocking; safe to call from several threads.
 
-    `chat_template` is the Jinja source of one that takes the place of the model's own.
+    `chat_template` is Jinja source that replaces the model's own.
 
-    Only the Rust tokenizer encodes and decodes: the Python wrapper sets padding and truncation on every
-    call, which several threads cannot do at once. And only its batch functions let the GIL go: with encode()
-    200,000 characters of Chinese held the event loop up for 660 ms, with encode_batch() for 5.
+    Only the Rust tokenizer encodes and decodes: the Python wrapper sets padding and truncation on every call,
+    which is not thread-safe. And only its batch functions release the GIL: with encode() 200,000 characters
+    of Chinese blocked the event loop for 660 ms, with encode_batch() for 5 ms.
     """
 
     def __init__(self, folder: Path, chat_template: str | None = None) -> None:
@@ -81,17 +82,17 @@ class Tokenizer:
         return ChatTemplate(self.chat_template, self._hf.special_tokens_map)
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text; control tokens written in one are encoded as such."""
+        """Return the token ids of each text; control tokens spelled in a text are encoded as such."""
         encodings = self.backend.encode_batch(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `token_ids`, in one go."""
+        """Return the text of `token_ids`."""
         [text] = self.backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         return str(text)
 
     def token_strs(self, token_ids: list[int]) -> list[str]:
-        """How the vocabulary spells each id; empty for one that has a logit but no token."""
+        """Return the vocabulary's spelling of each id; empty for an id with a logit but no token."""
         return [self.backend.id_to_token(token_id) or "" for token_id in token_ids]
 
     def render_chat(
@@ -124,40 +125,43 @@ class Tokenizer:
             )
         except InvalidRequest:
             raise
-        except Exception as error:  # a template is a program: it may raise anything about its input
+        except Exception as error:  # a template is a program: it may raise any exception for its input
             raise InvalidRequest(
                 f"The chat template refuses this: {_first_line(error)}", "messages"
             ) from error
         if len(text) > max_chars and (num_chars := len(_unmark(text))) > max_chars:
             raise ContextLengthExceeded(
                 f"The chat template makes {num_chars} characters of the messages; "
-                f"what this model's maximum context length holds are {max_chars} at most.",
+                f"this model's maximum context length holds at most {max_chars}.",
                 "messages",
             )
         return self._split(text) if found else [text]
 
     def encode_rendered(self, pieces: list[str]) -> list[int]:
-        """Token ids of a rendered conversation. The template has written its BOS, so none is added."""
+        """Return the token ids of a rendered conversation. The template writes BOS, so none is added."""
         return [token_id for ids in self.encode_batch(pieces, add_special_tokens=False) for token_id in ids]
 
     def _read_response_template(self) -> dict[str, Any] | None:
-        """The tokenizer's response template, if it has one that transformers can read."""
+        """Return the tokenizer's response template, if it has one that transformers can read."""
         template: dict[str, Any] | None = getattr(self._hf, "response_template", None)
         if template is not None:
             try:
                 self._hf.get_response_parser(prefix="")
-            except Exception as error:  # it is a program of patterns, and may be wrong in any way
-                logger.warning("the tokenizer's response template is of no use: %s", _first_line(error))
+            except Exception as error:  # its patterns may be wrong in any way
+                logger.warning("the tokenizer's response template cannot be used: %s", _first_line(error))
                 return None
         return template
 
     def response_parser(self, prompt: list[int], tools: list[dict[str, Any]] | None) -> Callable[[], Any]:
-        """Makes transformers' parsers (feed, finalize, initial_events) of answers to `prompt`."""
+        """Return a function that makes transformers' parsers of answers to `prompt`.
+
+        A parser has feed(), finalize() and initial_events().
+        """
         prefix = self.decode(prompt, skip_special_tokens=False)
         return lambda: self._hf.get_response_parser(prefix=prefix, tools=tools)
 
     def _mark(self, value: Any, found: set[str]) -> Any:
-        """Put marks around every control token in the strings of `value`, and add the token to `found`."""
+        """Enclose every control token in the strings of `value` in marks, and add the token to `found`."""
 
         def mark(match: re.Match[str]) -> str:
             found.add(match[0])
@@ -172,16 +176,16 @@ class Tokenizer:
         return value
 
     def _split(self, text: str) -> list[str]:
-        """Cut a rendered chat inside every marked control token: neither half is the token any more."""
-        # A template that prints a mapping as Python or ASCII JSON does escapes the marks.
+        """Split a rendered chat inside every marked control token, so that neither part is the token."""
+        # Templates that print a mapping as Python or as ASCII JSON escape the marks.
         text = ESCAPED_START.sub(START, ESCAPED_END.sub(END, text))
         text = self._marked_tokens.sub(lambda match: match[1][:1] + BREAK + match[1][1:], text)
-        # A mark left alone (the template cut its string there) still keeps its neighbours apart.
+        # A single mark is left where the template cut its string: it also splits the text.
         return text.replace(START, BREAK).replace(END, BREAK).split(BREAK)
 
 
 def _unmark(text: str) -> str:
-    """Take marks out that a user wrote, so that none is forged."""
+    """Remove marks that a user wrote, so that none can be forged."""
     return text.replace(START, "").replace(END, "").replace(BREAK, "")
 
 
@@ -191,9 +195,9 @@ def _first_line(error: Exception) -> str:
 
 
 class TokenizerPool:
-    """The tokenizer behind a few threads: the loop awaits, other streams go on.
+    """Runs a tokenizer in a few threads, so that the loop can await it.
 
-    `pieces` knows the bytes of each token, `infill` the tokens for filling in the middle, if there are any.
+    `pieces` has the bytes of each token; `infill` the tokens for filling in the middle, if there are any.
     """
 
     def __init__(
@@ -207,53 +211,53 @@ class TokenizerPool:
         self._tokenizer = tokenizer
         self._render_seconds = render_seconds
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
-        # No text longer than this can fit: every token of it would have to be the longest there is.
+        # No longer text can fit: this one consists of the longest token.
         self.max_prompt_chars = max_model_len * tokenizer.max_token_chars
         self.pieces = tokenizer.pieces
         self.infill = InfillTokens.of(tokenizer.backend)
 
     @property
     def chat_template(self) -> str | None:
-        """The model's own template, to see which roles it knows; None if it has none."""
+        """The source of the chat template; None if there is none."""
         return self._tokenizer.chat_template
 
     @property
     def reserved_variables(self) -> frozenset[str]:
-        """What a client must not set for the chat template."""
+        """Names that a client must not set for the chat template."""
         return self._tokenizer.reserved_variables
 
     @property
     def added_tokens(self) -> Mapping[str, int]:
-        """Ids of the tokens added to the vocabulary, special or not: what control tokens are."""
+        """Ids of the tokens added to the vocabulary, special or not: the control tokens."""
         return self._tokenizer.added_tokens
 
     @property
     def response_template(self) -> Mapping[str, Any] | None:
-        """How the tokenizer says that answers are to be parsed; None if it does not."""
+        """The tokenizer's own description of how to parse answers; None if it has none."""
         return self._tokenizer.response_template
 
     async def response_parser(
         self, prompt: list[int], tools: list[dict[str, Any]] | None
     ) -> Callable[[], Any]:
-        """Makes parsers of answers to `prompt`, by the response template."""
+        """Return a function that makes parsers of answers to `prompt`, from the response template."""
         return await self._run(lambda: self._tokenizer.response_parser(prompt, tools))
 
     @property
     def special_tokens(self) -> dict[str, str | None]:
-        """The tokens with a role of their own, by transformers' names for them; None where there is none."""
+        """The texts of special tokens, by transformers' names; None for those that do not exist."""
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         return {name: getattr(self._tokenizer, name) for name in names}
 
     @property
     def decoder(self) -> BatchDecoder:
-        """What the detokenizer decodes with."""
+        """The decoder for the detokenizer."""
         decoder: BatchDecoder = self._tokenizer.backend
         return decoder
 
     async def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text; with `add_special_tokens` as the model expects a bare text to begin.
+        """Return the token ids of each text; `add_special_tokens` adds those that begin a text.
 
-        In a few hops: between two of them it is the turn of others.
+        Many texts are encoded in several jobs, so that other requests get a turn in between.
         """
         ids: list[list[int]] = []
         while len(ids) < len(texts):
@@ -270,7 +274,7 @@ class TokenizerPool:
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation.
+        """Return the token ids of a conversation.
 
         Raises InvalidRequest when the template refuses it or takes too long. The thread is then free again,
         as it is after the caller is cancelled.
@@ -294,23 +298,23 @@ class TokenizerPool:
             rendering.cancel()
 
     async def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `token_ids`, in one go."""
+        """Return the text of `token_ids`."""
         return await self._run(
             lambda: self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         )
 
     async def decode_prompt(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        """Text of a prompt, without the beginning of a character at its end: its output's text has that."""
+        """Return the text of a prompt, without an incomplete last character: the output's text has that."""
         text = await self.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return self.pieces.settled(token_ids, text, skip_special_tokens=skip_special_tokens)
 
     async def token_strs(self, token_ids: list[int]) -> list[str]:
-        """How the vocabulary spells each id."""
+        """Return the vocabulary's spelling of each id."""
         return await self._run(lambda: self._tokenizer.token_strs(token_ids))
 
     async def _run(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     def close(self) -> None:
-        """Stop the threads; work that has begun is finished."""
+        """Stop the threads after their current work."""
         self._threads.shutdown(wait=False, cancel_futures=True)

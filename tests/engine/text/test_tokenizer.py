@@ -95,7 +95,7 @@ def test_a_response_template_parses_answers_to_a_prompt(make_tokenizer):
 def test_a_response_template_of_no_use_is_none(make_tokenizer, caplog):
     assert make_tokenizer(PROMPT).response_template is None
     assert make_tokenizer(PROMPT, response_template={"fields": {}}).response_template is None
-    assert "response template is of no use" in caplog.text
+    assert "response template cannot be used" in caplog.text
 
 
 def test_added_tokens_are_known_by_their_text(make_tokenizer):
