@@ -73,17 +73,22 @@ def _int8_linear_kernel(
     # Past the end the last feature again: its results are not stored.
     row = tl.minimum(feature, out_features - 1).to(tl.int64)
     weight = weight_ptr + row[:, None] * in_features + k[None, :]
-    x_row = x_ptr + token[:, None] * x_stride + k[None, :]
     is_token = (token < num_tokens)[:, None]
+    is_read = is_token
+    source = token
+    if BLOCK_M > 16:  # for tiles this large, reading the last token again is faster than a mask
+        source = tl.minimum(token, num_tokens - 1)
+        is_read = tl.full([BLOCK_M, 1], True, tl.int1)
+    x_row = x_ptr + source[:, None] * x_stride + k[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for first in range(0, in_features, BLOCK_K):
         if EVEN_K:
             q = tl.load(weight + first)
-            x = tl.load(x_row + first, mask=is_token, other=0.0)
+            x = tl.load(x_row + first, mask=is_read, other=0.0)
         else:
             inside = (k < in_features - first)[None, :]
             q = tl.load(weight + first, mask=inside, other=0)
-            x = tl.load(x_row + first, mask=is_token & inside, other=0.0)
+            x = tl.load(x_row + first, mask=is_read & inside, other=0.0)
         acc = tl.dot(q.to(x.dtype), tl.trans(x), acc, input_precision="ieee")
     acc *= tl.load(scale_ptr + feature, mask=there, other=0.0)[:, None]
     if HAS_BIAS:
