@@ -1,9 +1,11 @@
-"""What a device takes for single ops and single steps, without requests: random weights of a named shape.
+"""Device benchmarks: times of single ops and single steps, with random weights and without requests.
 
-    measure_ops(...)    each op of kernels/ beside what its bytes and FLOPs allow
-    measure_steps(...)  decode and prefill steps of a whole model beside their floor
+    measure_ops(...)    `monoloop bench kernel`: each op, and the share of the time its bytes and FLOPs need
+    measure_steps(...)  `monoloop bench static`: decode and prefill steps of a whole model, and their lower
+    bound
 
-It imports torch, which takes seconds: import it where it is needed.
+The load generator, which measures a running server, is server/commands/bench. Importing this takes seconds,
+since it imports torch.
 """
 
 from engine.bench.ops import OP_NAMES, OpTime, measure_ops

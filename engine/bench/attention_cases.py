@@ -1,4 +1,4 @@
-"""Attention at the shapes of an 8B and a 1B Llama: what to call, and what the call cannot do without."""
+"""Attention calls at the shapes of an 8B and a 1B Llama, with the bytes and FLOPs that each needs."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class AttentionCase(NamedTuple):
         return float((kv + q) * itemsize), 4 * scores * heads.num_heads * heads.head_dim
 
 
-# Pages of 1 beside pages of 16 show what gathering token by token costs.
+# Pages of 1 and of 16 tokens show the cost of gathering token by token.
 DECODE = [
     AttentionCase(LLAMA_8B, 16, [(1, 512)]),
     AttentionCase(LLAMA_8B, 16, [(1, 512)] * 16),
@@ -87,7 +87,7 @@ TINY_PREFILL = [AttentionCase(TINY, 16, [(20, 33)])]
 
 
 class AttentionInputs(NamedTuple):
-    """What `paged_attention` takes, in its order."""
+    """The arguments of `paged_attention`, in order."""
 
     q: torch.Tensor
     kv: KVLayer
@@ -96,7 +96,7 @@ class AttentionInputs(NamedTuple):
 
 
 def attention_inputs(probe: Probe, case: AttentionCase) -> AttentionInputs:
-    """Make the step on scattered pages."""
+    """Return the inputs of a step, on scattered pages."""
     heads, page_size, rows = case
     pages = [-(-length // page_size) for _, length in rows]
     shape = (sum(pages), page_size, heads.num_kv_heads, heads.head_dim)
@@ -123,6 +123,6 @@ def attention_inputs(probe: Probe, case: AttentionCase) -> AttentionInputs:
 def attention_calls(
     probe: Probe, cases: list[AttentionCase]
 ) -> Iterator[tuple[AttentionCase, Callable[[], object]]]:
-    """Each case with its call, made as it is asked for: together their caches would fill a small device."""
+    """Yield each case with its call. Inputs are made case by case: all would fill a small device."""
     for case in cases:
         yield case, partial(paged_attention, *attention_inputs(probe, case))

@@ -1,7 +1,7 @@
-"""Times of single ops against what their bytes and FLOPs allow: one row per op and shape.
+"""Times single ops and compares them with the time their bytes and FLOPs need: one row per op and shape.
 
 On a CUDA device the shapes are those of an 8B and a 1B Llama; copy bandwidth and matmul rate are measured in
-the same run. Without a GPU tiny shapes show that all runs.
+the same run. Without a GPU tiny shapes only show that everything runs.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +35,7 @@ from kernels.token_mask import apply_token_mask
 
 @dataclass(frozen=True)
 class OpCase:
-    """One op at one shape: what to call, and the bytes and FLOPs that it cannot do without."""
+    """One op at one shape: the call, and the bytes and FLOPs that it needs."""
 
     op: str
     shape: str
@@ -46,7 +46,7 @@ class OpCase:
 
 @dataclass(frozen=True)
 class OpTime:
-    """`floor_share` is the time that bytes and FLOPs need at the ceilings, over the measured time."""
+    """The time of an op. `floor_share`: time its bytes and FLOPs need at the ceilings / measured time."""
 
     op: str
     shape: str
@@ -59,28 +59,28 @@ class OpTime:
 def measure_ops(
     config: EngineConfig, ops: Iterable[str], on_row: Callable[[OpTime], None]
 ) -> tuple[Ceilings, list[OpTime]]:
-    """Time the named ops (of OP_NAMES) on the device of `config`; `on_row` gets each row as it is there.
+    """Time the named ops (of OP_NAMES) on the device of `config`; `on_row` gets each row when it is measured.
 
-    Raises ValueError, naming the setting, when the device is not there.
+    Raises ValueError, naming the setting, if there is no such device.
     """
     device = choose_device(config)
     probe = Probe(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
-    wanted = set(ops)
+    chosen = set(ops)
     with torch.inference_mode():
         ceilings = probe.ceilings()
         rows = []
         for names, cases in SOURCES.items():
-            if wanted.isdisjoint(names):
+            if chosen.isdisjoint(names):
                 continue
             for case in cases(probe):
-                if case.op in wanted:
+                if case.op in chosen:
                     rows.append(time_op(probe, ceilings, case))
                     on_row(rows[-1])
     return ceilings, rows
 
 
 def time_op(probe: Probe, ceilings: Ceilings, case: OpCase) -> OpTime:
-    """Time one case."""
+    """Time one case on the device."""
     seconds = probe.device_seconds(case.call)
     floor = max(case.num_bytes / ceilings.bytes_per_second, case.flops / ceilings.flops_per_second)
     return OpTime(
@@ -94,7 +94,7 @@ def time_op(probe: Probe, ceilings: Ceilings, case: OpCase) -> OpTime:
 
 
 def elementwise(probe: Probe) -> Iterator[OpCase]:
-    """Norms and gates."""
+    """Yield norms and gates."""
     hidden, intermediate = (4096, 14336) if probe.cuda else (64, 96)
     item = probe.dtype.itemsize
     for tokens in (1, 64, 256, 8192) if probe.cuda else (1, 4):
@@ -128,7 +128,7 @@ def products(probe: Probe) -> Iterator[OpCase]:
 
 
 def rope(probe: Probe) -> Iterator[OpCase]:
-    """Rotation, and the write of keys and values into their pages."""
+    """Yield the rotation and the write of keys and values into pages."""
     for heads in (LLAMA_8B, LLAMA_1B):
         for tokens in (1, 64, 256, 8192) if probe.cuda else (1, 4):
             sizes = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
@@ -147,19 +147,19 @@ def rope(probe: Probe) -> Iterator[OpCase]:
 
 
 def decode(probe: Probe) -> Iterator[OpCase]:
-    """Attention of rows with one query."""
+    """Yield attention of rows with one query."""
     for case, call in attention_calls(probe, DECODE if probe.cuda else TINY_DECODE):
         yield OpCase("decode_attention", str(case), call, *case.cost(probe.dtype.itemsize))
 
 
 def prefill(probe: Probe) -> Iterator[OpCase]:
-    """Attention of rows with several queries."""
+    """Yield attention of rows with several queries."""
     for case, call in attention_calls(probe, PREFILL if probe.cuda else TINY_PREFILL):
         yield OpCase("prefill_attention", str(case), call, *case.cost(probe.dtype.itemsize))
 
 
 def sampling(probe: Probe) -> Iterator[OpCase]:
-    """From logits to tokens."""
+    """Yield the ops from logits to tokens."""
     vocab = 128_256 if probe.cuda else 1000
     for num_rows in (1, 16, 64, 256) if probe.cuda else (2,):
         logits = torch.randn(num_rows, vocab, device=probe.device) * 3

@@ -1,4 +1,4 @@
-"""The device that is measured: how calls are timed on it, and its ceilings."""
+"""Times calls on a device, and measures its bandwidth and matmul rate."""
 
 import platform
 import statistics
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-# Larger than any L2 cache: writing it leaves nothing of the inputs there.
+# Larger than any L2 cache: writing it evicts all inputs.
 FLUSH_BYTES = 256 << 20
 COPY_BYTES = 1 << 30
 CPU_COPY_BYTES = 1 << 26
@@ -18,7 +18,7 @@ CPU_MATMUL_SIZE = 512
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a device can do at best: a large copy, bytes read plus bytes written, and a large product."""
+    """The highest rates of a device: a large copy (bytes read plus bytes written) and a large product."""
 
     device: str
     bytes_per_second: float
@@ -26,7 +26,7 @@ class Ceilings:
 
 
 class Probe:
-    """Times calls on one device; random tensors of `dtype` on it."""
+    """Times calls on one device, and makes random tensors of `dtype` on it."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
@@ -35,16 +35,16 @@ class Probe:
         self._flush = torch.empty(FLUSH_BYTES if self.cuda else 1, dtype=torch.int8, device=device)
 
     def randn(self, *shape: int) -> torch.Tensor:
-        """Normal numbers [*shape]."""
+        """Return normally distributed numbers [*shape]."""
         return torch.randn(*shape, dtype=self.dtype, device=self.device)
 
     def drain(self) -> None:
-        """Wait for the device, if there is anything to wait for."""
+        """Wait for the device; nothing to do on a CPU."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
     def wall_seconds(self, call: Callable[[], object], repeat: int) -> float:
-        """Median time of a call and all it started, launches included."""
+        """Return the median time of a call and all work it starts, launches included."""
         times = []
         for _ in range(repeat + 2):
             self.drain()
@@ -55,10 +55,10 @@ class Probe:
         return statistics.median(times[2:])
 
     def device_seconds(self, call: Callable[[], object], repeat: int = 30) -> float:
-        """Median time of a call on the device; on a CPU, of the call.
+        """Return the median time of a call on the device; on a CPU, of the call.
 
-        It starts from a cold L2 cache, as in a model, where weights pass through it. The flush before a call
-        also hides its launch from the clock.
+        The L2 cache is cold, as in a model, where weights pass through it. The flush before a call also hides
+        its launch from the clock.
         """
         if not self.cuda:
             return self.wall_seconds(call, 3)
@@ -74,7 +74,7 @@ class Probe:
         return statistics.median(float(start.elapsed_time(end)) for start, end in events) / 1e3
 
     def ceilings(self) -> Ceilings:
-        """Measure them. A CPU's are small ones, for the sake of time."""
+        """Measure the highest rates of the device; on a CPU with small inputs, to save time."""
         size = COPY_BYTES if self.cuda else CPU_COPY_BYTES
         source = torch.empty(size, dtype=torch.uint8, device=self.device).random_()
         target = torch.empty_like(source)

@@ -1,9 +1,9 @@
-"""Times of single steps, decode and prefill, of a model with random weights of a named shape.
+"""Times single decode and prefill steps of a model with random weights of a named shape.
 
 Steps go through the runner as the engine's loop sends them (one ahead of the tokens read), without scheduler,
-tokenizer and server. The floor of a step is its matrix products, measured alone in the same run, and what
-attention cannot do without: for decode the KV bytes at the bandwidth of a copy, for prefill the FLOPs at the
-rate of a large product.
+tokenizer and server. The floor of a step is the time of its matrix products, measured alone in the same run,
+plus the least that attention needs: for decode the KV bytes at the bandwidth of a copy, for prefill the FLOPs
+at the rate of a large product.
 """
 
 import statistics
@@ -75,7 +75,7 @@ class StepsToMeasure:
         return max(self.context, self.max_batch, *self.prefills)
 
     def kv_tokens(self, page_size: int) -> int:
-        """The pool that all of it fits into."""
+        """Return the size of a pool that holds all sequences."""
         decode_pages = self.max_batch * -(-(self.context + NUM_DECODE_STEPS + 1) // page_size)
         return page_size * max(decode_pages, -(-self.max_model_len // page_size))
 
@@ -87,7 +87,7 @@ def measure_steps(
     sampling: SamplingParams,
     on_row: Callable[[StepTime], None],
 ) -> tuple[Ceilings, list[StepTime]]:
-    """Make a model of a shape (of SHAPE_NAMES) and time steps of it; `on_row` gets each row as it is there.
+    """Make a model of a shape (of SHAPE_NAMES) and time its steps; `on_row` gets each row when measured.
 
     Of `config` device, dtype, page_size, kv_tokens and threads count; the rest follows from `steps`. Raises
     ValueError, naming the setting, for what the device does not have or hold.
@@ -122,7 +122,7 @@ def measure_steps(
 
 
 def random_runner(shape: str, config: EngineConfig) -> ModelRunner:
-    """A runner around random weights, made on this thread, which `set_up_thread` has been called on.
+    """Return a runner with random weights, for this thread, after `set_up_thread` was called on it.
 
     Raises ValueError, naming the setting, when the KV pool does not fit, and torch.OutOfMemoryError.
     """
@@ -134,7 +134,7 @@ def random_runner(shape: str, config: EngineConfig) -> ModelRunner:
 
 
 def dtype_of(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """What the model computes in."""
+    """Return the dtype that the model computes in."""
     named: torch.dtype = getattr(torch, config.dtype, torch.float32)
     return default_dtype(device) if config.dtype == "auto" else named
 
@@ -149,19 +149,19 @@ class Floors:
     dtype: torch.dtype
 
     def decode_seconds(self, batch: int, context: int) -> float:
-        """No decode step of `batch` rows with `context` keys each is faster."""
+        """Return a lower bound for a decode step of `batch` rows with `context` keys each."""
         kv_bytes = batch * context * bytes_per_token(self.spec, self.dtype)
         return self.matmul_seconds[batch, batch] + kv_bytes / self.ceilings.bytes_per_second
 
     def prefill_seconds(self, length: int) -> float:
-        """No prefill step of one prompt is faster, as long as nothing beats the large product."""
+        """Return a lower bound for a prefill step of one prompt, at the rate of the large product."""
         heads = self.spec.layers[0].attention
         flops = 2 * length * length * heads.num_heads * heads.head_dim * self.spec.num_layers
         return self.matmul_seconds[length, 1] + flops / self.ceilings.flops_per_second
 
 
 def measure_floors(shape: str, config: EngineConfig, steps: StepsToMeasure) -> Floors:
-    """Measure them, with weights that are given back before the model's are made."""
+    """Measure the ceilings and products, with weights that are freed before the model is made."""
     device = choose_device(config)
     spec, dtype = SHAPES[shape], dtype_of(config, device)
     probe = Probe(device, dtype)
@@ -207,7 +207,7 @@ def matmul_seconds(spec: DecoderSpec, probe: Probe, steps: StepsToMeasure) -> di
 
 
 def captured(call: Callable[[], None]) -> Callable[[], None]:
-    """The same as one graph, on this thread's stream."""
+    """Return a call captured as one CUDA graph, on this thread's stream."""
     call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
@@ -245,7 +245,7 @@ def time_steps(
 
 
 class StepDriver:
-    """Sends plans to a runner, at most one ahead of the tokens read."""
+    """Sends plans to a runner, at most one ahead of the tokens that are read."""
 
     def __init__(self, runner: ModelRunner, page_size: int, sampling: SamplingParams) -> None:
         self._runner = runner
@@ -268,20 +268,20 @@ class StepDriver:
             self.outputs.append(self._launched.popleft().wait())
 
     def prefill(self, slot: int, pages: Sequence[int], length: int) -> None:
-        """One prompt of `length` tokens in one step."""
+        """Prefill one prompt of `length` tokens in one step."""
         tokens = tuple((slot * 7919 + index * 31) % 200 for index in range(length))
         init = SlotInit(self._sampling, seed=slot, prompt_token_ids=tokens, output_token_ids=())
         self.launch(DecodeRows.empty(), (Row(slot, slot, 0, tokens, True, tuple(pages), init),))
 
     def decode(self, position: int, pages: Sequence[Sequence[int]]) -> None:
-        """One token, at `position`, for each of the sequences; they lie on `pages`."""
+        """Decode one token, at `position`, for each sequence; `pages` are the pages of each."""
         slots = list(range(len(pages)))
         fresh = position % self._page_size == 0
         new_pages = [row[position // self._page_size] if fresh else NO_PAGE for row in pages]
         self.launch(DecodeRows(slots, slots, [position] * len(slots), new_pages))
 
     def time_prefill(self, length: int) -> tuple[float, float]:
-        """Median seconds of a prefill step: from launch to the token, and on the device."""
+        """Return the median seconds of a prefill step: from launch to the token, and on the device."""
         pages = range(-(-length // self._page_size))
         times = []
         for _ in range(NUM_PREFILLS + 2):
@@ -292,7 +292,7 @@ class StepDriver:
         return statistics.median(times[2:]), self._median_device_seconds(NUM_PREFILLS)
 
     def time_decode(self, batch: int, context: int) -> tuple[float, float]:
-        """Median seconds of a decode step: from launch to launch, and on the device."""
+        """Return the median seconds of a decode step: from launch to launch, and on the device."""
         per_sequence = -(-(context + NUM_DECODE_STEPS + 1) // self._page_size)
         pages = [range(slot * per_sequence, (slot + 1) * per_sequence) for slot in range(batch)]
         for slot in range(batch):

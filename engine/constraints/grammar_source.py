@@ -1,4 +1,4 @@
-"""What a request says its output must be -> the language of llguidance.
+"""Translates the grammars of requests into the language of llguidance 1.9.
 
 https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md,
 https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MAX_SOURCE_CHARS = 262_144
-MAX_EBNF_CHARS = 32_768  # its translation to Lark is Python, and holds the GIL
+MAX_EBNF_CHARS = 32_768  # its translation to Lark is Python code that holds the GIL
 MAX_CHOICES = 4096
 
 GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
@@ -31,14 +31,14 @@ LITERAL = r"""\"(?:\\.|[^"\\\n])*\"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*"""
 LITERALS = re.compile(LITERAL)
 LITERAL_OR_JSON = re.compile(rf"{LITERAL}|(%json\s*)")
 LITERAL_OR_TOKEN = re.compile(rf"{LITERAL}|(<[^<>\s\"/]+>)")
-# What Lark does not take in a string as it is.
+# Characters that must be escaped in a string of Lark.
 CONTROL = re.compile("[\x7f-\x9f]")
 
 
 def translate(grammar: Grammar, control_tokens: Mapping[str, int]) -> str:
-    """What llguidance reads. Raises ValueError or RecursionError for a source that is no such thing.
+    """Return a grammar as llguidance reads it. Raises ValueError or RecursionError for an invalid source.
 
-    `control_tokens`: ids by name, for grammars that name them.
+    `control_tokens`: ids by name, for grammars that name control tokens.
     """
     kind, source = grammar.kind, grammar.source
     limit = MAX_EBNF_CHARS if kind == "ebnf" else MAX_SOURCE_CHARS
@@ -47,13 +47,13 @@ def translate(grammar: Grammar, control_tokens: Mapping[str, int]) -> str:
     if "\0" in source:
         raise ValueError("it contains a NUL character")
     if kind == "regex":
-        if (len(source) - len(source.rstrip("\\"))) % 2:  # llguidance would drop it
+        if (len(source) - len(source.rstrip("\\"))) % 2:  # llguidance would ignore it
             raise ValueError("a backslash at its end escapes nothing")
         return LLMatcher.grammar_from_regex(source)
     if kind == "lark":
-        return LLMatcher.grammar_from_lark(_ready_rules(source))
+        return LLMatcher.grammar_from_lark(_rewritten_rules(source))
     if kind == "ebnf":
-        return LLMatcher.grammar_from_lark(_ready_rules(_lark(source, control_tokens)))
+        return LLMatcher.grammar_from_lark(_rewritten_rules(_lark(source, control_tokens)))
     if kind == "choice":
         return LLMatcher.grammar_from_lark(_choice(source))
     schema: dict[str, Any] = {"type": "object"}
@@ -62,22 +62,22 @@ def translate(grammar: Grammar, control_tokens: Mapping[str, int]) -> str:
     options = {"lenient": False, **grammar.json_options}
     if grammar.or_calls:
         answer = json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
-        rules = f"start: answer | calls\nanswer: %json {answer}\n{_ready_rules(grammar.or_calls)}"
+        rules = f"start: answer | calls\nanswer: %json {answer}\n{_rewritten_rules(grammar.or_calls)}"
         return LLMatcher.grammar_from_lark(rules)
     return LLMatcher.grammar_from_json_schema(schema, overrides=cast("JsonCompileOptions", options))
 
 
 def _lark(source: str, control_tokens: Mapping[str, int]) -> str:
-    """A client's grammar, in GBNF or in Lark, as Lark."""
+    """Return a client's grammar, in GBNF or in Lark, as Lark."""
     if GBNF_RULE.search(source):
         try:
             return str(gbnf_to_lark(GBNF_TEXT.sub(_unescaped, source)))
         except RecursionError:
             raise
-        except Exception as error:  # a parser written in Python: it may raise anything about its input
+        except Exception as error:  # a parser in Python: it may raise any exception for its input
             raise ValueError(str(error) or type(error).__name__) from error
     if LITERALS.sub("", source).count("&") >= MAX_TOGETHER:
-        raise ValueError(f"more than {MAX_TOGETHER} expressions are to match the same text")
+        raise ValueError(f"more than {MAX_TOGETHER} expressions must match the same text")
 
     def by_id(found: re.Match[str]) -> str:
         token_id = control_tokens.get(found[1])
@@ -87,7 +87,7 @@ def _lark(source: str, control_tokens: Mapping[str, int]) -> str:
 
 
 def _unescaped(text: re.Match[str]) -> str:
-    """A string or class of GBNF whose characters are not given by number: on the way zeros would be lost."""
+    """Return a string or class of GBNF without characters by number: the translation loses their zeros."""
     is_class = text[0].startswith("[")
 
     def character(found: re.Match[str]) -> str:
@@ -103,8 +103,8 @@ def _unescaped(text: re.Match[str]) -> str:
     return GBNF_ESCAPE.sub(character, text[0])
 
 
-def _ready_rules(rules: str) -> str:
-    """Rules in Lark with the JSON schemas in them made ready. Raises ValueError."""
+def _rewritten_rules(rules: str) -> str:
+    """Return rules in Lark with their JSON schemas rewritten. Raises ValueError."""
     parts, end = [], 0
     while found := LITERAL_OR_JSON.search(rules, end):
         parts.append(rules[end : found.end()])
@@ -114,7 +114,7 @@ def _ready_rules(rules: str) -> str:
         try:
             schema, new_end = json.JSONDecoder().raw_decode(rules, end)
         except ValueError:
-            continue  # not a schema, or none that llguidance could read
+            continue  # not a schema, or one that llguidance cannot read
         if isinstance(schema, dict):
             parts.append(json.dumps(_ready(schema), ensure_ascii=False))
             end = new_end
@@ -126,18 +126,18 @@ def _ready(schema: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(options, dict) or not options.get("lenient"):
         return schema_rewrite.ready(schema)
     found = schema_rewrite.ready_leniently(schema, _is_pattern)
-    if not _is_taken(found):  # such as two expressions that it cannot compare
+    if not _is_accepted(found):  # for example two expressions that it cannot compare
         found = schema_rewrite.without_patterns(found)
     return found
 
 
 def _is_pattern(text: str) -> bool:
-    """Whether llguidance takes an expression as the pattern of a text."""
-    return _is_taken({"type": "string", "pattern": text})
+    """Return True if llguidance accepts an expression as the pattern of a string."""
+    return _is_accepted({"type": "string", "pattern": text})
 
 
-def _is_taken(schema: dict[str, Any]) -> bool:
-    """Whether llguidance takes a schema."""
+def _is_accepted(schema: dict[str, Any]) -> bool:
+    """Return True if llguidance accepts a schema."""
     grammar = LLMatcher.grammar_from_json_schema(schema)
     return not LLMatcher(schema_rewrite.byte_tokenizer(), grammar, log_level=0).is_error()
 
@@ -150,4 +150,4 @@ def _choice(source: str) -> str:
         raise ValueError(f"there are {len(choices)} choices; at most {MAX_CHOICES} are allowed")
     texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
     texts = CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", texts)
-    return f"start: CHOICE\nCHOICE: {texts}"  # a terminal, for which thousands are no work
+    return f"start: CHOICE\nCHOICE: {texts}"  # one terminal, which stays cheap with thousands of texts

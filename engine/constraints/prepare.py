@@ -25,7 +25,7 @@ REQUESTS_PER_TURN = 64
 
 
 class SharedConstraints(NamedTuple):
-    """What requests with equal SHARED_FIELDS have in common."""
+    """The prepared values of all requests with equal SHARED_FIELDS."""
 
     bad_words_ids: tuple[tuple[int, ...], ...]
     constraints: tuple[Constraint, ...]

@@ -1,7 +1,7 @@
-"""What a value must be at once where the parts of a JSON schema are merged: expressions, and multiples.
+"""Bounds the cost of merging the parts of a JSON schema: the expressions and multiples of one value.
 
-The compiler's work doubles with each expression and grows with the least common multiple, and cannot be
-stopped.
+The work of llguidance doubles with each expression and grows with the least common multiple, and it cannot be
+interrupted.
 """
 
 import math
@@ -10,13 +10,13 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-# Of patterns and formats; 13 take a third of a second, each more doubles that.
+# Of patterns and formats of one value; 13 take a third of a second, and each more doubles the time.
 MAX_TOGETHER = 8
 # Of multipleOf; a prime of this size takes two or three seconds.
 MAX_REMAINDERS = 65_536
 MAX_PLACES = 10_000
 
-# What merges a schema with others, and what does not say anything of a value beside that.
+# Keywords that merge a schema with others, and all keywords that restrict a value.
 MERGING = frozenset(("allOf", "anyOf", "oneOf", "$ref"))
 SAYING = MERGING | frozenset(
     (
@@ -42,41 +42,37 @@ SAYING = MERGING | frozenset(
         "maxItems",
     )
 )
-# Keywords with schemas, one or several, about other values than the one the schema is about.
+# Keywords with schemas, one or several, about values inside the one that the schema is about.
 INSIDE = ("items", "prefixItems", "additionalProperties", "unevaluatedProperties", "contains")
 
 Place = tuple[str, ...]
 
 
-class Demands(NamedTuple):
-    """What is asked of one value: how many expressions match it, and what it is a multiple of."""
+class Cost(NamedTuple):
+    """The cost of one value: the number of expressions it must match, and the multiple it must be."""
 
     num_expressions: int
     remainders: int
 
-    def both(self, other: "Demands") -> "Demands":
-        """What is asked where both hold."""
-        return Demands(
-            self.num_expressions + other.num_expressions, math.lcm(self.remainders, other.remainders)
-        )
+    def and_(self, other: "Cost") -> "Cost":
+        """Return the cost if both apply."""
+        return Cost(self.num_expressions + other.num_expressions, math.lcm(self.remainders, other.remainders))
 
-    def either(self, other: "Demands") -> "Demands":
-        """At most what is asked where one of the two holds."""
-        return Demands(
-            max(self.num_expressions, other.num_expressions), max(self.remainders, other.remainders)
-        )
+    def or_(self, other: "Cost") -> "Cost":
+        """Return the highest cost if one of the two applies."""
+        return Cost(max(self.num_expressions, other.num_expressions), max(self.remainders, other.remainders))
 
 
-NONE = Demands(0, 1)
+NONE = Cost(0, 1)
 
 
 def check_merges(root: dict[str, Any]) -> None:
-    """Raises ValueError if more than MAX_TOGETHER patterns, or too many multiples, may apply to one value."""
+    """Raise ValueError if more than MAX_TOGETHER patterns, or too many multiples, apply to one value."""
     merges = _Merges(root)
     for schema in _dicts(root):
         if "multipleOf" not in schema and not _is_merged(schema):
             continue
-        for found in merges.demands(schema).values():
+        for found in merges.costs(schema).values():
             if found.num_expressions > MAX_TOGETHER:
                 raise ValueError(f"more than {MAX_TOGETHER} patterns apply to the same text")
             if found.remainders > MAX_REMAINDERS:
@@ -84,14 +80,14 @@ def check_merges(root: dict[str, Any]) -> None:
 
 
 def remainders(multiple: Any) -> int:
-    """How many remainders a multiple leaves, but for what powers of ten add, which costs nothing."""
+    """Return the number of remainders of a multiple, without powers of ten, which cost nothing."""
     if not isinstance(multiple, int | float) or isinstance(multiple, bool) or multiple <= 0:
         return 1
     return int("".join(map(str, Decimal(repr(multiple)).normalize().as_tuple().digits)))
 
 
 def target(root: Any, reference: str) -> Any:
-    """What a reference within a schema leads to. Raises ValueError for one that leads out or nowhere."""
+    """Return the schema a reference points to. Raises ValueError if it is not in this document."""
     if reference != "#" and not reference.startswith("#/"):
         raise ValueError(f"the $ref {reference[:200]!r} leads out of the schema")
     found = root
@@ -107,13 +103,13 @@ def target(root: Any, reference: str) -> Any:
 
 
 def _is_merged(schema: dict[str, Any]) -> bool:
-    """Whether a schema says more than one of its parts does."""
+    """Return True if a schema merges parts with each other or with keywords of its own."""
     said = schema.keys() & SAYING
     return not said.isdisjoint(MERGING) and (len(said) > 1 or len(_list(schema.get("allOf"))) > 1)
 
 
 def _dicts(value: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a value, itself included."""
+    """Yield every object in a value, including itself."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -125,50 +121,50 @@ def _dicts(value: Any) -> Iterator[dict[str, Any]]:
 
 
 class _Merges:
-    """What the schemas of a document demand, by the place of the value: a path of property names."""
+    """The costs of a document's schemas, by the place of the value: a path of property names."""
 
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
-        self._known: dict[int, dict[Place, Demands]] = {}
+        self._known: dict[int, dict[Place, Cost]] = {}
 
-    def demands(self, node: Any) -> dict[Place, Demands]:
-        """Those of a schema, with what is merged into it. Raises ValueError if there are too many places."""
+    def costs(self, node: Any) -> dict[Place, Cost]:
+        """Return the costs of a schema with all that it merges. Raises ValueError for too many places."""
         if not isinstance(node, dict):
             return {}
         known = self._known.get(id(node))
         if known is not None:
             return known
-        found: dict[Place, Demands] = {}
-        self._known[id(node)] = found  # where a schema contains itself, once is enough
-        own = Demands(("pattern" in node) + ("format" in node), remainders(node.get("multipleOf")))
+        found: dict[Place, Cost] = {}
+        self._known[id(node)] = found  # a schema that contains itself counts once
+        own = Cost(("pattern" in node) + ("format" in node), remainders(node.get("multipleOf")))
         if own != NONE:
             found[()] = own
         for part in _list(node.get("allOf")):
-            self._add(found, self.demands(part))
+            self._add(found, self.costs(part))
         for key in ("anyOf", "oneOf"):
-            self._add(found, self._either(self.demands(part) for part in _list(node.get(key))))
+            self._add(found, self._either(self.costs(part) for part in _list(node.get(key))))
         if isinstance(reference := node.get("$ref"), str):
-            self._add(found, self.demands(target(self._root, reference)))
+            self._add(found, self.costs(target(self._root, reference)))
         properties = node.get("properties")
         for name, part in properties.items() if isinstance(properties, dict) else ():
-            self._add(found, {(name, *place): asked for place, asked in self.demands(part).items()})
-        others = self._either(self.demands(part) for part in _others(node))
-        self._add(found, {("*", *place): asked for place, asked in others.items()})
+            self._add(found, {(name, *place): cost for place, cost in self.costs(part).items()})
+        others = self._either(self.costs(part) for part in _others(node))
+        self._add(found, {("*", *place): cost for place, cost in others.items()})
         if len(found) > MAX_PLACES:
             raise ValueError("it is made of too many parts with patterns")
         return found
 
     @staticmethod
-    def _add(found: dict[Place, Demands], more: dict[Place, Demands]) -> None:
-        for place, asked in more.items():
-            found[place] = found.get(place, NONE).both(asked)
+    def _add(found: dict[Place, Cost], more: dict[Place, Cost]) -> None:
+        for place, cost in more.items():
+            found[place] = found.get(place, NONE).and_(cost)
 
     @staticmethod
-    def _either(parts: Iterator[dict[Place, Demands]]) -> dict[Place, Demands]:
-        found: dict[Place, Demands] = {}
+    def _either(parts: Iterator[dict[Place, Cost]]) -> dict[Place, Cost]:
+        found: dict[Place, Cost] = {}
         for part in parts:
-            for place, asked in part.items():
-                found[place] = found.get(place, NONE).either(asked)
+            for place, cost in part.items():
+                found[place] = found.get(place, NONE).or_(cost)
         return found
 
 
@@ -177,7 +173,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _others(node: dict[str, Any]) -> Iterator[Any]:
-    """The schemas about values inside the one that `node` is about, but for its named properties."""
+    """Yield the schemas about values inside the one that `node` is about, except its named properties."""
     patterns = node.get("patternProperties")
     if isinstance(patterns, dict):
         yield from patterns.values()

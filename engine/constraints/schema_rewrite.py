@@ -1,8 +1,8 @@
-"""JSON schemas made ready for llguidance, so that what is accepted is obeyed to the letter.
+"""Rewrites JSON schemas for llguidance 1.9, so that every accepted schema is enforced exactly.
 
-llguidance reads every number as a double, lets the bound itself through where an exclusive one shares its
-integer part with the other, and takes no bound on what `multipleOf` costs. Here such a schema is rewritten
-into one that it does obey, or refused; what is `lenient` loses the keyword instead.
+llguidance reads every number as a double, allows the bound itself where an exclusive bound shares its integer
+part with the other bound, and does not limit the cost of `multipleOf`. Such schemas are rewritten to
+equivalent ones that it enforces, or refused; lenient schemas lose the keyword instead.
 https://json-schema.org/draft/2020-12/json-schema-validation
 """
 
@@ -21,17 +21,18 @@ MAX_DEPTH = 64
 MAX_EXACT_INT = 2**53  # beyond, doubles have gaps
 MAX_BOUND = 2**63 - 1024  # the largest double below the largest integer that llguidance knows
 MAX_DIGITS = 15  # what a double keeps of any decimal number
-# Of the gap between two bounds: how far from an exclusive one its numbers begin.
+# Distance from an exclusive bound to the first allowed number, as a share of the gap between the bounds.
 EXCLUDED = 1e-9
 
-# Keywords with schemas by name, and with values that are no schemas.
+# Keywords with schemas by name; keywords with values that are not schemas; keywords about strings and
+# multiples.
 NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 VALUES = frozenset(("const", "enum", "default", "examples"))
 OF_TEXTS = frozenset(("pattern", "format", "multipleOf", "patternProperties"))
 LOWER = ("minimum", "exclusiveMinimum")
 UPPER = ("maximum", "exclusiveMaximum")
 
-# Patterns with look-around that libraries write for their own types, without it.
+# Patterns with look-around that libraries write for their own types, and equal ones without it.
 KNOWN_PATTERNS = {
     # pydantic, Decimal
     r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$",
@@ -43,7 +44,7 @@ KNOWN_PATTERNS = {
 
 
 def load(source: str) -> dict[str, Any]:
-    """A schema from JSON. Raises ValueError, or RecursionError for JSON that is nested by the hundreds."""
+    """Parse a schema. Raises ValueError, or RecursionError for JSON nested hundreds of levels deep."""
     schema = json.loads(source, parse_constant=_no_number)
     if schema is True:
         return {}
@@ -57,14 +58,14 @@ def _no_number(name: str) -> float:
 
 
 def ready(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema as llguidance can obey it. Raises ValueError for one that it cannot."""
+    """Return a schema that llguidance enforces exactly. Raises ValueError if there is none."""
     found = _rewritten(schema, None)
     check_merges(found)
     return found
 
 
 def ready_leniently(schema: dict[str, Any], is_pattern: Callable[[str], bool]) -> dict[str, Any]:
-    """The same without what cannot be enforced, be it only patterns that are none for `is_pattern`."""
+    """Like `ready`, but drop keywords that cannot be enforced, such as patterns `is_pattern` rejects."""
     found = _rewritten(schema, is_pattern)
     try:
         check_merges(found)
@@ -74,7 +75,7 @@ def ready_leniently(schema: dict[str, Any], is_pattern: Callable[[str], bool]) -
 
 
 def without_patterns(schema: Any) -> Any:
-    """The schema, which has been made ready, without what it says of texts, names and multiples."""
+    """Return a rewritten schema without its keywords about strings, property names and multiples."""
     if isinstance(schema, list):
         return [without_patterns(item) for item in schema]
     if not isinstance(schema, dict):
@@ -112,7 +113,7 @@ def _check_depth(value: Any) -> None:
 
 
 class _Rewriter:
-    """One pass over a schema."""
+    """Rewrites a schema in one pass; lenient with an `is_pattern`."""
 
     def __init__(self, root: dict[str, Any], is_pattern: Callable[[str], bool] | None) -> None:
         self._root = root
@@ -126,7 +127,7 @@ class _Rewriter:
         found: dict[str, Any] = {}
         for key, value in node.items():
             if key == "$id" or (key == "$schema" and "json-schema.org" not in str(value)):
-                continue  # names, by which nothing is fetched
+                continue  # names; references to other documents are not followed
             if not self._passes(self._check, key, value):
                 continue
             if key in NAMED and isinstance(value, dict):
@@ -145,7 +146,7 @@ class _Rewriter:
         return found
 
     def _passes(self, check: Callable[..., None], *args: Any) -> bool:
-        """Whether a check raises no ValueError, which it may only for what is lenient."""
+        """Return True if a check raises no ValueError; raise it unless the schema is lenient."""
         try:
             check(*args)
         except ValueError:
@@ -155,7 +156,7 @@ class _Rewriter:
         return True
 
     def _check(self, key: str, value: Any) -> None:
-        """Raises ValueError for numbers that are not taken as they are written."""
+        """Raise ValueError for numbers that cannot be enforced as written."""
         if key in ("const", "enum"):
             _check_exact(key, value)
         elif not is_number(value):
@@ -166,7 +167,7 @@ class _Rewriter:
             raise ValueError("multipleOf leaves too many remainders")
 
     def _leave_out(self, node: dict[str, Any], is_pattern: Callable[[str], bool]) -> None:
-        """Take out of a schema what only a lenient one may have."""
+        """Remove keywords that only a lenient schema may have."""
         pattern, reference, named = (node.get(key) for key in ("pattern", "$ref", "patternProperties"))
         if isinstance(pattern, str) and not is_pattern(KNOWN_PATTERNS.get(pattern, pattern)):
             del node["pattern"]
@@ -175,16 +176,16 @@ class _Rewriter:
         if isinstance(named, dict):
             node["patternProperties"] = {name: schema for name, schema in named.items() if is_pattern(name)}
             if len(node["patternProperties"]) < len(named):
-                node.pop("additionalProperties", None)  # it would forbid what was left out
+                node.pop("additionalProperties", None)  # it would forbid the properties that were left out
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number in JSON."""
+    """Return True for a number in JSON."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_exact(key: str, value: Any) -> None:
-    """Raises ValueError for a constant with numbers that llguidance would not let be what they are."""
+    """Raise ValueError for a constant with numbers that llguidance changes."""
     long_numbers = []
     for number in _numbers(value):
         if isinstance(number, float) and math.isinf(number):
@@ -199,7 +200,7 @@ def _check_exact(key: str, value: Any) -> None:
 
 
 def _numbers(value: Any) -> Iterator[float]:
-    """All numbers in a value."""
+    """Yield all numbers in a value."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -210,12 +211,12 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 def num_digits(value: float) -> int:
-    """Significant digits of a number."""
+    """Return the number of significant digits."""
     return len(Decimal(repr(value)).normalize().as_tuple().digits)
 
 
 def _as_written(numbers: Sequence[float]) -> list[float]:
-    """What the texts come to that llguidance lets numbers be: it may err in the last digit."""
+    """Return the numbers that llguidance would write: it may be wrong in the last digit."""
     constants = [{"const": number} for number in numbers]
     exactly = {"type": "array", "prefixItems": constants, "minItems": len(constants), "items": False}
     grammar = LLMatcher.grammar_from_json_schema(exactly, overrides={"whitespace_flexible": False})
@@ -226,12 +227,12 @@ def _as_written(numbers: Sequence[float]) -> list[float]:
 
 @cache
 def byte_tokenizer() -> LLTokenizer:
-    """Of no model: to see what llguidance makes of a schema."""
+    """Return a tokenizer of no model, for trying schemas out."""
     return LLTokenizer("byte")
 
 
 def _exclude(node: dict[str, Any]) -> None:
-    """Rewrite bounds that llguidance would let numbers through at. Raises ValueError if none is left."""
+    """Rewrite exclusive bounds that llguidance does not enforce. Raises ValueError if no number is left."""
     for keys, sign in ((LOWER, 1), (UPPER, -1)):
         for key in keys:
             if is_number(node.get(key)):
@@ -240,7 +241,7 @@ def _exclude(node: dict[str, Any]) -> None:
     upper = min((node[key] for key in UPPER if is_number(node.get(key))), default=math.inf)
     if node.get("type") == "integer" or math.isinf(upper - lower) or math.trunc(lower) != math.trunc(upper):
         return
-    # It is the bound nearer to 0 that gets through.
+    # llguidance allows the bound nearer to 0.
     step = (upper - lower) * EXCLUDED
     inclusive, exclusive = LOWER if upper > 0 else UPPER
     bound, inner = (lower, lower + step) if upper > 0 else (upper, upper - step)
@@ -252,7 +253,7 @@ def _exclude(node: dict[str, Any]) -> None:
 
 
 def _inner(bound: float, sign: int) -> float:
-    """The number nearest to a lower bound (`sign` 1) or an upper one (-1), inside, that llguidance knows."""
+    """Return the nearest allowed number that llguidance represents; `sign` 1: lower bound, -1: upper."""
     if sign * bound > MAX_BOUND:
         raise ValueError("a bound beyond 2**63 cannot be enforced")
     if sign * bound < -MAX_BOUND:

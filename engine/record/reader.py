@@ -1,4 +1,4 @@
-"""Reads a record back: the same plans, made of the lines and of what the lines before them said."""
+"""Reads a record and rebuilds its plans from the current line and the lines before it."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ _SAMPLING = TypeAdapter(SamplingParams)
 
 
 class Header(BaseModel):
-    """The first line: who was recorded, and with which settings."""
+    """The first line: the recorded model and its settings."""
 
     model: str
     fingerprint: str
@@ -36,7 +36,7 @@ class Header(BaseModel):
 
 
 class Arrived(NamedTuple):
-    """A request was queued, `at` seconds after the record began, as all moments are."""
+    """A request was queued, `at` seconds after the record began; all times count from there."""
 
     at: float
     sequence_id: int
@@ -51,8 +51,8 @@ class Planned(NamedTuple):
     plan: StepPlan
 
 
-class Landed(NamedTuple):
-    """It came back, with the tokens of each row."""
+class Completed(NamedTuple):
+    """A step returned the tokens of each row."""
 
     step_id: int
     start: float
@@ -61,25 +61,25 @@ class Landed(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """It raised."""
+    """A step raised an exception."""
 
     at: float
     step_id: int
 
 
 class Ended(NamedTuple):
-    """A request was over."""
+    """A request ended."""
 
     at: float
     sequence_id: int
     reason: FinishReason
 
 
-Event = Arrived | Planned | Landed | Failed | Ended
+Event = Arrived | Planned | Completed | Failed | Ended
 
 
 class _Known(NamedTuple):
-    """What the lines so far say of a sequence. Its `tokens` begin with the prompt."""
+    """The state of a sequence after the lines so far. Its `tokens` begin with the prompt."""
 
     sampling: SamplingParams
     seed: int
@@ -89,11 +89,11 @@ class _Known(NamedTuple):
 
 
 class Record:
-    """A record in a file. The constructor raises ValueError if it is none, and so does events().
+    """A record in a file. The constructor and events() raise ValueError if the file is no record.
 
     After events() `ending` says why the record ends, unless it was closed: the process was killed, or the
-    disk was full. `constrain` makes the constraints of a request again for those who run its steps: a record
-    has only the sampling parameters they come from.
+    disk was full. `constrain` rebuilds the constraints of a request for a replay: a record has only the
+    sampling parameters they are made from.
     """
 
     def __init__(self, path: Path) -> None:
@@ -123,12 +123,12 @@ class Record:
             raise ValueError(f"{path} has a broken first line: {error.errors()[0]['msg']}") from None
 
     def events(self) -> Iterator[Event]:
-        """All that happened, in order. Read them once."""
+        """Yield all events in order. Call this once."""
         with self._path.open("rb") as file:
             file.readline()
             for number, text in enumerate(file, 2):
                 if not text.endswith(b"\n"):
-                    self.ending = f"it breaks off in line {number}"
+                    self.ending = f"it ends in the middle of line {number}"
                     return
                 try:
                     line = orjson.loads(text)
@@ -141,7 +141,7 @@ class Record:
 
     def _event(self, line: dict[str, Any]) -> Event:
         if "tokens" in line:
-            return self._landed(line)
+            return self._completed(line)
         if "plan" in line:
             return self._planned(line)
         at: float = line["at"]
@@ -153,11 +153,11 @@ class Record:
         self._known.pop(line["end"], None)
         return Ended(at, line["end"], FinishReason(line["reason"]))
 
-    # What a line names must exist: indices go to the device as they are.
+    # All numbers are checked: they index memory of the device.
 
     def _check_pages(self, pages: Iterable[int]) -> None:
         if not all(0 <= page < self.header.num_pages for page in pages):
-            raise ValueError("a page that the pool does not have")
+            raise ValueError("a page outside the pool")
 
     def _take_pages(self, sequence_id: int, pages: list[int], end: int, *, is_new: bool = False) -> None:
         """Check and count the pages of a sequence whose tokens up to `end` are computed on them."""
@@ -235,13 +235,13 @@ class Record:
             None if pool is None else Pool(*pool),
         )
 
-    def _landed(self, line: dict[str, Any]) -> Landed:
+    def _completed(self, line: dict[str, Any]) -> Completed:
         tokens = [(found,) if isinstance(found, int) else tuple(found) for found in line["sampled"]]
         plan = self._plans.pop(line["tokens"])
         for sequence_id, sampled in zip(plan.sequence_ids, tokens, strict=True):
             if sequence_id in self._known:
                 self._known[sequence_id].tokens.extend(sampled)
-        return Landed(line["tokens"], line["from"], line["to"], tokens)
+        return Completed(line["tokens"], line["from"], line["to"], tokens)
 
 
 def _scored(prompt: Tokens, start: int, count: int, num_top: int) -> Scored:

@@ -1,4 +1,4 @@
-"""Runs the plans of a record again, on the same model, and says where tokens differ first."""
+"""Runs the plans of a record again on the same model, and reports the first token that differs."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from engine.constraints.kinds import constraints_of, is_constrained
 from engine.device.runner import ModelRunner
 from engine.device.thread import LaunchedStep, Runner
 from engine.outputs import StepPlan
-from engine.record.reader import Arrived, Landed, Planned, Record, Tokens
+from engine.record.reader import Arrived, Completed, Planned, Record, Tokens
 from engine.request import SamplingParams
 from engine.startup import find, load_tokenizer
 from engine.text.token_bytes import TokenPieces
@@ -25,7 +25,7 @@ from models.fingerprint import fingerprint
 
 @dataclass(frozen=True)
 class Difference:
-    """A token that came out otherwise: the `token_index`th output of a request, in step `step_id`."""
+    """A token that differs: output number `token_index` of a request, computed in step `step_id`."""
 
     step_id: int
     sequence_id: int
@@ -37,7 +37,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Replayed:
-    """How a replay went. `ending`: why the record ends, if it was not closed."""
+    """The result of a replay. `ending`: why the record ends, if it was not closed."""
 
     num_steps: int
     num_tokens: int
@@ -55,9 +55,9 @@ def replay(
     cache_dir: Path | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Replayed:
-    """Load the recorded model, or `model` if it lies elsewhere here, and run the plans of a record on it.
+    """Load the recorded model, or `model` if its path differs here, and run the plans of a record on it.
 
-    Blocks. Raises ValueError for a file that is no record, or one of another model, and ModelError.
+    Blocks. Raises ValueError for a file that is no record, or for a record of another model, and ModelError.
     """
     record = Record(path)
     header = record.header
@@ -109,7 +109,7 @@ class _Constrainer:
 
 
 def compare(record: Record, runner: Runner) -> Replayed:
-    """Run the plans of a record, as far ahead as they were, and hold the tokens against the recorded ones."""
+    """Run the plans of a record, with its run-ahead, and compare the tokens with the recorded ones."""
     in_flight: deque[tuple[StepPlan, LaunchedStep]] = deque()
     request_ids: dict[int, str] = {}
     num_prompt_tokens: dict[int, int] = {}
@@ -123,8 +123,8 @@ def compare(record: Record, runner: Runner) -> Replayed:
                 num_prompt_tokens[sequence_id] = len(prompt)
             case Planned(_, plan):
                 in_flight.append((plan, runner.launch(plan)))
-            case Landed(step_id, _, _, tokens):
-                # A step that failed then has no tokens to compare.
+            case Completed(step_id, _, _, tokens):
+                # A step that failed when it was recorded has no tokens.
                 while in_flight and in_flight[0][0].step_id < step_id:
                     in_flight.popleft()[1].wait()
                 plan, launched = in_flight.popleft()
@@ -148,7 +148,7 @@ def compare(record: Record, runner: Runner) -> Replayed:
 
 
 def end_of(plan: StepPlan, index: int) -> int:
-    """Tokens of a sequence up to and including what row `index` of a plan computes."""
+    """Return the length of a sequence after row `index` of a plan."""
     if index < len(plan.decode.starts):
         return plan.decode.starts[index] + 1
     row = plan.chunks[index - len(plan.decode.starts)]

@@ -1,4 +1,4 @@
-"""A record as a timeline in Chrome's trace format: steps on the device, and the phases of every request.
+"""Converts a record to Chrome's trace format: steps on the device, and the phases of every request.
 
 Perfetto (ui.perfetto.dev) and chrome://tracing open it. The format is a JSON array of events ("Trace Event
 Format", Google), moments and durations in microseconds.
@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from engine.outputs import StepPlan
-from engine.record.reader import Arrived, Ended, Landed, Planned, Record
+from engine.record.reader import Arrived, Completed, Ended, Planned, Record
 
 DEVICE, REQUESTS = 1, 2
 TraceEvent = dict[str, Any]
@@ -20,7 +20,7 @@ TraceEvent = dict[str, Any]
 
 @dataclass(slots=True)
 class _Request:
-    """A request on its way: the phase it is in, since when, and the last step it had a row of."""
+    """A running request: its phase, since when, and the last step with a row of it."""
 
     name: str
     phase: str
@@ -30,14 +30,14 @@ class _Request:
 
 @dataclass
 class Timeline:
-    """Turns what a record says into trace events, in one pass."""
+    """Turns the events of a record into trace events, in one pass."""
 
     _requests: dict[int, _Request] = field(default_factory=dict)
     _plans: dict[int, tuple[StepPlan, float]] = field(default_factory=dict)
     _now: float = 0.0
 
     def events(self, record: Record) -> Iterator[TraceEvent]:
-        """All events. Raises ValueError where the record makes no sense."""
+        """Yield all trace events. Raises ValueError for an invalid record."""
         for pid, name in ((DEVICE, "device"), (REQUESTS, "requests")):
             yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": name}}
         moments: dict[int, float] = {}
@@ -51,7 +51,7 @@ class Timeline:
                 case Planned(at, plan):
                     self._now = moments[plan.step_id] = at
                     yield from self._plan(plan, moments)
-                case Landed():
+                case Completed():
                     self._now = max(self._now, event.end)
                     yield from self._step(event)
                 case Ended(at, sequence_id, reason):
@@ -65,15 +65,15 @@ class Timeline:
         for row in plan.chunks:
             request = self._requests.get(row.sequence_id)
             if request is not None and row.init is not None and request.last_step >= 0:
-                # It starts anew, so it was preempted, by the first plan that had no row of it.
+                # It starts again, so the first plan without a row of it preempted it.
                 yield from self._enter(row.sequence_id, request, "preempted", moments[request.last_step + 1])
         for sequence_id in plan.sequence_ids:
             if (request := self._requests.get(sequence_id)) is not None:
                 request.last_step = plan.step_id
 
-    def _step(self, landed: Landed) -> Iterator[TraceEvent]:
-        """A step on the device, and the requests that entered another phase with it."""
-        plan, _ = self._plans.pop(landed.step_id)
+    def _step(self, completed: Completed) -> Iterator[TraceEvent]:
+        """Yield a step on the device, and the requests that change their phase with it."""
+        plan, _ = self._plans.pop(completed.step_id)
         num_decode = len(plan.decode.slots)
         name = "mixed" if num_decode and plan.chunks else "decode" if num_decode else "prefill"
         yield {
@@ -82,8 +82,8 @@ class Timeline:
             "cat": "step",
             "pid": DEVICE,
             "tid": 0,
-            "ts": _microseconds(landed.start),
-            "dur": _microseconds(landed.end - landed.start),
+            "ts": _microseconds(completed.start),
+            "dur": _microseconds(completed.end - completed.start),
             "args": {
                 "step": plan.step_id,
                 "rows": plan.num_rows,
@@ -98,9 +98,9 @@ class Timeline:
             if request is None:
                 continue
             if request.phase in ("queue", "preempted"):
-                yield from self._enter(row.sequence_id, request, "prefill", landed.start)
+                yield from self._enter(row.sequence_id, request, "prefill", completed.start)
             if row.sample and request.phase == "prefill":
-                yield from self._enter(row.sequence_id, request, "decode", landed.end)
+                yield from self._enter(row.sequence_id, request, "decode", completed.end)
 
     def _enter(self, sequence_id: int, request: _Request, phase: str, at: float) -> Iterator[TraceEvent]:
         at = max(at, request.since)
@@ -128,7 +128,7 @@ class Timeline:
 
 
 def write_timeline(path: Path, target: Path) -> str | None:
-    """Convert a record; returns why it ends, if it was not closed.
+    """Convert a record; return why it ends, if it was not closed.
 
     Raises ValueError for a file that is no record, and for a target that cannot be written.
     """

@@ -1,7 +1,7 @@
-"""The record of a run: arrivals, plans and tokens, as lines of JSON, for `monoloop replay`.
+"""Records a run, its arrivals, plans and tokens, as lines of JSON for `monoloop replay`.
 
-Where a line is made and written is a thread of its own: the loop only hands over values that nobody changes
-any more. docs/record.md describes the lines.
+A thread of its own makes and writes the lines: the loop only hands over values that do not change any more.
+docs/record.md describes the lines.
 """
 
 import logging
@@ -27,7 +27,7 @@ logger = logging.getLogger("monoloop.engine")
 
 FORMAT = "monoloop-record"
 VERSION = 1
-# Numbers (tokens, rows) that may wait for the disk: some 100 MB of Python's ints, a minute of a busy server.
+# Most numbers (tokens, rows) that wait for the disk: about 100 MB of Python ints, a minute of a busy server.
 MAX_PENDING = 4_000_000
 
 
@@ -35,10 +35,10 @@ Line = dict[str, Any]
 
 
 class Recorder(StepListener):
-    """Writes a record. Its methods are called on the loop and do not wait, but for open() and close().
+    """Writes a record. Its methods are called on the loop and do not block, except open() and close().
 
-    A record that cannot go on, since the disk is full or slower than the engine, ends with a line in the log;
-    the engine goes on.
+    If the disk is full or slower than the engine, the record ends with a line in the log, and the engine
+    continues.
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -59,22 +59,22 @@ class Recorder(StepListener):
 
     @classmethod
     def open(cls, path: Path) -> "Recorder":
-        """Make the file, for its owner's eyes only. Raises ValueError, naming the setting, if that fails."""
+        """Create the file, readable by its owner only. Raises ValueError, naming the setting."""
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
-            raise ValueError(f"record: {path} is there already, and is not overwritten") from None
+            raise ValueError(f"record: {path} exists already, and is not overwritten") from None
         except OSError as error:
             raise ValueError(f"record: {path} cannot be written ({error.strerror})") from None
         return cls(path, os.fdopen(descriptor, "wb"))
 
     def discard(self) -> None:
-        """Nothing will be recorded: remove the file."""
+        """Remove the file, since nothing will be recorded."""
         self._file.close()
         self._path.unlink(missing_ok=True)
 
     def started(self, model: ModelInfo, config: EngineConfig, token_budget: int, fingerprint: str) -> None:
-        """Write who is recorded, and start the thread."""
+        """Write the header and start the thread."""
         self._start = time.perf_counter()
         header = {
             "format": FORMAT,
@@ -97,48 +97,48 @@ class Recorder(StepListener):
         self._write(header)
         self._thread.start()
 
-    # What the loop tells
+    # Called by the loop
 
     def arrived(self, sequences: abc.Sequence[Sequence], now: float) -> None:
-        """Requests with one prompt were queued."""
+        """Record requests with one prompt."""
         first = sequences[0].id
         for sequence in sequences:
             size = sequence.num_prompt_tokens if sequence.id == first else 1
             self._put(size, _arrival, sequence.id, first, sequence.seed, sequence.request, self._seconds(now))
 
     def planned(self, plan: StepPlan, now: float) -> None:
-        """A step goes to the device."""
+        """Record the plan of a step."""
         self._put(plan.num_tokens, self._plan, plan, self._seconds(now))
 
     def completed(self, output: StepOutput) -> None:
-        """A step has come back."""
+        """Record the tokens of a step."""
         self._put(len(output.tokens), self._tokens, output)
 
     def failed(self, plan: StepPlan, now: float) -> None:
-        """A step raised."""
+        """Record that a step raised an exception."""
         self._put(1, dict, (("failed", plan.step_id), ("at", self._seconds(now))))
 
     def ended(self, sequence_id: int, reason: FinishReason, now: float) -> None:
-        """A request is over."""
+        """Record the end of a request."""
         self._put(1, dict, (("end", sequence_id), ("at", self._seconds(now)), ("reason", reason)))
 
     def close(self) -> None:
-        """Write what is left and end the thread. Waits for the disk."""
+        """Write the remaining lines and end the thread. Waits for the disk."""
         self._events.put(None)
         self._thread.join()
 
     def _put(self, size: int, make: abc.Callable[..., Line], *values: Any) -> None:
-        """Let the thread make a line of `values`, which hold about `size` numbers."""
+        """Have the thread make a line of `values`, which hold about `size` numbers."""
         if self._has_stopped:
             return
         if self._num_put - self._num_written > MAX_PENDING:
             self._has_stopped = True
-            logger.error("%s ends here: writing it takes longer than computing", self._path)
+            logger.error("%s ends here: the disk is slower than the engine", self._path)
             return
         self._num_put += size
         self._events.put((size, make, values))
 
-    # What the thread does
+    # Run by the thread
 
     def _run(self) -> None:
         try:
@@ -191,7 +191,7 @@ class Recorder(StepListener):
         }
 
     def _seconds(self, moment: float) -> float:
-        """Since the record began, in microseconds' precision."""
+        """Return the seconds since the record began, to the microsecond."""
         return round(moment - self._start, 6)
 
     def _write(self, line: Line) -> None:
@@ -217,7 +217,7 @@ def _asides(row: Row) -> tuple[Any, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """Sets, which JSON does not have."""
+    """Return a set as a list, since JSON has no sets."""
     if isinstance(value, frozenset):
         return sorted(value)
-    raise TypeError(f"{type(value).__name__} has no form in a record")
+    raise TypeError(f"{type(value).__name__} cannot be recorded")

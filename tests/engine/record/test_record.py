@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.errors import ModelError, StepFailed
 from engine.outputs import DecodeRows, Pool, Row, Scored, SlotInit, StepPlan
 from engine.record import writer
-from engine.record.reader import Ended, Landed, Planned, Record
+from engine.record.reader import Completed, Ended, Planned, Record
 from engine.record.replay import compare, replay
 from engine.record.writer import Recorder
 from engine.request import Grammar, Request, SamplingParams
@@ -137,7 +137,7 @@ def change_line(path: Path, key: str, number: int, change) -> None:
 
 
 def test_the_first_token_that_differs_is_named(path):
-    tokens = [event for event in Record(path).events() if isinstance(event, Landed)]
+    tokens = [event for event in Record(path).events() if isinstance(event, Completed)]
     other = (tokens[3].tokens[1][0] + 1) % VOCAB_SIZE
     change_line(path, "tokens", 3, lambda line: line["sampled"].__setitem__(1, other))
     found = compare(Record(path), ToyRunner(64, 4))
@@ -155,7 +155,7 @@ def test_a_record_that_breaks_off_is_replayed_as_far_as_it_goes(path, num_bytes)
     found = compare(Record(path), ToyRunner(64, 4))
     assert found.first is None
     assert 0 < found.num_steps < whole.num_steps
-    assert found.ending == f"it breaks off in line {len(lines) - 5}"
+    assert found.ending == f"it ends in the middle of line {len(lines) - 5}"
 
 
 def test_a_record_of_a_killed_process_was_not_closed(path):
@@ -224,7 +224,7 @@ def test_a_plan_has_nothing_that_a_record_leaves_out():
 async def test_prompts_are_private_and_nothing_is_overwritten(path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     size = path.stat().st_size
-    with pytest.raises(ValueError, match=r"^record: .* is there already"):
+    with pytest.raises(ValueError, match=r"^record: .* exists already"):
         await Engine.start(EngineConfig(model="m", record=path))
     assert path.stat().st_size == size
     with pytest.raises(ValueError, match=r"^record: .* cannot be written"):
@@ -282,4 +282,4 @@ async def test_a_bad_disk_ends_the_record_and_nothing_else(tmp_path, monkeypatch
             assert engine._listeners[0]._events.qsize() < 200
             disks[0].may_write.set()
     [told] = [record.message for record in caplog.records if "ends here" in record.message]
-    assert ("takes longer" in told) == (error is None)
+    assert ("slower than the engine" in told) == (error is None)

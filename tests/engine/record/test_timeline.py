@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import EngineError
-from engine.record.reader import Landed, Planned, Record
+from engine.record.reader import Completed, Planned, Record
 from engine.record.timeline import write_timeline
 from engine.request import Request, SamplingParams
 from tests.engine.toy_engine import toy_engine
@@ -61,9 +61,9 @@ def test_steps_are_told_with_their_times_and_sizes(path, tmp_path):
     steps = [event for event in read(path, tmp_path / "timeline.json") if event["ph"] == "X"]
     recorded = list(Record(path).events())
     plans = {event.plan.step_id: event.plan for event in recorded if isinstance(event, Planned)}
-    landed = [event for event in recorded if isinstance(event, Landed)]
-    assert len(steps) == len(landed)
-    for step, event in zip(steps, landed, strict=True):
+    completed = [event for event in recorded if isinstance(event, Completed)]
+    assert len(steps) == len(completed)
+    for step, event in zip(steps, completed, strict=True):
         plan = plans[event.step_id]
         assert step["ts"] == pytest.approx(1e6 * event.start, abs=1)
         assert step["dur"] == pytest.approx(1e6 * (event.end - event.start), abs=1)
@@ -112,7 +112,7 @@ def test_a_record_that_breaks_off_still_gives_whole_json(path, tmp_path):
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * 2 // 3])
     target = tmp_path / "timeline.json"
-    assert "breaks off" in write_timeline(path, target)
+    assert "in the middle of" in write_timeline(path, target)
     events = json.loads(target.read_text())
     kinds = Counter(event["ph"] for event in events)
     assert kinds["b"] == kinds["e"] > 0, "what is open ends with the record"
