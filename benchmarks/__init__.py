@@ -1,4 +1,8 @@
-"""What we measure, and against whom. Each module is a script: `python -m benchmarks.<name>`."""
+"""Scripts of the developers: comparisons, simulations and checks. Run one with `python -m benchmarks.<name>`.
+
+What users measure are commands: `monoloop bench` loads a running server (server/commands/bench), `bench
+static` and `bench kernel` time steps and ops on the device (engine/bench).
+"""
 
 import os
 

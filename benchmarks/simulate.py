@@ -2,11 +2,11 @@
 
     python -m benchmarks.simulate [--trace chat] [--requests 20000] [--json FILE] [--plot FILE.svg]
 
-The device is benchmarks.step_time: an 8B shape on one H100. A pool of 65,536 tokens (8.6 GB of bf16 KV) makes
-memory what requests wait for. Steps are planned one ahead, as the engine does; what the host does in between
-takes no time here (on the GPU it leaves the device idle for 0.5 % of workload W). The traces are those of
-benchmarks.traces. Goodput counts the requests with a first token within 2 s and 50 ms between tokens on
-average.
+The device is benchmarks.step_time_model: an 8B shape on one H100. A pool of 65,536 tokens (8.6 GB of bf16 KV)
+makes memory what requests wait for. Steps are planned one ahead, as the engine does; what the host does in
+between takes no time here (on the GPU it leaves the device idle for 0.5 % of workload W). The traces are
+those of benchmarks.traces. Goodput counts the requests with a first token within 2 s and 50 ms between tokens
+on average.
 
 The policies are values of one setting. Its ends are the naive ones: overcommit 1 admits all whose prompt
 fits, 0 reserves room for max_tokens. In between the predicted peak decides; the last has a target step time.
@@ -16,8 +16,7 @@ import gc
 import json
 import time
 from array import array
-from collections import deque
-from collections.abc import Sequence as Many
+from collections import abc, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ import numpy as np
 from benchmarks.common import machine, parser, show
 from benchmarks.overcommit import POOL_TOKENS, RUN_AHEAD, make_scheduler, output_of
 from benchmarks.plots import draw
-from benchmarks.step_time import StepTime, Work, fit
+from benchmarks.step_time_model import StepTime, Work, fit
 from benchmarks.traces import TRACES, Arrival
 from engine.outputs import StepPlan
 from engine.request import Request, SamplingParams
@@ -64,7 +63,7 @@ POLICIES = (
 class Times:
     """When the requests of a trace, by their index, got their tokens."""
 
-    arrivals: Many[Arrival]
+    arrivals: abc.Sequence[Arrival]
     first: "array[float]" = field(init=False)
     last: "array[float]" = field(init=False)
     gaps: "array[float]" = field(default_factory=lambda: array("f"))
@@ -73,7 +72,7 @@ class Times:
         nothing = [0.0] * len(self.arrivals)
         self.first, self.last = array("d", nothing), array("d", nothing)
 
-    def tokens(self, sequence_ids: Many[int], now: float) -> None:
+    def tokens(self, sequence_ids: abc.Sequence[int], now: float) -> None:
         """One more token for each of these."""
         first, last, gaps = self.first, self.last, self.gaps
         for index in sequence_ids:
@@ -101,7 +100,7 @@ class Times:
 
 
 def replay(
-    policy: Policy, arrivals: Many[Arrival], step_time: StepTime, pool_tokens: int = POOL_TOKENS
+    policy: Policy, arrivals: abc.Sequence[Arrival], step_time: StepTime, pool_tokens: int = POOL_TOKENS
 ) -> dict[str, Any]:
     """One row: a trace under a policy."""
     started = time.perf_counter()

@@ -1,9 +1,9 @@
-"""Attention beside torch's own, and the cuts of its kernels. `monoloop bench kernel` times every op.
+"""Compares attention with torch's own, and tunes its launch parameters. `bench kernel` times every op.
 
-    python -m benchmarks.kernels [--tune decode|prefill] [--json FILE]
+    python -m benchmarks.attention [--tune decode|prefill] [--json FILE]
 
-Torch's sdpa and varlen attention read contiguous keys and values: what a vendor's kernel reaches. With --tune
-the kernels run in every cut that is worth a try.
+Torch's sdpa and varlen attention read contiguous keys and values: the speed of a vendor's kernel. With --tune
+the kernels run with every promising choice of launch parameters.
 """
 
 import argparse
@@ -43,7 +43,7 @@ PREFILL_ROWS = [(8192, 8192)]
 
 
 def references(probe: Probe) -> Iterator[OpCase]:
-    """Ours on pages, then torch's on contiguous memory."""
+    """Yield our attention on pages, then torch's on contiguous memory."""
     lengths, models = ((2048, 8192), (LLAMA_8B, LLAMA_1B)) if probe.cuda else ((16,), (TINY,))
     cases = [AttentionCase(heads, 16, [(n, n)]) for heads in models for n in lengths]
     for case, call in attention_calls(probe, cases):
@@ -79,7 +79,7 @@ def varlen_attention(probe: Probe, heads: Heads, n: int) -> Callable[[], object]
 
 
 def tune_prefill(probe: Probe) -> Iterator[OpCase]:
-    """Every cut of the prefill kernel that is worth a try."""
+    """Yield the prefill kernel with each choice of launch parameters."""
     for heads in (LLAMA_8B, LLAMA_1B):
         case = AttentionCase(heads, 16, PREFILL_ROWS)
         inputs = attention_inputs(probe, case)
@@ -95,7 +95,7 @@ def tune_prefill(probe: Probe) -> Iterator[OpCase]:
 
 
 def tune_decode(probe: Probe) -> Iterator[OpCase]:
-    """Every cut of the decode kernel that is worth a try."""
+    """Yield the decode kernel with each choice of launch parameters."""
     for heads, rows in product((LLAMA_8B, LLAMA_1B), DECODE_ROWS):
         case = AttentionCase(heads, 16, rows)
         inputs = attention_inputs(probe, case)
@@ -118,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tune", choices=TUNABLE, help="the cuts of this kernel (CUDA)")
+    parser.add_argument("--tune", choices=TUNABLE, help="try launch parameters of this kernel (CUDA)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -132,7 +132,7 @@ def main() -> None:
         for case in TUNABLE[arguments.tune](probe) if arguments.tune else references(probe):
             try:
                 rows.append(asdict(time_op(probe, ceilings, case)))
-            except Exception as error:  # a cut that asks for more than a multiprocessor has
+            except Exception as error:  # parameters that need more than a multiprocessor has
                 if not arguments.tune:
                     raise
                 print(f"{case.shape}: {str(error).splitlines()[0]}")

@@ -1,4 +1,4 @@
-"""How long a step takes on one H100: a model of an 8B shape, fitted to seven steps that were measured.
+"""A model of the step time on one H100 for an 8B shape, fitted to seven measured steps.
 
     seconds = max(weights, fixed + per_token * tokens)    the matrix products: reading weights, or computing
               + per_key * keys                            KV that decode rows read
@@ -8,7 +8,7 @@
 are the least squares of relative errors over the seven steps, the smaller decode steps being
 bound by the weights, all others by their tokens.
 
-    python -m benchmarks.step_time      prints them, and every step of the table beside what the model says
+    python -m benchmarks.step_time_model      prints them, and every step of the table beside the model
 """
 
 from dataclasses import dataclass
