@@ -105,7 +105,7 @@ async def test_outputs_are_those_of_transformers(reference, decoder, length_pena
     assert len(lengths) > 3, "the outputs are of a few lengths only: this shows little"
 
 
-async def test_log_probabilities_are_told_as_in_any_request(decoder) -> None:
+async def test_log_probabilities_are_those_of_any_request(decoder) -> None:
     async with tiny_engine(model=decoder, has_eos=False) as engine:
         [best] = await outputs(engine, beam_request(8, logprobs=2), BeamParams(3), 1)
         for place, token in enumerate(best.tokens):
@@ -243,7 +243,7 @@ async def test_a_search_that_has_begun_is_not_ended_by_a_queue_that_fills_up(dec
         await other.collect()
 
 
-async def test_steps_say_nothing_of_how_long_outputs_are(decoder) -> None:
+async def test_steps_do_not_count_as_output_lengths(decoder) -> None:
     async with tiny_engine(model=decoder, has_eos=False) as engine:
         lengths = engine._scheduler._admission._lengths
         before = lengths._num_seen
@@ -254,7 +254,7 @@ async def test_steps_say_nothing_of_how_long_outputs_are(decoder) -> None:
 
 
 @pytest.mark.parametrize(("max_tokens", "width", "n"), [(5, 19, 1), (0, 2, 1), (5, 2, 3), (5, 2, 0)])
-async def test_what_cannot_be_searched_is_refused(decoder, max_tokens: int, width: int, n: int) -> None:
+async def test_invalid_searches_are_refused(decoder, max_tokens: int, width: int, n: int) -> None:
     async with tiny_engine(model=decoder, has_eos=False) as engine:
         with pytest.raises(InvalidRequest):
             search_beams(engine, beam_request(max_tokens), BeamParams(width), n)

@@ -60,7 +60,7 @@ def scripted(*scripts: Script, seed: int = 7, **options):
     return replace(tiny_request("prompt", seed=seed, **options), constraints=scripts)
 
 
-async def test_every_token_is_told_once_and_in_order(run_ahead):
+async def test_matchers_get_every_token_once_and_in_order(run_ahead):
     async with tiny_engine(run_ahead=run_ahead) as engine:
         texts = ["abc", "xyzzy", "q", "some longer words"]
         results = await answers(engine, [scripted(Script(text)) for text in texts])
@@ -96,7 +96,7 @@ async def test_a_fault_in_a_mask_ends_its_requests_alone(run_ahead):
         assert (await plain.collect()).text == expected.text
 
 
-async def test_where_it_must_go_on_and_cannot_the_request_fails_alone(run_ahead):
+async def test_a_request_that_must_continue_and_cannot_fails_alone(run_ahead):
     async with tiny_engine(run_ahead=run_ahead) as engine:
         good, bad = await engine.prepare(
             [scripted(Script("abc")), scripted(Script("ab", MatchState.MUST_CONTINUE))]
@@ -108,7 +108,7 @@ async def test_where_it_must_go_on_and_cannot_the_request_fails_alone(run_ahead)
         assert engine.stats().corrupted_requests_total == 0
 
 
-async def test_a_row_set_free_waits_no_more(run_ahead):
+async def test_a_row_whose_constraints_are_done_waits_for_no_mask(run_ahead):
     async with tiny_engine(run_ahead=run_ahead) as engine:
         [delta] = await answers(engine, [scripted(Script("abc", MatchState.DONE), max_tokens=40)])
         assert delta.text.startswith("abc") and delta.num_tokens > 3
@@ -117,7 +117,7 @@ async def test_a_row_set_free_waits_no_more(run_ahead):
         assert delta.text == "abc" + plain.text, "free is as if there had been nothing"
 
 
-async def test_a_sequence_that_has_ended_is_followed_no_more(run_ahead):
+async def test_matchers_of_ended_sequences_are_dropped(run_ahead):
     """Slots are taken again in the order they were given back, so the last of many may rest for long."""
     async with tiny_engine(run_ahead=run_ahead) as engine:
         await answers(engine, [scripted(Script("abc" * 3)) for _ in range(3)])

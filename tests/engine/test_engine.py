@@ -94,7 +94,7 @@ async def test_eos_counts_and_is_not_shown(run_ahead):
         assert stream.num_output_tokens == 4
 
 
-async def test_a_stop_string_ends_the_sequence_and_its_ledger(run_ahead):
+async def test_a_stop_string_ends_the_sequence_and_its_counts(run_ahead):
     text = expected([1, 2, 3], 100, ignore_eos=True)
     async with toy_engine(run_ahead=run_ahead) as engine:
         stream = engine.submit(request([1, 2, 3], 100, ignore_eos=True, stop=(text[4:6],)))
@@ -214,7 +214,7 @@ async def test_a_failed_step_ends_its_requests_and_the_engine_goes_on(run_ahead,
         assert engine.is_alive
 
 
-async def test_memory_that_runs_out_is_told_to_the_requests_of_the_step(run_ahead, caplog):
+async def test_out_of_memory_ends_the_requests_of_the_step(run_ahead, caplog):
     def run_out(plan: StepPlan) -> None:
         if any(row.init and row.init.prompt_token_ids[0] == 66 for row in plan.chunks):
             raise StepFailed("A step of 9 tokens does not fit into the memory of cuda:0")

@@ -46,7 +46,7 @@ def test_tokens_of_many_streams_merge_but_neither_the_first_nor_the_last_wait():
     assert max(per_step) <= 30, f"deliveries spread over the steps: {per_step}"
 
 
-def test_what_no_step_carries_along_is_due_after_the_interval():
+def test_tokens_that_no_step_sends_are_due_after_the_interval():
     pacer = make_pacer(10)  # 10 ms
     pacer.add(3, (1,), 1.0, is_last=False)
     assert pacer.add(3, (2,), 1.0, is_last=False) == ()

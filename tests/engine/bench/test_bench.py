@@ -42,7 +42,7 @@ def test_steps_of_a_tiny_model(page_size):
         assert 0 < row.device_milliseconds <= row.milliseconds
 
 
-def test_what_the_model_cannot_hold_is_refused():
+def test_too_long_steps_are_refused():
     with pytest.raises(ValueError, match=r"prefill: 2049 tokens .* tiny has a context window of 512"):
         bench.measure_steps("tiny", CPU, bench.StepsToMeasure(), GREEDY, lambda row: None)
     steps = bench.StepsToMeasure(batches=(1,), context=20, prefills=(33,))

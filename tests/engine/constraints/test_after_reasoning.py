@@ -25,7 +25,7 @@ def thinking(*, is_open: bool, seed: int = 1, marked: bool = True, bias: tuple =
 
 
 @pytest.mark.parametrize("marked", [True, False], ids=["token", "text"])
-async def test_reasoning_that_the_prompt_has_opened(run_ahead, marked):
+async def test_reasoning_opened_by_the_prompt_is_unrestricted(run_ahead, marked):
     async with tiny_engine(run_ahead=run_ahead) as engine:
         requests = [
             thinking(is_open=True, seed=seed, marked=marked, bias=((CLOSE, 3.0),), max_tokens=300)
@@ -38,7 +38,7 @@ async def test_reasoning_that_the_prompt_has_opened(run_ahead, marked):
             assert len(thought) < 290
 
 
-async def test_reasoning_that_the_model_may_open(run_ahead):
+async def test_reasoning_opened_by_the_model_is_unrestricted(run_ahead):
     async with tiny_engine(run_ahead=run_ahead) as engine:
         [eager] = await answers(
             engine, [thinking(is_open=False, bias=((OPEN, 100.0), (CLOSE, 97.0)), max_tokens=300)]
@@ -50,7 +50,7 @@ async def test_reasoning_that_the_model_may_open(run_ahead):
         assert re.fullmatch("[0-9]{5}", other.text), "an opener of several tokens only the prompt writes"
 
 
-async def test_what_is_not_finished_thinking_is_cut(run_ahead):
+async def test_unfinished_reasoning_ends_at_max_tokens(run_ahead):
     async with tiny_engine(run_ahead=run_ahead) as engine:
         [delta] = await answers(engine, [thinking(is_open=True, bias=((CLOSE, -100.0),), max_tokens=30)])
         assert delta.finish_reason is FinishReason.LENGTH

@@ -34,7 +34,7 @@ def banned(matcher, *token_ids: int) -> set[int]:
     return set(range(NUM_WORDS * 32)) - others
 
 
-def test_the_last_token_of_a_word_is_banned_after_the_others():
+def test_the_last_token_of_a_word_is_banned_after_its_other_tokens():
     sampling = SamplingParams(max_tokens=1, bad_words_ids=((1, 2, 31), (2, 40), (7,), (9, 9)))
     [constraint] = constraints_of(sampling, TokenPieces(tiny_tokenizer()), None)
     assert constraint == BadWords(((1, 2, 31), (2, 40), (9, 9)))
@@ -53,7 +53,7 @@ def test_words_of_one_token_need_no_constraint():
     assert not is_constrained(SamplingParams(max_tokens=1, bad_words_ids=((7,),)))
 
 
-async def test_a_word_is_spelled_at_the_beginning_and_after_a_space():
+async def test_words_are_spelled_with_and_without_a_leading_space():
     async def encode(texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in tiny_tokenizer().encode_batch(texts, add_special_tokens=False)]
 
@@ -71,7 +71,7 @@ async def test_a_word_is_spelled_at_the_beginning_and_after_a_space():
     assert await spellings(["exaggerated"], pieces) == [(2, 3, 4), (1,)], "of any number of tokens"
 
 
-async def test_what_requests_share_is_made_once(monkeypatch):
+async def test_requests_with_equal_parameters_are_prepared_once(monkeypatch):
     """A thousand prompts of one client do not have its words spelled a thousand times."""
     async with tiny_engine() as engine:
         spelled: list[str] = []
@@ -94,7 +94,7 @@ async def test_what_requests_share_is_made_once(monkeypatch):
         assert last.sampling.bad_words_ids != first.sampling.bad_words_ids
 
 
-async def test_no_bad_word_in_what_a_random_model_says(run_ahead):
+async def test_random_models_never_write_a_bad_word(run_ahead):
     async with tiny_engine(run_ahead=run_ahead) as engine:
         requests = [
             replace(
@@ -121,7 +121,7 @@ async def test_no_bad_word_in_what_a_random_model_says(run_ahead):
         assert bool(found) == (seed % 2 == 0), f"{found} in {text}"
 
 
-async def test_ids_must_have_logits_and_words_must_be_prepared():
+async def test_ids_out_of_range_and_unprepared_words_are_refused():
     async with tiny_engine() as engine:
         with pytest.raises(InvalidRequest, match="bad_words_ids"):
             engine.submit(tiny_request("a", bad_words_ids=((VOCAB_SIZE,),)))
@@ -130,7 +130,7 @@ async def test_ids_must_have_logits_and_words_must_be_prepared():
                 engine.submit(tiny_request("a", **fields))
 
 
-async def test_a_thousand_requests_let_others_run_and_stay_as_they_are():
+async def test_preparing_a_thousand_requests_yields_to_the_loop():
     async with tiny_engine() as engine:
         turns = 0
 
@@ -157,7 +157,7 @@ async def test_a_thousand_requests_let_others_run_and_stay_as_they_are():
     ],
     ids=lambda fields: next(iter(fields)),
 )
-async def test_what_leaves_no_token_to_choose_is_refused(fields):
+async def test_parameters_that_allow_no_token_are_refused(fields):
     async with tiny_engine() as engine:
         request = tiny_request("a", allowed_token_ids=frozenset((A, B)), **fields)
         with pytest.raises(InvalidRequest, match="_token_ids names no token"):

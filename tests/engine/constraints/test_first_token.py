@@ -15,7 +15,7 @@ from tests.engine.tiny_engine import EOS, NUM_WORDS, VOCAB_SIZE, allowed, answer
 FIRST = frozenset({65, 200, VOCAB_SIZE - 1})
 
 
-def test_only_the_first_token_is_bound():
+def test_only_the_first_token_is_restricted():
     constraint = FirstToken(FIRST)
     matcher = constraint.start()
     assert allowed(matcher) == (FIRST, MatchState.MUST_CONTINUE)
@@ -25,7 +25,7 @@ def test_only_the_first_token_is_bound():
     assert not is_constrained(SamplingParams(max_tokens=1))
 
 
-async def test_outputs_begin_with_what_may_begin_them(run_ahead):
+async def test_outputs_begin_with_an_allowed_token(run_ahead):
     async with tiny_engine(run_ahead=run_ahead) as engine:
         requests = [
             replace(
@@ -46,7 +46,7 @@ async def test_outputs_begin_with_what_may_begin_them(run_ahead):
     assert [delta.text for delta in together] == [delta.text for delta in deltas[:3]]
 
 
-async def test_an_output_may_begin_with_its_end():
+async def test_the_first_token_may_be_eos():
     async with tiny_engine() as engine:
         [delta] = await answers(engine, [tiny_request("a", 9, first_token_ids=frozenset({EOS}))])
     assert (delta.text, delta.num_tokens, delta.finish_reason) == ("", 1, FinishReason.STOP)
@@ -63,14 +63,14 @@ async def test_an_output_may_begin_with_its_end():
     ],
     ids=lambda fields: next(iter(fields)),
 )
-async def test_no_choice_is_refused(fields):
+async def test_a_first_token_without_a_choice_is_refused(fields):
     async with tiny_engine() as engine:
         request = tiny_request("a", first_token_ids=frozenset({5}), **fields)
         with pytest.raises(InvalidRequest, match="first_token_ids"):
             await engine.prepare([request])
 
 
-async def test_ids_must_have_logits_and_be_prepared():
+async def test_ids_out_of_range_and_unprepared_requests_are_refused():
     async with tiny_engine() as engine:
         with pytest.raises(InvalidRequest, match="first_token_ids"):
             engine.submit(tiny_request("a", first_token_ids=frozenset({VOCAB_SIZE})))

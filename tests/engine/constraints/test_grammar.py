@@ -20,7 +20,7 @@ from engine.request import Grammar
 from tests.engine.tiny_engine import EOS, allowed, tiny_vocabulary
 
 
-async def test_compiled_once_and_kept_for_a_while(compiler, monkeypatch):
+async def test_grammars_are_compiled_once_and_cached(compiler, monkeypatch):
     compiled = []
     translate = room.translate
     monkeypatch.setattr(room, "translate", lambda *args: compiled.append(args[0]) or translate(*args))
@@ -34,7 +34,7 @@ async def test_compiled_once_and_kept_for_a_while(compiler, monkeypatch):
     assert len(compiled) == room.MAX_KEPT_GRAMMARS + 2
 
 
-async def test_too_slow_is_refused(monkeypatch):
+async def test_slow_grammars_are_refused(monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr(room, "translate", lambda *args: gate.wait())
     compiler = GrammarCompiler(tiny_vocabulary(), compile_seconds=0.01)
@@ -44,7 +44,7 @@ async def test_too_slow_is_refused(monkeypatch):
     compiler.close()
 
 
-async def test_who_waits_for_others_grammars_is_not_told_that_its_own_is_slow(monkeypatch):
+async def test_waiting_for_other_grammars_is_reported_as_a_full_queue(monkeypatch):
     gate = threading.Event()
     monkeypatch.setattr(room, "translate", lambda *args: gate.wait())
     compiler = GrammarCompiler(tiny_vocabulary(), compile_seconds=0.05)
@@ -77,7 +77,7 @@ def numbered(count: int, name: str = "") -> list[Grammar]:
     return [Grammar("choice", json.dumps([f"{name}{n}"])) for n in range(count)]
 
 
-async def test_a_number_of_grammars_wait_for_a_thread_and_no_more(compiler, gate):
+async def test_the_number_of_waiting_grammars_is_bounded(compiler, gate):
     waiting = [asyncio.create_task(compiler.compile(grammar)) for grammar in numbered(room.MAX_JOBS)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFull):
@@ -88,7 +88,7 @@ async def test_a_number_of_grammars_wait_for_a_thread_and_no_more(compiler, gate
     assert await compiler.compile(Grammar("choice", '["one more"]'))
 
 
-async def test_what_nobody_waits_for_is_not_compiled(compiler, gate):
+async def test_grammars_of_cancelled_callers_are_not_compiled(compiler, gate):
     slow = numbered(room.NUM_THREADS, "slow")
     shared, left, late = numbered(3)
     tasks = [
@@ -104,7 +104,7 @@ async def test_what_nobody_waits_for_is_not_compiled(compiler, gate):
     assert await compiler.compile(left), "it begins anew"
 
 
-async def test_a_job_under_way_outlives_any_number_of_others(compiler, monkeypatch):
+async def test_a_running_job_is_shared_whatever_else_is_compiled(compiler, monkeypatch):
     gate, began, translate = threading.Event(), [], room.translate
 
     def hold_the_first(grammar, names):
@@ -137,7 +137,7 @@ async def test_grammars_that_failed_leave_nothing_behind(compiler):
     assert ours() == 0
 
 
-async def test_who_still_waits_at_the_end_is_told(compiler, gate):
+async def test_waiting_callers_get_an_error_when_the_compiler_closes(compiler, gate):
     waiting = [asyncio.create_task(compiler.compile(grammar)) for grammar in numbered(room.NUM_THREADS + 1)]
     await asyncio.sleep(0)
     compiler.close()
@@ -149,7 +149,7 @@ async def test_who_still_waits_at_the_end_is_told(compiler, gate):
     assert all(await asyncio.gather(*waiting[:-1]))
 
 
-async def test_a_fault_of_the_compiler_is_an_answer(compiler, monkeypatch, caplog):
+async def test_a_panic_of_the_compiler_becomes_an_error(compiler, monkeypatch, caplog):
     class Panic(BaseException):
         """What a fault in Rust looks like."""
 
@@ -181,7 +181,7 @@ async def test_a_tokenizer_that_cannot_be_read_allows_no_grammar():
         await GrammarCompiler(None).compile(Grammar("json_object"))
 
 
-async def test_a_tokenizer_whose_decoder_changes_text_is_found_out():
+async def test_a_tokenizer_whose_decoder_changes_text_is_refused():
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
     tokenizer.decoder = decoders.Sequence(
         [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("a", "c")]
@@ -285,7 +285,7 @@ def compound(inner):
 
 @settings(deadline=None, max_examples=40)
 @given(wanted=st.recursive(leaves, compound, max_leaves=6), seed=st.integers(0, 2**31))
-def test_whatever_the_masks_let_through_is_what_the_schema_describes(wanted, seed):
+def test_texts_allowed_by_masks_are_valid_for_the_schema(wanted, seed):
     """A walk through the masks, with any token they allow: at every place where it may end, it is valid."""
     draw, vocabulary = random.Random(seed), tiny_vocabulary()
     matcher = compile_grammar(Grammar("json_schema", json.dumps(wanted)), vocabulary).start()

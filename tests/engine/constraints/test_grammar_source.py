@@ -120,7 +120,7 @@ MANY = [f"a{number}" for number in range(grammar_source.MAX_CHOICES)]
     ],
     ids=lambda grammar: grammar.kind,
 )
-async def test_as_many_alternatives_as_are_allowed_can_be_written(compiler, grammar):
+async def test_thousands_of_alternatives_compile_and_run(compiler, grammar):
     """A limit of the library on what may be open at once would strike behind the first token."""
     text = "a3999" if grammar.kind != "json_schema" else '"a3999"'
     matcher = (await compiler.compile(grammar)).start()
@@ -157,7 +157,7 @@ FOLLOWED = [
 
 
 @pytest.mark.parametrize(("source", "text"), FOLLOWED)
-async def test_grammars_as_their_languages_have_them(compiler, source, text):
+async def test_features_of_each_grammar_language(compiler, source, text):
     matcher, new = (await compiler.compile(Grammar("ebnf", source))).start(), []
     for token_id in tiny_tokenizer().encode(text, add_special_tokens=False).ids:
         assert token_id in allowed(matcher, *new)[0], f"{text!r} ends after {new}"
@@ -175,13 +175,13 @@ async def test_choices_may_be_any_text(compiler, text):
     assert allowed(matcher, *new)[1] is MatchState.MAY_STOP
 
 
-async def test_names_of_control_tokens_are_told_by_nobody(compiler):
+async def test_errors_do_not_list_the_names_of_control_tokens(compiler):
     with pytest.raises(InvalidRequest) as caught:
         await compiler.compile(Grammar("ebnf", "start: <|nobody|>"))
     assert "nobody" in str(caught.value) and len(str(caught.value)) < 200, caught.value
 
 
-async def test_a_grammar_that_becomes_too_much_says_so(compiler):
+async def test_a_grammar_that_exceeds_a_limit_reports_it(compiler):
     """What compiles may still run into a limit of the library behind many tokens."""
     matcher = (await compiler.compile(Grammar("ebnf", 'start: "a"{100000}'))).start()
     found, new = {0}, []
@@ -213,7 +213,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_what_looks_hostile_is_compiled_while_the_loop_goes_on(compiler, monkeypatch, name):
+async def test_hostile_grammars_do_not_block_the_loop(compiler, monkeypatch, name):
     grammar, beginnings = HOSTILE[name]
     has_begun, loop_went_on, translate = threading.Event(), threading.Event(), room.translate
     waits: list[bool] = []

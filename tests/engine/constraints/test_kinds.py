@@ -62,7 +62,7 @@ def ids_of(delta):
     return [token.piece.token_id for token in delta.tokens]
 
 
-async def test_without_the_entry_nothing_is_restricted():
+async def test_without_an_entry_nothing_is_restricted():
     async with tiny_engine() as engine:
         [delta] = await answers(engine, [toy_request()])
         assert set(ids_of(delta)) == {65}

@@ -150,7 +150,7 @@ async def test_regex_choice_and_ebnf(run_ahead):
 
 
 @pytest.mark.parametrize("has_eos", [True, False])
-async def test_an_output_ends_where_nothing_may_follow(has_eos, run_ahead):
+async def test_an_output_ends_when_no_token_is_allowed(has_eos, run_ahead):
     grammar = Grammar("choice", '["abc"]')
     async with tiny_engine(has_eos=has_eos, run_ahead=run_ahead) as engine:
         for options in ({}, {"min_tokens": 20}, {"ignore_eos": True}, {"include_stop_str_in_output": True}):
@@ -184,7 +184,7 @@ async def test_together_with_other_restrictions():
             await answers(engine, [tiny_request("q", grammar=word, allowed_token_ids=frozenset([3]))])
 
 
-async def test_plain_streams_beside_are_what_they_are_alone(run_ahead):
+async def test_unrestricted_streams_are_unaffected_by_grammars_beside_them(run_ahead):
     plain = [tiny_request("plain " * (i + 1), seed=i, max_tokens=40) for i in range(4)]
     strict = [tiny_request("x", seed=i, max_tokens=40, grammar=of_schema(TREE)) for i in range(4)]
     async with tiny_engine(run_ahead=run_ahead) as engine:

@@ -45,12 +45,12 @@ def by_definition(rest: bytes) -> set[int]:
 
 
 @pytest.mark.parametrize("text", ["t", "tr", "true", "n", "nul", '{"', "ä", " ", "\n", "l", "不", "1"])
-def test_what_may_come_is_what_the_definition_says(text):
+def test_allowed_tokens_match_the_definition(text):
     matcher = healing(*ids_of(text)).start()
     assert allowed(matcher) == (by_definition(text.encode()), MatchState.MUST_CONTINUE)
 
 
-def test_a_text_is_spelled_to_its_end():
+def test_every_split_of_the_text_is_accepted():
     [tr], [t], [r] = ids_of("tr"), ids_of("t"), ids_of("r")
     [true] = ids_of("true")
     constraint = healing(tr)
@@ -76,7 +76,7 @@ def test_a_text_is_spelled_to_its_end():
         ((EOS, *ids_of("a")), 1),
     ],
 )
-def test_as_much_is_taken_back_as_is_a_text(token_ids, number):
+def test_complete_characters_are_taken_back(token_ids, number):
     assert num_taken_back(token_ids, PIECES) == number
 
 
@@ -86,7 +86,7 @@ def sampled(text: str, seed: int, max_tokens: int = 12, **sampling):
 
 
 @pytest.mark.parametrize("text", ['say {"', "a tru", "is ä", "一不", "x\n", "be n"])
-async def test_the_answer_goes_on_where_the_prompt_ends(run_ahead, text):
+async def test_the_answer_continues_the_prompt(run_ahead, text):
     requests = [sampled(text, seed, token_healing=True) for seed in range(4)]
     requests.append(sampled(text, 0))
     async with tiny_engine(run_ahead=run_ahead) as engine:
@@ -116,7 +116,7 @@ async def test_a_prompt_whose_end_is_likely_is_healed_to_the_likeliest_token():
     assert delta.text == "ue"
 
 
-async def test_stop_strings_are_looked_for_in_what_is_shown(run_ahead):
+async def test_stop_strings_are_searched_in_shown_text_only(run_ahead):
     [true] = ids_of("true")
     fields = {"token_healing": True, "logit_bias": ((true, 100.0),), "temperature": 0.0, "ignore_eos": True}
     async with tiny_engine(run_ahead=run_ahead) as engine:
@@ -154,7 +154,7 @@ async def test_preemption_changes_nothing(run_ahead):
     assert texts[0] == texts[1]
 
 
-async def test_healing_goes_with_no_grammar_and_needs_to_be_prepared():
+async def test_healing_excludes_grammars_and_must_be_prepared():
     async with tiny_engine() as engine:
         with pytest.raises(InvalidRequest, match="token_healing"):
             await engine.prepare([tiny_request("ab", token_healing=True, grammar=Grammar("json_object"))])

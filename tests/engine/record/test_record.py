@@ -50,7 +50,7 @@ async def all_kinds_of_traffic(engine: Engine) -> None:
     await asyncio.gather(*(engine.submit(one).collect() for one in later))
 
 
-async def test_the_real_model_computes_the_same_again(checkpoint, tmp_path, run_ahead):
+async def test_a_replay_of_the_real_model_computes_equal_tokens(checkpoint, tmp_path, run_ahead):
     path = tmp_path / "record"
     config = EngineConfig(
         model=str(checkpoint),
@@ -96,7 +96,7 @@ async def test_the_real_model_computes_the_same_again(checkpoint, tmp_path, run_
         moved.rename(checkpoint)
 
 
-async def test_plans_are_read_as_they_were(tmp_path, run_ahead):
+async def test_plans_are_read_back_unchanged(tmp_path, run_ahead):
     launched: list[StepPlan] = []
 
     def before_step(plan: StepPlan) -> None:
@@ -148,7 +148,7 @@ def test_the_first_token_that_differs_is_named(path):
 
 
 @pytest.mark.parametrize("num_bytes", [1, 10])
-def test_a_record_that_breaks_off_is_replayed_as_far_as_it_goes(path, num_bytes):
+def test_a_truncated_record_is_replayed_to_its_end(path, num_bytes):
     whole = compare(Record(path), ToyRunner(64, 4))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-6]) + lines[-6][:-num_bytes])
@@ -163,7 +163,7 @@ def test_a_record_of_a_killed_process_was_not_closed(path):
     assert compare(Record(path), ToyRunner(64, 4)).ending == "it was not closed"
 
 
-def test_what_is_no_record_is_told(path, tmp_path):
+def test_files_that_are_no_records_are_refused(path, tmp_path):
     for text, message in (
         (b"", "is no record"),
         (b"\x00\xff\n", "is no record"),
@@ -200,13 +200,13 @@ def test_what_is_no_record_is_told(path, tmp_path):
         ("plan", lambda line: line.update(copies=[[10**7, 1]])),
     ],
 )
-def test_a_line_that_makes_no_sense_is_named(path, key, change):
+def test_an_invalid_line_is_named(path, key, change):
     change_line(path, key, 0, change)
     with pytest.raises(ValueError, match=r"line \d+: makes no sense"):
         compare(Record(path), ToyRunner(64, 4))
 
 
-def test_a_plan_has_nothing_that_a_record_leaves_out():
+def test_records_contain_every_field_of_a_plan():
     """Whoever adds a field adds it to the record, too, or replays would compute something else."""
     assert StepPlan._fields == ("step_id", "decode", "chunks", "num_tokens", "page_copies")
     assert DecodeRows._fields == ("sequence_ids", "slots", "starts", "new_pages")

@@ -57,7 +57,7 @@ def test_every_event_has_its_fields(path, tmp_path):
     assert {event["pid"] for event in events} == set(named)
 
 
-def test_steps_are_told_with_their_times_and_sizes(path, tmp_path):
+def test_steps_have_their_times_and_sizes(path, tmp_path):
     steps = [event for event in read(path, tmp_path / "timeline.json") if event["ph"] == "X"]
     recorded = list(Record(path).events())
     plans = {event.plan.step_id: event.plan for event in recorded if isinstance(event, Planned)}
@@ -108,7 +108,7 @@ def test_phases_follow_each_other_without_gaps(path, tmp_path):
     assert [event["name"] for event in spans[6]] == ["request-6", "queue", "queue", "request-6"]
 
 
-def test_a_record_that_breaks_off_still_gives_whole_json(path, tmp_path):
+def test_the_timeline_of_a_truncated_record_is_valid_json(path, tmp_path):
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * 2 // 3])
     target = tmp_path / "timeline.json"
@@ -120,7 +120,7 @@ def test_a_record_that_breaks_off_still_gives_whole_json(path, tmp_path):
     assert "unknown" in reasons
 
 
-def test_what_cannot_be_read_or_written(path, tmp_path):
+def test_unreadable_and_unwritable_files_are_named(path, tmp_path):
     with pytest.raises(ValueError, match="cannot be read"):
         write_timeline(tmp_path / "missing", tmp_path / "timeline.json")
     with pytest.raises(ValueError, match="cannot be written"):

@@ -17,7 +17,7 @@ from tests.engine.text.test_tokenizer import PROMPT, encode_chat, user
 OTHER = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
-def test_a_file_is_read_as_it_is(tmp_path):
+def test_a_template_file_is_read_unchanged(tmp_path):
     file = tmp_path / "chat.jinja"
     file.write_bytes(b"\xef\xbb\xbf" + (OTHER + "\n{% generation %}é{% endgeneration %}\n").encode())
     assert read_template(file) == OTHER + "\n{% generation %}é{% endgeneration %}\n"
@@ -34,7 +34,7 @@ def test_a_file_is_read_as_it_is(tmp_path):
         (b"{% if x %}" * 200 + b"{% endif %}" * 200, "does not compile: too many"),
     ],
 )
-async def test_a_file_that_is_no_template_is_told_with_the_setting(tmp_path, content, problem):
+async def test_invalid_template_files_are_refused_with_the_setting(tmp_path, content, problem):
     file = tmp_path / "chat.jinja"
     if content is not None:
         file.write_bytes(content)
@@ -73,7 +73,7 @@ def test_a_model_in_one_file_takes_it_too(smollm, tmp_path):
     assert tokenizer.decode(encode_chat(tokenizer, user("hello"))) == "<user>hello"
 
 
-def test_whatever_decides_how_a_chat_is_rendered_is_reserved(make_tokenizer):
+def test_names_that_decide_the_rendering_are_reserved(make_tokenizer):
     tokenizer = make_tokenizer(PROMPT, model_specific_special_tokens={"image_token": "<|image|>"})
     assert tokenizer.reserved_variables >= {"bos_token", "eos_token", "pad_token", "unk_token", "image_token"}
     assert tokenizer.reserved_variables >= {"self", "messages", "conversation", "conversations", "tokenize"}
@@ -83,7 +83,7 @@ def test_whatever_decides_how_a_chat_is_rendered_is_reserved(make_tokenizer):
 
 
 @pytest.mark.parametrize("name", ["system_message", "builtin_tools", "exc", "environment", "text", "kw"])
-def test_any_other_name_is_a_variable_like_any_other(make_tokenizer, name: str):
+def test_other_names_are_variables_of_the_template(make_tokenizer, name: str):
     tokenizer = make_tokenizer("{{ " + name + " }}")
     assert name not in tokenizer.reserved_variables
     assert tokenizer.decode(encode_chat(tokenizer, user("a"), template_kwargs={name: "value"})) == "value"
@@ -95,7 +95,7 @@ SPIN = (
 SAYS = SPIN + "{% if size %}{{ 'x' * size }}{% endif %}" + PROMPT
 
 
-async def test_a_template_that_takes_long_gives_its_thread_back(make_tokenizer):
+async def test_a_slow_template_frees_its_thread(make_tokenizer):
     pool = TokenizerPool(make_tokenizer(SAYS), num_threads=1, max_model_len=100, render_seconds=0.05)
     spins = [pool.encode_chat(user("a"), template_kwargs={"spin": True}) for _ in range(2)]
     async with asyncio.timeout(30):
@@ -110,7 +110,7 @@ async def test_a_template_that_takes_long_gives_its_thread_back(make_tokenizer):
     pool.close()
 
 
-async def test_who_leaves_gives_the_thread_back(make_tokenizer):
+async def test_a_cancelled_caller_frees_the_thread(make_tokenizer):
     pool = TokenizerPool(make_tokenizer(SAYS), num_threads=1, max_model_len=100)
     spins = [
         asyncio.create_task(pool.encode_chat(user("a"), template_kwargs={"spin": True})) for _ in range(2)
@@ -124,7 +124,7 @@ async def test_who_leaves_gives_the_thread_back(make_tokenizer):
     pool.close()
 
 
-async def test_what_a_template_writes_is_bounded_by_the_context(make_tokenizer):
+async def test_template_output_is_bounded_by_the_context(make_tokenizer):
     tokenizer = make_tokenizer(SAYS)
     pool = TokenizerPool(tokenizer, num_threads=1, max_model_len=100)
     size = pool.max_prompt_chars - len("[user]<|end|>[assistant]")
@@ -201,7 +201,7 @@ def outcome(function, *args, **options):
 
 
 @pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)
-def test_a_conversation_becomes_what_transformers_makes_of_it(make_tokenizer, source):
+def test_conversations_render_as_in_transformers(make_tokenizer, source):
     hf = make_tokenizer(source, bos_token="<s>")._hf
     template = ChatTemplate(source, hf.special_tokens_map)
     for chat, options in itertools.product(CHATS, OPTIONS):

@@ -133,7 +133,7 @@ def test_any_text_survives_byte_fallback(text, pieces):
     st.lists(st.integers(0, 262), min_size=1, max_size=12),
     st.booleans(),
 )
-def test_what_a_prompt_ends_inside_of_is_the_outputs(prompt, token_ids, skip_special):
+def test_a_character_begun_in_the_prompt_belongs_to_the_output(prompt, token_ids, skip_special):
     """A character that a prompt begins is shown once, whole or not; other marks at its end are its own."""
     tokenizer = byte_level()
     text = tokenizer.decode(prompt, skip_special_tokens=skip_special)
@@ -154,7 +154,7 @@ def test_what_a_prompt_ends_inside_of_is_the_outputs(prompt, token_ids, skip_spe
         (b"a\x80", b"b", "a\ufffd", "b"),
     ],
 )
-def test_the_same_with_byte_fallback(prompt, more, settled, told):
+def test_a_character_begun_in_the_prompt_with_byte_fallback(prompt, more, settled, told):
     tokenizer = byte_fallback()
     prompt_ids, token_ids = (
         [tokenizer.token_to_id(chr(byte) if byte < 128 else f"<0x{byte:02X}>") for byte in data]
@@ -171,7 +171,7 @@ def test_no_delta_ever_shows_half_a_character():
     assert all("\ufffd" not in result.delta.text for result in results)
 
 
-def test_garbage_is_shown_before_the_end():
+def test_invalid_bytes_are_shown_before_the_end():
     tokenizer = byte_level()
     results = stream(tokenizer, tokenizer.encode("a").ids + [130] * 500)
     assert len(results) > 20, "endless invalid bytes are not held back until the end"

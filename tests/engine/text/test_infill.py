@@ -15,7 +15,7 @@ def test_every_family_is_known(texts):
     assert found.prompt([0], [7, 8], [9]) == [0, 1, 7, 8, 2, 9, 3]
 
 
-def test_others_have_none():
+def test_tokenizers_without_infill_tokens_have_none():
     backend = Tokenizer(models.BPE())
     backend.add_special_tokens([AddedToken("<fim_prefix>", special=True)])
     assert InfillTokens.of(backend) is None

@@ -79,7 +79,7 @@ def test_an_unfinished_character_before_a_control_token_is_shown_as_such() -> No
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_told_tokens_leave_with_the_text_they_became_marked_or_not(seed: int) -> None:
+def test_returned_tokens_are_delivered_with_their_text(seed: int) -> None:
     token_ids = [*encode("é👋")[:-2], *encode("<call>a<think>b")]
     results = stream(token_ids, seed=seed, marked=marks("<call>", "<think>"), return_tokens=True)
     told = [token for result in results for token in result.delta.tokens]
@@ -124,14 +124,14 @@ def test_stop_strings_have_no_effect_in_reasoning(
     assert results[-1].delta.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
 
 
-def test_reasoning_flows_and_only_what_may_begin_it_waits() -> None:
+def test_only_text_that_may_begin_reasoning_waits() -> None:
     """ "bx" holds no "b" of the reasoning back: it leaves before "c" has come."""
     results = stream(encode("<think>abc</think>dbc"), stop=("bx",), span=THINK, most=1)
     texts = [result.delta.text for result in results if result.delta.text]
     assert texts == ["<think>a", "b", "c", "</think>", "d", "bc"]
 
 
-def test_a_watch_tells_where_the_answer_begins() -> None:
+def test_a_tracker_finds_where_the_answer_begins() -> None:
     tracker = ReasoningTracker({}, THINK)
     assert [tracker.advance(text) for text in (" <th", "ink>a</th", "ink")] == [None, None, None]
     assert tracker.is_reasoning

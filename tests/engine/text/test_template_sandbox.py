@@ -129,6 +129,6 @@ def test_a_thread_may_render_again_after_an_error():
         "{{ dict.__mro__[0] }}",
     ],
 )
-def test_the_inside_of_python_is_out_of_reach(source):
+def test_python_internals_are_out_of_reach(source):
     with pytest.raises((jinja2.exceptions.SecurityError, jinja2.exceptions.UndefinedError)):
         render(source, messages=[])

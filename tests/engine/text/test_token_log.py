@@ -142,7 +142,7 @@ def test_offsets_count_characters():
         (b"a", b"I\xf0I", "I\ufffdI", [0, 1, 2]),
     ],
 )
-def test_offsets_behind_half_a_character(context, data, text, offsets):
+def test_offsets_after_part_of_a_character(context, data, text, offsets):
     """What a prompt began stands in the text, but is no token of it."""
     token_ids = {pieces_of("byte_level").piece(token_id).data: token_id for token_id in range(256)}
 
@@ -154,7 +154,7 @@ def test_offsets_behind_half_a_character(context, data, text, offsets):
     assert [token.offset for token in tokens_of(deltas)] == offsets
 
 
-def test_tokens_of_a_stop_string_are_told_but_not_shown():
+def test_tokens_of_a_stop_string_are_returned_but_not_shown():
     token_ids = byte_level().encode("ab STOP cd").ids
     deltas = deltas_of("byte_level", token_ids, stop=("STOP",))
     assert "".join(delta.text for delta in deltas) == "ab "
@@ -194,7 +194,7 @@ def test_pieces_of_each_kind_of_decoder():
     assert (pieces.piece(0).data, pieces.piece(1).data) == (b" a", "▁kept".encode())
 
 
-def test_pieces_are_sorted_by_their_bytes_beforehand():
+def test_pieces_are_sorted_by_their_bytes():
     unusual = Tokenizer.from_str(byte_level().to_str())
     unusual.add_tokens(
         [AddedToken("not in the alphabet: é\n不", special=False), AddedToken("\x7f", special=False)]
@@ -209,7 +209,7 @@ def test_pieces_are_sorted_by_their_bytes_beforehand():
         assert set(ids.tolist()) == {token_id for token_id in everything if not pieces.is_special(token_id)}
 
 
-def test_what_a_byte_level_tokenizer_does_not_spell_is_its_own_text():
+def test_tokens_outside_the_byte_alphabet_are_their_own_text():
     words = Tokenizer(models.WordLevel({"Ġa": 0, "a b": 1, "不": 2, "\xad": 3, "ÿĀ": 4}, unk_token="a b"))
     words.decoder = decoders.ByteLevel()
     pieces = TokenPieces(words)
@@ -262,7 +262,7 @@ def check_prompt(tokens: tuple[OutputToken, ...], prompt: list[int], num_top: in
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 20])
 @pytest.mark.parametrize("num_pages", [64, 20])
-async def test_prompts_tell_their_tokens_once(num_pages, max_tokens):
+async def test_prompt_tokens_are_returned_once(num_pages, max_tokens):
     """However they are cut into chunks, preempted, and found in the prefix cache by others."""
     prompts = [[(7 * i + j) % 90 for j in range(length)] for i, length in enumerate([1, 2, 37, 33, 36, 50])]
     sampling = SamplingParams(max_tokens=max_tokens, prompt_logprobs=2, seed=0)
@@ -286,7 +286,7 @@ async def test_prompts_tell_their_tokens_once(num_pages, max_tokens):
         assert (engine.stats().preemptions_total > 0) == (num_pages == 20 and max_tokens == 20)
 
 
-async def test_samples_share_a_prompt_that_one_of_them_tells():
+async def test_samples_share_a_prompt_whose_tokens_one_returns():
     prompt = list(range(40))
     told = SamplingParams(max_tokens=5, prompt_logprobs=0, seed=0)
     plain = SamplingParams(max_tokens=5, seed=0)

@@ -92,13 +92,13 @@ def test_a_response_template_parses_answers_to_a_prompt(make_tokenizer):
         assert closed == ["Hm."], "the prompt has opened the region"
 
 
-def test_a_response_template_of_no_use_is_none(make_tokenizer, caplog):
+def test_an_invalid_response_template_is_ignored(make_tokenizer, caplog):
     assert make_tokenizer(PROMPT).response_template is None
     assert make_tokenizer(PROMPT, response_template={"fields": {}}).response_template is None
     assert "response template cannot be used" in caplog.text
 
 
-def test_added_tokens_are_known_by_their_text(make_tokenizer):
+def test_added_tokens_are_found_by_their_text(make_tokenizer):
     tokenizer = make_tokenizer(PROMPT)
     assert tokenizer.added_tokens == {EOS: tokenizer.eos_token_id}
 
@@ -122,13 +122,13 @@ def test_no_template_is_an_invalid_request(make_tokenizer):
         encode_chat(make_tokenizer(None), user("x"))
 
 
-def test_the_template_cannot_reach_the_machine(make_tokenizer):
+def test_templates_cannot_reach_files_or_modules(make_tokenizer):
     tokenizer = make_tokenizer("{{ messages.__class__.__mro__ }}")
     with pytest.raises(InvalidRequest, match="refuses"):
         encode_chat(tokenizer, user("x"))
 
 
-def test_no_tokenizer_is_a_model_error(tmp_path):
+def test_a_missing_tokenizer_is_a_model_error(tmp_path):
     with pytest.raises(ModelError, match="No usable tokenizer"):
         Tokenizer(tmp_path)
 
@@ -152,7 +152,7 @@ async def test_the_pool_encodes_off_the_loop(make_tokenizer):
 
 
 @pytest.mark.parametrize("num_texts", [0, 1, MAX_BATCH_TEXTS, 2 * MAX_BATCH_TEXTS + 1])
-async def test_many_texts_are_encoded_in_a_few_hops(make_tokenizer, monkeypatch, num_texts: int):
+async def test_many_texts_are_encoded_in_several_jobs(make_tokenizer, monkeypatch, num_texts: int):
     tokenizer = make_tokenizer(PROMPT)
     pool = TokenizerPool(tokenizer, num_threads=2, max_model_len=100)
     texts = [f"text {number}" * (number % 7) for number in range(num_texts)]
