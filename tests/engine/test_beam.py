@@ -1,4 +1,4 @@
-"""Beam search finds what transformers finds, and leaves nothing behind."""
+"""Beam search finds the outputs of transformers, and leaves no state behind."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The seam for whatever restricts tokens by the tokens before them: with toys in place of grammars."""
+"""The protocol of constraints, with toy matchers in place of grammars."""
 
 from dataclasses import dataclass, field, replace
 

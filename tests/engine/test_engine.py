@@ -1,4 +1,4 @@
-"""The whole engine around a toy model: every way a request can end, and that nothing is left behind."""
+"""The whole engine around a toy model: every way a request can end, without leaks."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""The device benchmarks at tiny shapes: every row is there, and no figure is impossible."""
+"""The device benchmarks run at tiny shapes, and their figures are plausible."""
 
 import pytest
 

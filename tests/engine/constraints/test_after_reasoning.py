@@ -1,4 +1,4 @@
-"""A grammar binds the answer and leaves the reasoning before it alone."""
+"""A grammar restricts the answer and not the reasoning before it."""
 
 import re
 

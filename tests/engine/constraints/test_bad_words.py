@@ -1,6 +1,5 @@
-"""Words that must not appear do not, whatever a model of random weights likes to say."""
+"""Bad words never appear in an output, whatever a model of random weights prefers."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from engine.constraint import MatchState
 from engine.constraints.bad_words import BadWords, spellings
 from engine.constraints.kinds import constraints_of, is_constrained
-from engine.constraints.prepare import REQUESTS_PER_TURN
 from engine.errors import InvalidRequest
 from engine.outputs import FinishReason
 from engine.request import SamplingParams
@@ -71,29 +69,6 @@ async def test_words_are_spelled_with_and_without_a_leading_space():
     assert await spellings(["exaggerated"], pieces) == [(2, 3, 4), (1,)], "of any number of tokens"
 
 
-async def test_requests_with_equal_parameters_are_prepared_once(monkeypatch):
-    """A thousand prompts of one client do not have its words spelled a thousand times."""
-    async with tiny_engine() as engine:
-        spelled: list[str] = []
-
-        async def encode(texts: list[str], **options: bool) -> list[list[int]]:
-            spelled.extend(texts)
-            return [list(text.encode()) for text in texts]
-
-        monkeypatch.setattr(engine.tokenizer, "encode_batch", encode)
-        fields = {"bad_words": ("null",), "bad_words_ids": ((A, B),), "first_token_ids": frozenset({A, B})}
-        requests = [tiny_request(prompt, seed=seed, **fields) for prompt in "ab" for seed in (1, 2)]
-        first, *others = await engine.prepare([*requests, tiny_request("c", bad_words=("other",))])
-        last = others.pop()
-        assert spelled == ["null", " null", "other", " other"]
-        for request in others:
-            assert request.sampling.bad_words_ids is first.sampling.bad_words_ids
-            assert all(
-                mine is theirs for mine, theirs in zip(request.constraints, first.constraints, strict=True)
-            )
-        assert last.sampling.bad_words_ids != first.sampling.bad_words_ids
-
-
 async def test_random_models_never_write_a_bad_word(run_ahead):
     async with tiny_engine(run_ahead=run_ahead) as engine:
         requests = [
@@ -128,37 +103,3 @@ async def test_ids_out_of_range_and_unprepared_words_are_refused():
         for fields in ({"bad_words": ("x",)}, {"bad_words_ids": ((1, 2),)}):
             with pytest.raises(ValueError, match="prepare"):
                 engine.submit(tiny_request("a", **fields))
-
-
-async def test_preparing_a_thousand_requests_yields_to_the_loop():
-    async with tiny_engine() as engine:
-        turns = 0
-
-        async def other() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        running = asyncio.create_task(other())
-        requests = [tiny_request("a")] * 1000
-        prepared = await engine.prepare(requests)
-        running.cancel()
-        assert turns >= 1000 // REQUESTS_PER_TURN - 1
-        assert all(mine is theirs for mine, theirs in zip(prepared, requests, strict=True))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"bad_words_ids": ((A,), (B,))},
-        {"bad_words_ids": ((A,),), "stop_token_ids": frozenset((B,)), "min_tokens": 1},
-        {"first_token_ids": frozenset((C,))},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)
-async def test_parameters_that_allow_no_token_are_refused(fields):
-    async with tiny_engine() as engine:
-        request = tiny_request("a", allowed_token_ids=frozenset((A, B)), **fields)
-        with pytest.raises(InvalidRequest, match="_token_ids names no token"):
-            await engine.prepare([request])

@@ -1,4 +1,4 @@
-"""An output begins with one of the tokens that may begin it, and goes on as it likes."""
+"""The first token of an output is one of a set; later tokens are free."""
 
 from dataclasses import replace
 

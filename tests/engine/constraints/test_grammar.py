@@ -1,4 +1,4 @@
-"""Compiling grammars: who waits for whom, what is kept, and that a mask is exact."""
+"""Grammars are compiled in threads, cached, and their masks are exact."""
 
 import asyncio
 import gc

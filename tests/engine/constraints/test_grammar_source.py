@@ -1,4 +1,4 @@
-"""What may be asked of an output, in every language: followed as it is written, or refused by name."""
+"""Grammars in every language are followed as written, or refused by name."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Grammars through the whole engine: whatever a model of random weights writes, it obeys them."""
+"""Models of random weights obey grammars, through the whole engine."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A prompt whose last token is taken back is spelled again, and shown once."""
+"""A prompt whose last token is removed is spelled again by the output, and not shown twice."""
 
 from dataclasses import replace
 

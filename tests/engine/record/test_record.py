@@ -1,4 +1,4 @@
-"""A record holds every plan as it was, and replaying it computes the same tokens; where not, it says so."""
+"""Records keep every plan, and a replay computes equal tokens or names the first difference."""
 
 import asyncio
 import json

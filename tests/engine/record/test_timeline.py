@@ -1,4 +1,4 @@
-"""The timeline of a record has what Chrome's trace format asks for, and its phases are what they were."""
+"""Timelines are valid Chrome traces, with the phases of every request."""
 
 import asyncio
 import itertools

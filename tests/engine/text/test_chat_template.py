@@ -1,4 +1,4 @@
-"""Chat templates: one from a file, what no client may set for them, and those that render without end."""
+"""Chat templates: read from a file, rendered as in transformers, and bounded in time and size."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""Streamed pieces joined equal the one-shot decode, whatever the tokens and however they arrive."""
+"""Streamed text, joined, equals the text decoded at once, however the tokens arrive."""
 
 import functools
 import random

@@ -1,4 +1,4 @@
-"""Tokens told one by one stand beside the text they became, however it is cut and held back."""
+"""Returned tokens are delivered with the text they became, however it is cut and held back."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Chat templates and encoding: what a user writes stays text, what the template writes is a token."""
+"""Control tokens in user text stay text; those of the template are encoded as tokens."""
 
 from concurrent.futures import ThreadPoolExecutor
 
