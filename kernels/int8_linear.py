@@ -4,10 +4,10 @@ Microseconds on an H200, activations in bfloat16, tiles the fastest of about 40,
 weight:
 
     tokens                              1    16    64   256  2048
-    4096 -> 28672     int8_linear      42    44    75   131   957
-                      cuBLAS           62    63    65   101   687
-    14336 -> 4096     int8_linear      28    29    56   148   448
-                      cuBLAS           33    33    37    53   329
+    4096 -> 28672     int8_linear      39    41    89   156  1166
+                      cuBLAS           57    58    63   105   716
+    14336 -> 4096     int8_linear      27    27    62   112   573
+                      cuBLAS           32    33    37    55   344
 """
 
 from typing import NamedTuple
@@ -38,7 +38,7 @@ def tile_shape(num_tokens: int, out_features: int, itemsize: int) -> TileShape:
         return TileShape(16, 32, 256, 4, 5)
     if num_tokens <= 64:
         return TileShape(64, 32, 128, 4, 4)
-    large, small = TileShape(256, 128, 64, 8, 3), TileShape(256, 64, 128, 8, 3)
+    large, small = TileShape(256, 128, 64, 8, 3), TileShape(128, 64, 128, 8, 3)
     num_programs = -(-out_features // large.block_n) * -(-num_tokens // large.block_m)
     return large if num_programs >= _NUM_PROGRAMS else small
 
