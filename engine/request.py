@@ -78,21 +78,28 @@ class RepetitionStop:
 class SamplingParams:
     """How the next token is chosen and when to stop. All values are final: defaults are already applied.
 
-    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch the filter off. Filters apply after
-    temperature: top-k, then top-p, then min-p (relative to the most likely token). With `seed` None the
-    engine draws one. Presence and frequency penalties count output tokens only; the repetition penalty (1 =
-    off) counts prompt and output, as in transformers. `logit_bias` has at most MAX_LOGIT_BIAS entries. Only
-    `allowed_token_ids`, if there are any, can be chosen, and only `first_token_ids` as the first token. With
-    `token_healing` Engine.prepare() removes the last token of the prompt; the output then begins with the
-    text of these `healed_token_ids`, and does not show it. The last token of each of `bad_words_ids` is never
-    chosen after the others; Engine.prepare() adds the ids of `bad_words`. `logprobs` returns the
-    log-probability of each chosen token and of that many most likely ones (0 to MAX_LOGPROBS),
-    `prompt_logprobs` those of each token of the prompt but the first: it then bypasses the prefix cache. With
-    `max_tokens` 0 only the prompt is computed. `marks` are tokens (id, text) that are shown, with a mark
-    (control_tokens.py) that distinguishes them from other tokens that spell the text. Inside `reasoning` stop
-    strings have no effect, and its tokens are counted. With a `grammar` the output ends where that lets
-    nothing follow, be it before `min_tokens`. With a `repetition_stop` it ends (stop) in stop, at
-    `min_tokens` at the earliest; all of it is shown.
+    Sampling: `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch the filter off. Filters
+    apply after temperature: top-k, then top-p, then min-p (relative to the most likely token). With `seed`
+    None the engine draws one. Presence and frequency penalties count output tokens only; the repetition
+    penalty (1 = off) counts prompt and output, as in transformers. `logit_bias` has at most MAX_LOGIT_BIAS
+    entries.
+
+    Allowed tokens: only `allowed_token_ids`, if there are any, can be chosen, and only `first_token_ids` as
+    the first token. The last token of each of `bad_words_ids` is never chosen after the others;
+    Engine.prepare() adds the ids of `bad_words`. With `token_healing` it removes the last token of the
+    prompt; the output then begins with the text of these `healed_token_ids`, and does not show it.
+
+    Logprobs: `logprobs` returns the log-probability of each chosen token and of that many most likely ones (0
+    to MAX_LOGPROBS), `prompt_logprobs` those of each token of the prompt but the first, which bypasses the
+    prefix cache.
+
+    Text: `marks` are tokens (id, text) that are shown with a mark (control_tokens.py), which distinguishes
+    them from other tokens that spell the text. Inside `reasoning` stop strings have no effect; its tokens are
+    counted.
+
+    End: with a `grammar` the output ends when no token is allowed, even before `min_tokens`. A
+    `repetition_stop` ends it after `min_tokens` at the earliest, and shows all of it. With `max_tokens` 0
+    only the prompt is computed.
     """
 
     max_tokens: int

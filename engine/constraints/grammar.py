@@ -43,7 +43,7 @@ LIMITS = LLParserLimits(
 class Vocabulary:
     """The bytes of every token of a `tokenizers.Tokenizer`, as llguidance needs them.
 
-    For a model without eos, a token added to a copy of the tokenizer stands for the end; no mask allows it.
+    For a model without eos, a token added to a copy of the tokenizer represents the end; no mask allows it.
     Building takes half a second with the GIL held, so it happens before serving begins. Raises ValueError for
     a tokenizer that llguidance cannot read, or whose decoder does more than join bytes.
     """

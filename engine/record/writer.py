@@ -209,7 +209,7 @@ def _arrival(sequence_id: int, first: int, seed: int, request: Request, at: floa
 
 
 def _asides(row: Row) -> tuple[Any, ...]:
-    """What is computed of a row beside a token: the known tokens that are scored, and the pooled states."""
+    """Return what a row computes besides tokens: prompt logprobs and pooled hidden states."""
     if row.scored is None and row.pool is None:
         return ()
     scored = row.scored and (row.scored.start, len(row.scored.token_ids), row.scored.num_top)

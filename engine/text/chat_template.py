@@ -24,7 +24,7 @@ class ChatTemplate:
     """A compiled chat template. Safe to use from several threads."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, Any] | None = None) -> None:
-        """Compile. Raises TemplateSyntaxError, and what Python raises for the code made of it."""
+        """Compile. Raises TemplateSyntaxError, or what Python raises when it compiles the generated code."""
         self._source = source
         self._special_tokens = special_tokens or {}
         self._sandbox = TemplateSandbox()
@@ -110,7 +110,7 @@ def read_template(path: Path) -> str:
         raise ValueError(
             f"chat_template: {path} has an error in line {error.lineno}: {error.message}"
         ) from None
-    except Exception as error:  # raised by Python for the code made of it, for example for too deep nesting
+    except Exception as error:  # Python may refuse the generated code, for example if it is nested too deeply
         raise ValueError(f"chat_template: {path} does not compile: {error}") from None
     return source
 
