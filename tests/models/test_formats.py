@@ -4,6 +4,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -21,7 +22,7 @@ from models.weight_names import is_excluded, names_of
 from tests.models.harness import CPU, files_of, forward_logits
 from tests.models.test_parity import BASE, TOLERANCE, prompt, randomised
 
-CONVERSIONS = [name for name in FORMATS if conversion_to(name).CONVERTS]
+CONVERSIONS = [name for name, path in FORMATS.items() if import_module(path).CONVERTS]
 ODD = {
     **BASE,
     "num_attention_heads": 6,
@@ -121,7 +122,8 @@ def test_ranks_that_heads_cannot_be_divided_among(tmp_path):
 def test_every_format_is_one_module_of_its_name():
     for name, path in FORMATS.items():
         assert path == f"models.formats.{name}"
-        assert conversion_to(name) or stored_format({"quant_method": name})
+        found = conversion_to(name) if name in CONVERSIONS else stored_format({"quant_method": name})
+        assert found is import_module(path)
 
 
 def test_unknown_formats_are_named_with_the_known_ones():
