@@ -62,7 +62,7 @@ def measure(overcommit: float, num_requests: int) -> dict[str, Any]:
         if plan is not None:
             in_flight.append(plan)
             num_running.append(scheduler.num_running)
-            num_prefilled += plan.num_tokens - len(plan.decode.slots)
+            num_prefilled += plan.num_tokens - plan.num_decode_rows
         if plan is None or len(in_flight) > RUN_AHEAD:
             oldest = in_flight.popleft()
             scheduler.commit(oldest, output_of(oldest, lengths))
@@ -77,13 +77,10 @@ def measure(overcommit: float, num_requests: int) -> dict[str, Any]:
 
 def output_of(plan: StepPlan, lengths: dict[int, int]) -> StepOutput:
     """A step's samples: the end of a sequence where it has its length."""
-    ends = [start + 2 for start in plan.decode.starts] + [
-        row.start + row.num_tokens + 1 for row in plan.chunks
-    ]
-    is_sampled = [True] * len(plan.decode.starts) + [row.sample for row in plan.chunks]
+    columns = zip(plan.sequence_ids, plan.starts, plan.query_lens, plan.num_logits, strict=True)
     tokens = [
-        ((EOS if end >= lengths[sequence_id] else 7),) if there else ()
-        for sequence_id, end, there in zip(plan.sequence_ids, ends, is_sampled, strict=True)
+        (EOS if start + query_len + 1 >= lengths[sequence_id] else 7,) * num_logits
+        for sequence_id, start, query_len, num_logits in columns
     ]
     return StepOutput(plan.step_id, tokens, 0.0, 0.01)
 

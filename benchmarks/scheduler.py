@@ -31,7 +31,7 @@ NUM_STEPS = 500
 
 def made_up(plan: StepPlan) -> StepOutput:
     """An output with the same token for every row that is sampled."""
-    tokens = [(7,)] * len(plan.decode.slots) + [(7,) if row.sample else () for row in plan.chunks]
+    tokens = [(7,) * num_logits for num_logits in plan.num_logits]
     return StepOutput(plan.step_id, tokens, 0.0, 0.01)
 
 
@@ -97,8 +97,8 @@ def measure(scheduler: Scheduler, page_size: int) -> dict[str, Any]:
         begin = time.perf_counter()
         scheduler.commit(in_flight.popleft(), output)
         seconds.append(planned - start + time.perf_counter() - begin)
-        num_rows.append(len(plan.decode.slots))
-        num_started.append(len(plan.chunks))
+        num_rows.append(plan.num_decode_rows)
+        num_started.append(len(plan.token_ids))
     gc.unfreeze()
     milliseconds = [1e3 * value for value in seconds[NUM_WARM_UP_STEPS:]]
     return {

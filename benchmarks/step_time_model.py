@@ -39,8 +39,10 @@ class Work(NamedTuple):
     @classmethod
     def of(cls, plan: StepPlan) -> "Work":
         """The work of a plan."""
-        pairs = sum(row.num_tokens * (2 * row.start + row.num_tokens) for row in plan.chunks) // 2
-        return cls(plan.num_tokens, sum(plan.decode.starts) + len(plan.decode.starts), pairs)
+        prompts = [(plan.starts[row], plan.query_lens[row]) for row in plan.token_ids]
+        pairs = sum(query_len * (2 * start + query_len) for start, query_len in prompts) // 2
+        num_decode = plan.num_decode_rows
+        return cls(plan.num_tokens, sum(plan.starts[:num_decode]) + num_decode, pairs)
 
 
 @dataclass(frozen=True)

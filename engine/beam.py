@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.errors import EngineError, InvalidRequest
 from engine.mailbox import Mailbox
 from engine.outputs import FinishReason, TextDelta, TokenLogprobs, TokenPiece
-from engine.request import MAX_LOGPROBS, BeamParams, Request, SamplingParams
+from engine.readouts import MAX_LOGPROBS
+from engine.request import BeamParams, Request, SamplingParams
 from engine.stream import RequestStream
 from engine.text.detokenizer import NUM_CONTEXT_TOKENS, AddTokens, Detokenizer, OpenStream
 

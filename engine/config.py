@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.request import Pooling
+from engine.readouts import Pooling
 
 
 class EngineConfig(BaseModel):

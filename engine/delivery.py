@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from engine.outputs import FinishReason, TokenLogprobs, TokenScores
+from engine.outputs import FinishReason, PromptLogprobColumns, TokenLogprobs
 from engine.pacer import FLUSH_SECONDS, Pacer
+from engine.readouts import PromptLogprobs
 from engine.schedule.sequence import Sequence
 from engine.text.detokenizer import (
     NUM_CONTEXT_TOKENS,
@@ -58,6 +59,7 @@ class Delivery:
     def open(self, sequence: Sequence) -> None:
         """Begin the text of a sequence."""
         request, sampling = sequence.request, sequence.request.sampling
+        has_prompt_logprobs = request.readout(PromptLogprobs) is not None
         self._pacer.open(sequence.id)
         self._jobs.append(
             OpenStream(
@@ -67,19 +69,17 @@ class Delivery:
                 include_stop=sampling.include_stop_str_in_output,
                 min_tokens=sampling.min_tokens,
                 skip_special_tokens=sampling.skip_special_tokens,
-                return_tokens=request.return_tokens
-                or sampling.logprobs is not None
-                or sampling.prompt_logprobs is not None,
+                return_tokens=request.return_tokens or sampling.logprobs is not None or has_prompt_logprobs,
                 marks=sampling.marks,
                 reasoning=sampling.reasoning,
                 healed_token_ids=sampling.healed_token_ids,
             )
         )
-        if sampling.prompt_logprobs is not None:  # no logits precede the first token
+        if has_prompt_logprobs:  # no logits precede the first token
             self._jobs.append(AddPromptTokens(sequence.id, request.prompt_token_ids[:1], None))
 
     def add_prompt_tokens(
-        self, sequence_id: int, token_ids: tuple[int, ...], scores: TokenScores | None
+        self, sequence_id: int, token_ids: tuple[int, ...], scores: PromptLogprobColumns | None
     ) -> None:
         """Add the next tokens of a prompt, with their logprobs, to the first delta of an open sequence."""
         self._jobs.append(AddPromptTokens(sequence_id, token_ids, scores))

@@ -33,6 +33,7 @@ from engine.listener import StepListener
 from engine.mailbox import Mailbox
 from engine.model_info import ModelInfo
 from engine.outputs import FinishReason, StepOutput, StepPlan, logprobs_by_sequence
+from engine.readouts import PromptLogprobs
 from engine.record.writer import Recorder
 from engine.request import Request
 from engine.schedule.scheduler import Scheduler
@@ -358,9 +359,13 @@ class Engine:
         now = time.perf_counter()
         for listener in self._listeners:
             listener.completed(output)
-        for row, scores in zip(plan.chunks, output.scores or (), strict=bool(output.scores)):
-            if row.scored is not None and row.sequence_id in self._live:
-                self._delivery.add_prompt_tokens(row.sequence_id, row.scored.token_ids, scores)
+        for index, results in output.readouts.items():
+            if (live := self._live.get(plan.sequence_ids[index])) is not None:
+                for part, result in zip(plan.readouts[index], results, strict=True):
+                    if isinstance(part.readout, PromptLogprobs):
+                        self._delivery.add_prompt_tokens(live.sequence.id, part.next_token_ids, result)
+                    elif part.is_last:
+                        live.stream.add_readout(part.readout, result)
         logprobs = logprobs_by_sequence(plan, output)
         for sequence, token_ids in self._scheduler.commit(plan, output):
             if sequence.finish_reason is FinishReason.ERROR:
@@ -369,14 +374,12 @@ class Engine:
                     sequence.id, FinishReason.ERROR, _no_token(sequence, output.problems.get(sequence.id))
                 )
             elif sequence.id in self._live:
-                if output.pooled is not None and sequence.id in output.pooled:
-                    self._live[sequence.id].stream.pooled = output.pooled[sequence.id]
                 self._delivery.add(sequence, token_ids, now, logprobs.get(sequence.id, ()))
         self._observe_step(plan, output)
 
     def _observe_step(self, plan: StepPlan, output: StepOutput) -> None:
         self._num_steps += 1
-        self._num_mixed_steps += bool(plan.chunks and plan.decode.slots)
+        self._num_mixed_steps += 0 < plan.num_decode_rows < plan.num_rows
         self._num_constrained_steps += bool(output.num_constrained)
         self._idle_meter.step(output.start_seconds, output.end_seconds)
         self._observer.step_finished(

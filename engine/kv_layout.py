@@ -85,6 +85,14 @@ class KVLayout:
         ends = self.start_columns(num_tokens + self._run_ahead, first_columns)
         return sum(ends[group] - first_columns[group] for group in self.window_groups)
 
+    def exceeds_window(self, num_tokens: int, first_columns: list[int]) -> bool:
+        """Return True if decode_pages() may be exceeded by `num_tokens` tokens from these columns on."""
+        num_columns = self.num_columns(num_tokens)
+        return any(
+            num_columns - first_columns[group] > most
+            for group, most in zip(self.window_groups, self._decode_columns, strict=True)
+        )
+
     def decode_pages(self, num_tokens: Count, window_pages: Count | int = 0) -> Count:
         """Return an upper bound of the pages held with `num_tokens` tokens; it never falls as they grow.
 

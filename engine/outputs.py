@@ -3,15 +3,16 @@
 loop --StepPlan--> device thread --StepOutput--> loop --DetokenizeJob--> detokenizer --TextDelta--> loop
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from engine.constraint import Constraint
-from engine.request import Pooling, SamplingParams
+from engine.readouts import Readout
+from engine.request import SamplingParams
 
 
 class FinishReason(StrEnum):
@@ -33,104 +34,121 @@ class SlotInit(NamedTuple):
     constraints: tuple[Constraint, ...] = ()
 
 
+NO_PAGE = -1
+NO_TOKEN = -1
+
+_EMPTY: Mapping[int, Any] = MappingProxyType({})
+
 # Pages of one sequence: for each KV group the pages of the same columns of its page table.
 GroupPages = tuple[tuple[int, ...], ...]
 
 
-class DecodeRows(NamedTuple):
-    """The rows of a step that continue decoding: one token each, the newest of its slot; all are sampled.
+class RowReadout(NamedTuple):
+    """The part of a readout that one row computes.
 
-    Parallel columns, because a step has hundreds of them: row i computes the token at position `starts[i]`
-    of sequence `sequence_ids[i]`, which runs in `slots[i]`. `new_pages[i]`, unless NO_PAGE, enters the slot's
-    page table before the step, in the column of that position.
+    It reads the final hidden states of `num_tokens` tokens of the row, from position `start` on.
+    `next_token_ids` are the prompt's tokens after each of them (one fewer when the prompt ends with the last
+    one). `is_last`: no later row reads anything for it.
     """
 
-    sequence_ids: list[int]
-    slots: list[int]
-    starts: list[int]
-    new_pages: list[int]
-
-    @classmethod
-    def empty(cls) -> "DecodeRows":
-        """No rows yet."""
-        return cls([], [], [], [])
-
-
-NO_PAGE = -1
-NO_TOKEN = -1
-
-
-class Scored(NamedTuple):
-    """Tokens of a prompt whose log-probabilities are wanted, and of `num_top` most likely ones in each place.
-
-    `token_ids` follow the tokens at positions from `start` on.
-    """
-
+    readout: Readout
     start: int
-    token_ids: tuple[int, ...]
-    num_top: int
-
-
-class Pool(NamedTuple):
-    """A row of a sequence whose hidden states are pooled; with `is_last` the vector is whole after it."""
-
-    pooling: Pooling
+    num_tokens: int
+    next_token_ids: tuple[int, ...]
     is_last: bool
 
 
 class Row(NamedTuple):
-    """A row whose tokens the host knows: a prompt or a piece of one, or the history of a resumed sequence.
+    """The part of a step that belongs to one sequence: consecutive tokens of it, from position `start` on.
 
-    `token_ids` stand at positions from `start` on. `new_pages` continue the slot's page table; with `init`
-    the slot starts anew and they are all its pages. With `sample` the logits of the last token are sampled,
-    the token becomes the slot's newest and is returned. The logits of the tokens in front of the `scored`
-    ones say how likely those are. With `pool` the hidden states enter the slot's vector.
+    Decode, prefill, a chunk of a prompt, a resumed history and drafts to be verified differ in numbers only.
+    `token_ids` are the row's tokens; empty: its one token is the slot's last sampled one, which the host may
+    not know yet. The logits of the last `num_logits` tokens are sampled. With several, the last
+    `num_logits - 1` tokens are drafts: the row returns sampled tokens up to the first that differs from the
+    draft at its position and replaces it.
+
+    `new_pages` continue the slot's page table in every KV group; with `init` the slot starts anew and they
+    are all its pages. `readouts` are what the row returns beside tokens.
     """
 
     sequence_id: int
     slot: int
     start: int
-    token_ids: tuple[int, ...]
-    sample: bool
-    new_pages: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    num_logits: int = 1
+    new_pages: GroupPages = ()
     init: SlotInit | None = None
-    scored: Scored | None = None
-    pool: Pool | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens this row computes."""
-        return len(self.token_ids)
+    readouts: tuple[RowReadout, ...] = ()
 
 
 class StepPlan(NamedTuple):
-    """One step of the device: the decode rows, then `chunks`, of which those with one token stand first.
+    """One step of the device: its rows as parallel columns, because a step has hundreds of them.
+
+    Row i belongs to sequence `sequence_ids[i]` in `slots[i]` and computes `query_lens[i]` tokens from
+    position `starts[i]` on. Rows without token ids come first, then other rows of one token, then longer
+    ones. The mappings are by row, and most rows of a decode step are in none of them: see Row.
 
     `page_copies` are pairs (source, target) of pages, copied before anything else.
     """
 
     step_id: int
-    decode: DecodeRows
-    chunks: tuple[Row, ...]
-    num_tokens: int
-    page_copies: tuple[tuple[int, int], ...] = ()
+    sequence_ids: list[int]
+    slots: list[int]
+    starts: list[int]
+    query_lens: list[int]
+    num_logits: list[int]
+    token_ids: dict[int, tuple[int, ...]]
+    new_pages: dict[int, GroupPages]
+    inits: dict[int, SlotInit]
+    readouts: dict[int, tuple[RowReadout, ...]]
+    page_copies: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, step_id: int, rows: Iterable[Row], page_copies: Iterable[tuple[int, int]] = ()) -> "StepPlan":
+        """Return the plan of these rows, in the order a plan has."""
+        plan = cls(step_id, [], [], [], [], [], {}, {}, {}, {}, list(page_copies))
+        plan.extend(rows)
+        return plan
+
+    def extend(self, rows: Iterable[Row]) -> None:
+        """Add rows to a plan that is being made and has no row of several tokens yet."""
+        for row in sorted(rows, key=lambda row: (bool(row.token_ids), len(row.token_ids) > 1)):
+            index = len(self.slots)
+            self.sequence_ids.append(row.sequence_id)
+            self.slots.append(row.slot)
+            self.starts.append(row.start)
+            self.query_lens.append(len(row.token_ids) or 1)
+            self.num_logits.append(row.num_logits)
+            if row.token_ids:
+                self.token_ids[index] = row.token_ids
+            if row.new_pages:
+                self.new_pages[index] = row.new_pages
+            if row.init is not None:
+                self.inits[index] = row.init
+            if row.readouts:
+                self.readouts[index] = row.readouts
 
     @property
     def num_rows(self) -> int:
         """Sequences that take part."""
-        return len(self.decode.slots) + len(self.chunks)
+        return len(self.slots)
 
     @property
-    def sequence_ids(self) -> list[int]:
-        """Who takes part, in the order of the rows."""
-        return [*self.decode.sequence_ids, *(row.sequence_id for row in self.chunks)]
+    def num_decode_rows(self) -> int:
+        """Rows whose one token is their slot's last sampled one."""
+        return len(self.slots) - len(self.token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are computed."""
+        return sum(self.query_lens)
 
 
 class TokenLogprobs(NamedTuple):
     """Log-probability of a chosen token, and the most likely ones in its place, (id, logprob), best first.
 
-    Log-softmax of the raw logits: before temperature, penalties, bias and masks. `rank`, told of the tokens
-    of a prompt: how many tokens are as likely as it at least, itself among them.
+    Log-softmax of the raw logits: before temperature, penalties, bias and masks. `rank`, of prompt tokens
+    only: how many tokens have at least its probability, itself included.
     """
 
     logprob: float
@@ -138,8 +156,8 @@ class TokenLogprobs(NamedTuple):
     rank: int | None = None
 
 
-class TokenScores(NamedTuple):
-    """The same of many tokens, as columns: those of a prompt are thousands.
+class PromptLogprobColumns(NamedTuple):
+    """TokenLogprobs of consecutive prompt tokens, as columns: a prompt has thousands.
 
     `logprobs` fp32 and `ranks` int64 [num_tokens]; `top` fp32 and `top_ids` int64 [num_tokens, num_top], best
     first.
@@ -151,22 +169,21 @@ class TokenScores(NamedTuple):
     ranks: np.ndarray
 
     def each(self) -> Iterator[TokenLogprobs]:
-        """One after the other: no call holds the GIL for long."""
+        """Yield them one by one, so that no single call holds the GIL for long."""
         columns = (self.logprobs.tolist(), self.top, self.top_ids, self.ranks.tolist())
         for logprob, values, ids, rank in zip(*columns, strict=True):
             yield TokenLogprobs(logprob, tuple(zip(ids.tolist(), values.tolist(), strict=True)), rank)
 
 
 class StepOutput(NamedTuple):
-    """What a step computed: for each row of the plan the sampled tokens (none without `sample`).
+    """What a step computed: for each row of the plan its new tokens, 0 to `num_logits` of them.
 
-    None for a sampled row, too, when its constraints let nothing follow and it may end: then it has ended.
+    A row that is sampled has no token when its constraints allow none and it may end: then it has ended.
     A token is NO_TOKEN where the model gave no finite probability to any. `logprobs`, None if no row asked
-    for them, has an entry for each token of `tokens`, None where its row did not ask. `scores`, None if no
-    chunk asked for them, are those of the `scored` tokens of each chunk, None where it has none.
+    for them, has an entry for each token of `tokens`, None where its row did not ask.
     `start_seconds` and `end_seconds` are the device's own times of the step on one clock. `num_constrained`
-    rows waited for a mask. `pooled`: by sequence id the vectors that are whole, fp32 [hidden_size].
-    `problems`: by sequence id why it is not known what may follow; empty for a fault of ours.
+    rows waited for a mask. `readouts`, by row: a result for each readout of the row, None where a later row
+    returns it. `problems`, by sequence id: why its constraints allow no token; empty for an internal fault.
     """
 
     step_id: int
@@ -174,10 +191,9 @@ class StepOutput(NamedTuple):
     start_seconds: float
     end_seconds: float
     logprobs: Sequence[tuple[TokenLogprobs | None, ...]] | None = None
-    scores: Sequence[TokenScores | None] | None = None
     num_constrained: int = 0
-    pooled: Mapping[int, np.ndarray] | None = None
-    problems: Mapping[int, str] = MappingProxyType({})
+    readouts: Mapping[int, tuple[Any, ...]] = _EMPTY
+    problems: Mapping[int, str] = _EMPTY
 
 
 class TokenPiece(NamedTuple):
@@ -226,11 +242,11 @@ class TextDelta(NamedTuple):
 
 
 def logprobs_by_sequence(plan: StepPlan, output: StepOutput) -> dict[int, tuple[TokenLogprobs, ...]]:
-    """The log-probabilities of a step's tokens, of the sequences that asked for them."""
+    """Return the log-probabilities of a step's tokens for the sequences that asked for them."""
     if output.logprobs is None:
         return {}
     return {
-        sequence_id: tuple(told for told in row if told is not None)
+        sequence_id: tuple(entry for entry in row if entry is not None)
         for sequence_id, row in zip(plan.sequence_ids, output.logprobs, strict=True)
         if row and row[0] is not None
     }

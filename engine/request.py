@@ -2,22 +2,20 @@
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from engine.constraint import Constraint
 from engine.errors import InvalidRequest
+from engine.readouts import MAX_LOGPROBS, Readout
 
 MAX_LOGIT_BIAS = 1024
-MAX_LOGPROBS = 20
 MAX_REPEATED_TOKENS = 4096
 MAX_REPEATED_SIZES = 256  # compared at every token
 MAX_SMALL_SET = 4096
 # Line breaks with indentation, or spaces: allows pretty-printing, but no endless blanks.
 JSON_WHITESPACE = r"(\r?\n[ \t]{0,32}|[ \t]{1,8})"
 
-Pooling = Literal["mean", "last"]
-
-
+R = TypeVar("R")
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "ebnf", "lark"]
 
 
@@ -90,8 +88,7 @@ class SamplingParams:
     prompt; the output then begins with the text of these `healed_token_ids`, and does not show it.
 
     Logprobs: `logprobs` returns the log-probability of each chosen token and of that many most likely ones (0
-    to MAX_LOGPROBS), `prompt_logprobs` those of each token of the prompt but the first, which bypasses the
-    prefix cache.
+    to MAX_LOGPROBS).
 
     Text: `marks` are tokens (id, text) that are shown with a mark (control_tokens.py), which distinguishes
     them from other tokens that spell the text. Inside `reasoning` stop strings have no effect; its tokens are
@@ -120,7 +117,6 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
@@ -156,14 +152,12 @@ class BeamParams:
 class Request:
     """One continuation to compute: token ids in, at most `sampling.max_tokens` tokens out.
 
-    With `max_tokens` 0 only the prompt is computed. `pooling` then returns one vector: the mean of its
-    tokens' hidden states after the final norm, or that of the last token.
-
     With `use_prefix_cache` KV pages of equal prompt beginnings are reused, and kept for later requests;
     `cache_salt` restricts that to requests of the same salt. A lower `priority` is served earlier. A request
     fails if it has not started after `queue_timeout_seconds` or not ended after `timeout_seconds`. With
     `return_tokens`, and always with log-probabilities, its deltas list their tokens. Engine.prepare() makes
-    `constraints` from the sampling parameters.
+    `constraints` from the sampling parameters. `readouts`, at most one of each class, are computed of the
+    prompt and returned by the stream.
     """
 
     request_id: str
@@ -176,12 +170,17 @@ class Request:
     timeout_seconds: float | None = None
     return_tokens: bool = False
     constraints: tuple[Constraint, ...] = field(default=(), repr=False)
-    pooling: Pooling | None = None
+    readouts: tuple[Readout, ...] = ()
+
+    def readout(self, kind: type[R]) -> R | None:
+        """Return its readout of this class, or None."""
+        return next((readout for readout in self.readouts if isinstance(readout, kind)), None)
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest for a value out of range, which would index wrong memory on the device."""
         sampling = self.sampling
-        assert self.pooling is None or not sampling.max_tokens, "a request with pooling generates nothing"
+        for readout in self.readouts:
+            readout.check()
         for param, token_ids in (
             ("prompt", self.prompt_token_ids),
             ("stop_token_ids", sampling.stop_token_ids),
@@ -219,10 +218,8 @@ class Request:
                 )
         if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(f"'logit_bias' has more than {MAX_LOGIT_BIAS} entries.", "logit_bias")
-        for param in ("logprobs", "prompt_logprobs"):
-            num_top = getattr(sampling, param)
-            if num_top is not None and not 0 <= num_top <= MAX_LOGPROBS:
-                raise InvalidRequest(f"'{param}' must be between 0 and {MAX_LOGPROBS}.", param)
+        if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(f"'logprobs' must be between 0 and {MAX_LOGPROBS}.", "logprobs")
 
 
 @lru_cache(maxsize=4)

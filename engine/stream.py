@@ -1,19 +1,19 @@
 """The stream that submit() returns: the deltas of one request in order, and its token counts."""
 
 from collections.abc import AsyncIterator, Callable
-
-import numpy as np
+from typing import Any
 
 from engine.errors import EngineError
 from engine.mailbox import Mailbox
 from engine.outputs import OutputToken, TextDelta
+from engine.readouts import Readout
 
 
 class RequestStream:
     """Async iterator over a request's TextDeltas; the one with a finish reason is the last.
 
     Iterating raises StepFailed, Draining or EngineDead if the request ended by a fault. The counts are final
-    after the last delta, and so is `pooled` fp32 [hidden_size], the vector of a request with `pooling`.
+    after the last delta, and so are the results of the request's readouts that do not come in parts.
     """
 
     def __init__(
@@ -30,11 +30,22 @@ class RequestStream:
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.num_reasoning_tokens = 0
-        self.pooled: np.ndarray | None = None
+        self._readouts: dict[type[Readout], Any] = {}
         self._mailbox = mailbox
         self._abort = abort
         self._on_collect = on_collect
         self._is_exhausted = False
+
+    def add_readout(self, readout: Readout, result: Any) -> None:
+        """Keep the result of a readout."""
+        self._readouts[type(readout)] = result
+
+    def readout(self, kind: type[Readout]) -> Any:
+        """Return the result of the request's readout of this class, after the last delta.
+
+        Raises KeyError if the request has none, or ended before it was computed.
+        """
+        return self._readouts[kind]
 
     def abort(self) -> None:
         """Stop computing, and free all memory within a step. Does nothing after the end."""

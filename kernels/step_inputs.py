@@ -1,6 +1,8 @@
-"""What a step of decode rows and prompts reads, from a few numbers for each row: one kernel in place of 40.
+"""Writes what a step reads (token ids, positions, page tables) from a few numbers for each row.
 
-A launch costs the host 5 to 10 µs, and several times that beside a busy event loop.
+`step_inputs` for any rows: one kernel in place of 40. `decode_inputs` for steps of decode rows alone, which
+are described by three numbers each. A launch costs the host 5 to 10 µs, and several times that beside a busy
+event loop.
 """
 
 from typing import NamedTuple
@@ -10,23 +12,25 @@ import torch
 
 from kernels.dispatch import dispatch, tl, triton
 
-# What is told of each row. All but the slot are numbers from 0: of positions, of tokens of the step, of known
-# tokens, of columns of a page table, of new pages, of sampled rows.
+# Columns of a row's record. Offsets count from 0: of positions, of tokens of the step, of host token ids, of
+# columns of a page table, of new pages, of logits positions.
 (
     SLOT,
     START,  # position of its first token
     FIRST_TOKEN,
-    FIRST_KNOWN,  # its first known token; negative: its one token is the slot's newest
+    FIRST_HOST_TOKEN,  # its first host token id; negative: its one token is the slot's last one
     NUM_TOKENS,
     FIRST_COLUMN,  # where its new pages enter the slot's page table
     NUM_NEW_PAGES,
     FIRST_NEW_PAGE,
-    SAMPLED,  # which of the sampled rows it is, in their order; negative: none
-) = range(9)
-NUM_COLUMNS = 9
-_SLOT, _START, _FIRST_TOKEN, _FIRST_KNOWN = map(tl.constexpr, (SLOT, START, FIRST_TOKEN, FIRST_KNOWN))
-_NUM_TOKENS, _FIRST_COLUMN, _SAMPLED = map(tl.constexpr, (NUM_TOKENS, FIRST_COLUMN, SAMPLED))
+    NUM_LOGITS,  # the logits of its last tokens are sampled, so many
+    FIRST_LOGITS,
+) = range(10)
+NUM_COLUMNS = 10
+_SLOT, _START, _FIRST_TOKEN, _FIRST_HOST = map(tl.constexpr, (SLOT, START, FIRST_TOKEN, FIRST_HOST_TOKEN))
+_NUM_TOKENS, _FIRST_COLUMN = map(tl.constexpr, (NUM_TOKENS, FIRST_COLUMN))
 _NUM_NEW_PAGES, _FIRST_NEW_PAGE = map(tl.constexpr, (NUM_NEW_PAGES, FIRST_NEW_PAGE))
+_NUM_LOGITS, _FIRST_LOGITS = map(tl.constexpr, (NUM_LOGITS, FIRST_LOGITS))
 
 _BLOCK = 1024
 
@@ -34,10 +38,10 @@ _BLOCK = 1024
 class StepInputs(NamedTuple):
     """Tensors that a step is written to; they may have room for more than it has.
 
-    Of tokens, int64: `token_ids`, `positions`, and `slot_mapping`, page * page_size + offset of their keys.
-    Of rows, int32: `context_lens`; `query_start`, with room for one more; `page_table` [rows, pages];
-    `num_rows` [1]. Of rows that are sampled, int64: `logits_indices`, the places in the step of their last
-    tokens, and slot and position of these.
+    Per token, int64: `token_ids`, `positions`, and `slot_mapping`, page * page_size + offset of its keys.
+    Per row, int32: `context_lens`; `query_start`, with room for one more; `page_table` [rows, pages];
+    `num_rows` [1]. Per logits position, int64: `logits_indices`, its token's index in the step, and
+    `logits_slots` and `logits_positions`, slot and position of that token.
     """
 
     token_ids: torch.Tensor
@@ -48,16 +52,16 @@ class StepInputs(NamedTuple):
     page_table: torch.Tensor
     num_rows: torch.Tensor
     logits_indices: torch.Tensor
-    sampled_slots: torch.Tensor
-    sampled_positions: torch.Tensor
+    logits_slots: torch.Tensor
+    logits_positions: torch.Tensor
 
     @classmethod
     def empty(
-        cls, num_tokens: int, num_rows: int, num_pages: int, num_sampled: int, device: torch.device
+        cls, num_tokens: int, num_rows: int, num_pages: int, num_logits: int, device: torch.device
     ) -> "StepInputs":
-        """Room for so much, with anything in it."""
-        sizes = [num_tokens] * 3 + [num_sampled] * 3
-        token_ids, positions, slot_mapping, *sampled = torch.empty(
+        """Allocate them uninitialized."""
+        sizes = [num_tokens] * 3 + [num_logits] * 3
+        token_ids, positions, slot_mapping, *of_logits = torch.empty(
             sum(sizes), dtype=torch.int64, device=device
         ).split(sizes)
         sizes = [num_rows, num_rows + 1, num_rows * num_pages, 1]
@@ -65,10 +69,12 @@ class StepInputs(NamedTuple):
             sum(sizes), dtype=torch.int32, device=device
         ).split(sizes)
         page_table = pages.view(num_rows, num_pages)
-        return cls(token_ids, positions, slot_mapping, context_lens, query_start, page_table, count, *sampled)
+        return cls(
+            token_ids, positions, slot_mapping, context_lens, query_start, page_table, count, *of_logits
+        )
 
     def with_room_for(self, num_tokens: int) -> "StepInputs":
-        """The same tensors, with room for fewer tokens."""
+        """Return views of the same tensors with room for only `num_tokens` tokens."""
         return self._replace(
             token_ids=self.token_ids[:num_tokens],
             positions=self.positions[:num_tokens],
@@ -76,22 +82,22 @@ class StepInputs(NamedTuple):
         )
 
 
-# What changes from step to step must not choose another compiled variant.
+# Not specialized on values that change every step, which would recompile.
 @triton.jit(
     do_not_specialize=[
-        "page_table_stride", "num_tokens", "num_sampled", "token_room", "row_room", "sampled_room"
+        "page_table_stride", "num_tokens", "num_logits", "token_room", "row_room", "logits_room"
     ],
     do_not_specialize_on_alignment=[
-        "rows_ptr", "known_ptr", "new_pages_ptr", "token_ids_ptr", "positions_ptr", "slot_mapping_ptr",
-        "context_lens_ptr", "query_start_ptr", "page_table_ptr", "num_rows_ptr", "logits_indices_ptr",
-        "sampled_slots_ptr", "sampled_positions_ptr",
+        "rows_ptr", "host_token_ids_ptr", "new_pages_ptr", "token_ids_ptr", "positions_ptr",
+        "slot_mapping_ptr", "context_lens_ptr", "query_start_ptr", "page_table_ptr", "num_rows_ptr",
+        "logits_indices_ptr", "logits_slots_ptr", "logits_positions_ptr",
     ],
 )  # fmt: skip
 def _step_inputs_kernel(
     rows_ptr,
-    known_ptr,
+    host_token_ids_ptr,
     new_pages_ptr,
-    newest_ptr,
+    last_token_ptr,
     slot_tables_ptr,
     token_ids_ptr,
     positions_ptr,
@@ -101,21 +107,21 @@ def _step_inputs_kernel(
     page_table_ptr,
     num_rows_ptr,
     logits_indices_ptr,
-    sampled_slots_ptr,
-    sampled_positions_ptr,
+    logits_slots_ptr,
+    logits_positions_ptr,
     slot_tables_stride,
     page_table_stride,
     num_tokens,
-    num_sampled,
+    num_logits,
     token_room,
     row_room,
-    sampled_room,
-    dummy_slot,
-    nobody,
+    logits_room,
+    padding_kv_slot,
+    padding_slot,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program per row, and one for what lies behind all of them."""
+    """One program per row, and one for the padding after all rows."""
     row = tl.program_id(0).to(tl.int64)
     num_rows = tl.num_programs(0) - 1
     lane = tl.arange(0, BLOCK)
@@ -124,30 +130,33 @@ def _step_inputs_kernel(
         for first in range(num_rows, row_room + 1, BLOCK):
             tl.store(query_start_ptr + first + lane, num_tokens, mask=first + lane <= row_room)
         for first in range(num_tokens, token_room, BLOCK):
-            tl.store(slot_mapping_ptr + first + lane, dummy_slot, mask=first + lane < token_room)
-        for first in range(num_sampled, sampled_room, BLOCK):
-            there = first + lane < sampled_room
+            tl.store(slot_mapping_ptr + first + lane, padding_kv_slot, mask=first + lane < token_room)
+        for first in range(num_logits, logits_room, BLOCK):
+            there = first + lane < logits_room
             tl.store(logits_indices_ptr + first + lane, 0, mask=there)
-            tl.store(sampled_slots_ptr + first + lane, nobody, mask=there)
-            tl.store(sampled_positions_ptr + first + lane, 0, mask=there)
+            tl.store(logits_slots_ptr + first + lane, padding_slot, mask=there)
+            tl.store(logits_positions_ptr + first + lane, 0, mask=there)
         return
 
     slot = tl.load(rows_ptr + _SLOT * num_rows + row)
     start = tl.load(rows_ptr + _START * num_rows + row)
     length = tl.load(rows_ptr + _NUM_TOKENS * num_rows + row)
     first_token = tl.load(rows_ptr + _FIRST_TOKEN * num_rows + row)
-    first_known = tl.load(rows_ptr + _FIRST_KNOWN * num_rows + row)
+    first_host = tl.load(rows_ptr + _FIRST_HOST * num_rows + row)
     first_column = tl.load(rows_ptr + _FIRST_COLUMN * num_rows + row)
     end_column = first_column + tl.load(rows_ptr + _NUM_NEW_PAGES * num_rows + row)
     new_pages = new_pages_ptr + tl.load(rows_ptr + _FIRST_NEW_PAGE * num_rows + row) - first_column
-    sampled = tl.load(rows_ptr + _SAMPLED * num_rows + row)
+    row_logits = tl.load(rows_ptr + _NUM_LOGITS * num_rows + row)
+    first_logits = tl.load(rows_ptr + _FIRST_LOGITS * num_rows + row)
     context_len = start + length
     tl.store(query_start_ptr + row, first_token.to(tl.int32))
     tl.store(context_lens_ptr + row, context_len.to(tl.int32))
-    if sampled >= 0:
-        tl.store(logits_indices_ptr + sampled, first_token + length - 1)
-        tl.store(sampled_slots_ptr + sampled, slot)
-        tl.store(sampled_positions_ptr + sampled, context_len - 1)
+    for first in range(0, row_logits, BLOCK):
+        there = first + lane < row_logits
+        index = length - row_logits + first + lane
+        tl.store(logits_indices_ptr + first_logits + first + lane, first_token + index, mask=there)
+        tl.store(logits_slots_ptr + first_logits + first + lane, slot, mask=there)
+        tl.store(logits_positions_ptr + first_logits + first + lane, start + index, mask=there)
 
     # Old pages are read where no new ones are written, so nothing waits for a store.
     table = slot_tables_ptr + slot * slot_tables_stride
@@ -161,7 +170,7 @@ def _step_inputs_kernel(
         tl.store(page_table_ptr + row * page_table_stride + column, page, mask=column < num_columns)
         tl.store(table + column, page, mask=is_new)
 
-    newest = tl.load(newest_ptr + slot)
+    last_token = tl.load(last_token_ptr + slot)
     for first in range(0, length, BLOCK):
         index = first + lane
         there = index < length
@@ -170,9 +179,10 @@ def _step_inputs_kernel(
         is_new = (column >= first_column) & (column < end_column)
         page = tl.load(new_pages + column, mask=there & is_new, other=0)
         page += tl.load(table + column, mask=there & ~is_new, other=0)
-        place = first_known + index
-        known = tl.load(known_ptr + place, mask=there & (place >= 0), other=0)
-        tl.store(token_ids_ptr + first_token + index, tl.where(place < 0, newest, known), mask=there)
+        place = first_host + index
+        token_id = tl.load(host_token_ids_ptr + place, mask=there & (place >= 0), other=0)
+        token_id = tl.where(place < 0, last_token, token_id)
+        tl.store(token_ids_ptr + first_token + index, token_id, mask=there)
         tl.store(positions_ptr + first_token + index, position, mask=there)
         kv_slot = page * PAGE_SIZE + position % PAGE_SIZE
         tl.store(slot_mapping_ptr + first_token + index, kv_slot, mask=there)
@@ -180,35 +190,35 @@ def _step_inputs_kernel(
 
 def step_inputs_triton(
     rows: torch.Tensor,
-    known: torch.Tensor,
+    host_token_ids: torch.Tensor,
     new_pages: torch.Tensor,
-    newest: torch.Tensor,
+    last_token: torch.Tensor,
     slot_tables: torch.Tensor,
     inputs: StepInputs,
     *,
     num_tokens: int,
-    num_sampled: int,
+    num_logits: int,
     page_size: int,
-    dummy_slot: int,
-    nobody: int,
+    padding_kv_slot: int,
+    padding_slot: int,
 ) -> None:
     assert rows.is_contiguous() and slot_tables.stride(1) == inputs.page_table.stride(1) == 1
     _step_inputs_kernel[(rows.shape[1] + 1,)](
         rows,
-        known,
+        host_token_ids,
         new_pages,
-        newest,
+        last_token,
         slot_tables,
         *inputs,
         slot_tables.stride(0),
         inputs.page_table.stride(0),
         num_tokens,
-        num_sampled,
+        num_logits,
         inputs.token_ids.shape[0],
         inputs.context_lens.shape[0],
         inputs.logits_indices.shape[0],
-        dummy_slot,
-        nobody,
+        padding_kv_slot,
+        padding_slot,
         PAGE_SIZE=page_size,
         BLOCK=_BLOCK,
         num_warps=4,
@@ -217,34 +227,35 @@ def step_inputs_triton(
 
 def step_inputs_torch(
     rows: torch.Tensor,
-    known: torch.Tensor,
+    host_token_ids: torch.Tensor,
     new_pages: torch.Tensor,
-    newest: torch.Tensor,
+    last_token: torch.Tensor,
     slot_tables: torch.Tensor,
     inputs: StepInputs,
     *,
     num_tokens: int,
-    num_sampled: int,
+    num_logits: int,
     page_size: int,
-    dummy_slot: int,
-    nobody: int,
+    padding_kv_slot: int,
+    padding_slot: int,
 ) -> None:
     """Write a step to `inputs`, and its new pages to the page tables of the rows' slots.
 
-    rows int64 [NUM_COLUMNS, num_rows] are numbers above; tokens stand row after row, and each row has one at
-    least. known int64: the tokens the host knows; new_pages int64: pages; newest int64 [num_slots]: each
-    slot's newest token; slot_tables int32 [num_slots, max_pages]. No slot may stand in two rows.
+    rows int64 [NUM_COLUMNS, num_rows]: a record per row; each row has at least one token, and its tokens
+    follow those of the row before. host_token_ids int64; new_pages int64: page numbers; last_token int64
+    [num_slots]: each slot's last sampled token; slot_tables int32 [num_slots, max_pages]. Every row has its
+    own slot.
 
-    Where `inputs` have room for more than the num_tokens tokens, the rest of `slot_mapping` is `dummy_slot`;
-    behind the rows each `query_start` is num_tokens; behind the num_sampled rows that are sampled stand rows
-    of the slot `nobody`, with token and position 0. Of a row of `page_table` only the pages of its context
-    are sure to be written.
+    Where `inputs` have room for more than the num_tokens tokens, the rest of `slot_mapping` is
+    `padding_kv_slot`; after the rows each `query_start` is num_tokens; after the num_logits logits positions
+    come some of `padding_slot`, with token and position 0. Of a row of `page_table` only the pages of its
+    context are sure to be written.
     """
     # In numpy, on the tensors' own memory: for so few numbers a call into torch takes several times as long.
-    token_ids, positions, slot_mapping, context_lens, query_start, page_table, count, *of_sampled = (
+    token_ids, positions, slot_mapping, context_lens, query_start, page_table, count, *of_logits = (
         tensor.numpy() for tensor in inputs
     )
-    slots, starts, first_tokens, first_known, lengths, first_columns, new_counts, first_new, sampled = (
+    slots, starts, first_tokens, first_host, lengths, first_columns, new_counts, first_new, logits, _ = (
         rows.numpy()
     )
     tables, num_rows = slot_tables.numpy(), len(slots)
@@ -264,17 +275,116 @@ def step_inputs_torch(
     column, offset = np.divmod(position, page_size)
     positions[:num_tokens] = position
     slot_mapping[:num_tokens] = tables[slots[row], column].astype(np.int64) * page_size + offset
-    slot_mapping[num_tokens:] = dummy_slot
-    is_known = first_known >= 0
-    token_ids[first_tokens[~is_known]] = newest.numpy()[slots[~is_known]]
-    place = place[is_known[row]]
-    token_ids[place] = known.numpy()[(first_known - first_tokens)[row[place]] + place]
+    slot_mapping[num_tokens:] = padding_kv_slot
+    is_on_host = first_host >= 0
+    token_ids[first_tokens[~is_on_host]] = last_token.numpy()[slots[~is_on_host]]
+    place = place[is_on_host[row]]
+    token_ids[place] = host_token_ids.numpy()[(first_host - first_tokens)[row[place]] + place]
 
-    is_sampled = sampled >= 0
-    last = first_tokens + lengths - 1, slots, ends - 1
-    for target, values, padding in zip(of_sampled, last, (0, nobody, 0), strict=True):
-        target[:num_sampled] = values[is_sampled]
-        target[num_sampled:] = padding
+    row = np.repeat(np.arange(num_rows), logits)  # of each logits position
+    index = np.arange(num_logits) - (logits.cumsum() - lengths - first_tokens)[row]
+    values = index, slots[row], (starts - first_tokens)[row] + index
+    for target, value, padding in zip(of_logits, values, (0, padding_slot, 0), strict=True):
+        target[:num_logits] = value
+        target[num_logits:] = padding
 
 
 step_inputs = dispatch(step_inputs_triton, step_inputs_torch)
+
+
+class DecodeInputs(NamedTuple):
+    """`token_ids` and `slot_mapping` int64 [num_rows], `context_lens` int32 [num_rows], `page_table` int32
+    [num_rows, max_pages], of which only the pages of a row's context are written.
+    """
+
+    token_ids: torch.Tensor
+    slot_mapping: torch.Tensor
+    context_lens: torch.Tensor
+    page_table: torch.Tensor
+
+
+@triton.jit
+def _decode_inputs_kernel(
+    staging_ptr,
+    last_token_ptr,
+    slot_tables_ptr,
+    token_ids_ptr,
+    slot_mapping_ptr,
+    context_lens_ptr,
+    page_table_ptr,
+    staging_stride,
+    slot_tables_stride,
+    max_pages,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program per row."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(staging_ptr + row)
+    position = tl.load(staging_ptr + staging_stride + row)
+    new_page = tl.load(staging_ptr + 2 * staging_stride + row).to(tl.int32)
+    column = position // PAGE_SIZE
+    table = slot_tables_ptr + slot * slot_tables_stride
+    page = new_page
+    if new_page < 0:
+        page = tl.load(table + column)
+    tl.store(token_ids_ptr + row, tl.load(last_token_ptr + slot))
+    tl.store(slot_mapping_ptr + row, page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE)
+    tl.store(context_lens_ptr + row, (position + 1).to(tl.int32))
+    for start in range(0, column + 1, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        pages = tl.load(table + columns, mask=columns < column, other=0)
+        pages = tl.where(columns == column, page, pages)
+        tl.store(page_table_ptr + row * max_pages + columns, pages, mask=columns <= column)
+    tl.store(table + column, page)
+
+
+def decode_inputs_triton(
+    staging: torch.Tensor, last_token: torch.Tensor, slot_tables: torch.Tensor, page_size: int
+) -> DecodeInputs:
+    num_rows, max_pages = staging.shape[1], slot_tables.shape[1]
+    assert staging.stride(1) == slot_tables.stride(1) == 1
+    inputs = DecodeInputs(
+        token_ids=torch.empty(num_rows, dtype=torch.int64, device=staging.device),
+        slot_mapping=torch.empty(num_rows, dtype=torch.int64, device=staging.device),
+        context_lens=torch.empty(num_rows, dtype=torch.int32, device=staging.device),
+        page_table=torch.empty(num_rows, max_pages, dtype=torch.int32, device=staging.device),
+    )
+    if num_rows:
+        _decode_inputs_kernel[(num_rows,)](
+            staging,
+            last_token,
+            slot_tables,
+            *inputs,
+            staging.stride(0),
+            slot_tables.stride(0),
+            max_pages,
+            PAGE_SIZE=page_size,
+            BLOCK=_BLOCK,
+            num_warps=1,
+        )
+    return inputs
+
+
+def decode_inputs_torch(
+    staging: torch.Tensor, last_token: torch.Tensor, slot_tables: torch.Tensor, page_size: int
+) -> DecodeInputs:
+    """Return the inputs of decode rows, and write their new pages to `slot_tables`.
+
+    staging int64 [3, num_rows]: slot, position of its last token, and the page for that position if it is the
+    first of a page, else negative. last_token int64 [num_slots]: each slot's last sampled token; slot_tables
+    int32 [num_slots, max_pages]. Every row but padding has a slot of its own.
+    """
+    slots, positions, new_pages = staging
+    columns = positions // page_size
+    pages = torch.where(new_pages >= 0, new_pages.to(torch.int32), slot_tables[slots, columns])
+    slot_tables[slots, columns] = pages
+    return DecodeInputs(
+        token_ids=last_token[slots],
+        slot_mapping=pages.to(torch.int64) * page_size + positions % page_size,
+        context_lens=(positions + 1).to(torch.int32),
+        page_table=slot_tables[slots],
+    )
+
+
+decode_inputs = dispatch(decode_inputs_triton, decode_inputs_torch)

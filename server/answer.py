@@ -128,7 +128,7 @@ class Answer:
         if sampling.grammar is not None:
             param = sampling.grammar.param
             raise UnsupportedField(f"{param} cannot be used together with use_beam_search.", param)
-        if sampling.prompt_logprobs is not None:
+        if requests[0].readouts:
             raise UnsupportedField("Beam search tells no log-probabilities of the prompt.", "use_beam_search")
         check_num_answers(beams.width * len(requests) // n, limits, "use_beam_search")
         streams: list[RequestStream] = []

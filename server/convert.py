@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.errors import InvalidRequest
+from engine.readouts import PromptLogprobs
 from engine.request import BeamParams, Request, SamplingParams
 from server.limits import Limits, check_ids, check_num_answers, check_text, overflow, room_after
 from server.logprobs import TokenDetails
@@ -60,6 +61,8 @@ async def make_requests(
         shared = await asyncio.to_thread(sampling_params, wire, limits, lengths[0])
     else:
         shared = sampling_params(wire, limits, lengths[0])
+    num_top = wire.num_prompt_logprobs
+    readouts = () if num_top is None else (PromptLogprobs(num_top),)
     requests: list[Request] = []
     num_before = 0
     for prompt, max_tokens in zip(prompts, lengths, strict=True):
@@ -69,8 +72,6 @@ async def make_requests(
         sampling = shared if max_tokens == shared.max_tokens else replace(shared, max_tokens=max_tokens)
         token_ids = tuple(prompt)
         for sample in range(n):
-            if sample and not wire.stream and sampling.prompt_logprobs is not None:
-                sampling = replace(sampling, prompt_logprobs=None)
             if sampling.seed is not None and sample:
                 seed = (sampling.seed + 1 + INT64) % (2 * INT64) - INT64
                 sampling = replace(sampling, seed=seed)
@@ -83,6 +84,7 @@ async def make_requests(
                     cache_salt=wire.cache_salt,
                     priority=wire.priority or 0,
                     return_tokens=bool(wire.return_token_ids),
+                    readouts=() if sample and not wire.stream else readouts,
                 )
             )
     return requests
@@ -177,7 +179,6 @@ def sampling_params(wire: ChatRequest | CompletionRequest, limits: Limits, max_t
         bad_words=tuple(wire.bad_words or ()),
         bad_words_ids=tuple(map(tuple, wire.bad_words_ids or ())),
         logprobs=num_logprobs,
-        prompt_logprobs=wire.num_prompt_logprobs,
         stop=wire.stop or (),
         stop_token_ids=frozenset(wire.stop_token_ids or ()),
         ignore_eos=bool(wire.ignore_eos),

@@ -20,7 +20,7 @@ from engine.device.devices import choose_device, set_up_thread
 from engine.device.kv_cache import bytes_per_token
 from engine.device.runner import ModelRunner
 from engine.device.thread import LaunchedStep
-from engine.outputs import NO_PAGE, DecodeRows, Row, SlotInit, StepOutput, StepPlan
+from engine.outputs import Row, SlotInit, StepOutput, StepPlan
 from engine.request import SamplingParams
 from kernels.linear import linear, pack_weight
 from models.loader import default_dtype, random_decoder
@@ -255,10 +255,9 @@ class StepDriver:
         self._num_steps = 0
         self.outputs: list[StepOutput] = []
 
-    def launch(self, decode: DecodeRows, chunks: tuple[Row, ...] = ()) -> None:
+    def launch(self, rows: Sequence[Row]) -> None:
         """Launch a step and read the tokens of the one before it."""
-        num_tokens = len(decode.slots) + sum(row.num_tokens for row in chunks)
-        self._launched.append(self._runner.launch(StepPlan(self._num_steps, decode, chunks, num_tokens)))
+        self._launched.append(self._runner.launch(StepPlan.of(self._num_steps, rows)))
         self._num_steps += 1
         self.finish(1)
 
@@ -271,14 +270,17 @@ class StepDriver:
         """Prefill one prompt of `length` tokens in one step."""
         tokens = tuple((slot * 7919 + index * 31) % 200 for index in range(length))
         init = SlotInit(self._sampling, seed=slot, prompt_token_ids=tokens, output_token_ids=())
-        self.launch(DecodeRows.empty(), (Row(slot, slot, 0, tokens, True, tuple(pages), init),))
+        self.launch([Row(slot, slot, 0, tokens, new_pages=(tuple(pages),), init=init)])
 
     def decode(self, position: int, pages: Sequence[Sequence[int]]) -> None:
         """Decode one token, at `position`, for each sequence; `pages` are the pages of each."""
-        slots = list(range(len(pages)))
-        fresh = position % self._page_size == 0
-        new_pages = [row[position // self._page_size] if fresh else NO_PAGE for row in pages]
-        self.launch(DecodeRows(slots, slots, [position] * len(slots), new_pages))
+        column, offset = divmod(position, self._page_size)
+        self.launch(
+            [
+                Row(slot, slot, position, new_pages=() if offset else ((table[column],),))
+                for slot, table in enumerate(pages)
+            ]
+        )
 
     def time_prefill(self, length: int) -> tuple[float, float]:
         """Return the median seconds of a prefill step: from launch to the token, and on the device."""

@@ -1,26 +1,26 @@
-"""StepPlan -> the tensors a forward pass takes."""
+"""Builds the tensors a forward pass reads from a StepPlan."""
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from engine.device.pooling import pooled_tokens
+from engine.device.readouts import StepReadouts, readouts_of
 from engine.device.slots import StateSlots
 from engine.device.staging import upload
-from engine.outputs import NO_PAGE, Row, StepPlan
+from engine.outputs import StepPlan
 from kernels.paged_attention import AttentionBatch
 from kernels.step_inputs import (
     FIRST_COLUMN,
-    FIRST_KNOWN,
+    FIRST_HOST_TOKEN,
+    FIRST_LOGITS,
     FIRST_NEW_PAGE,
     FIRST_TOKEN,
     NUM_COLUMNS,
+    NUM_LOGITS,
     NUM_NEW_PAGES,
     NUM_TOKENS,
-    SAMPLED,
     SLOT,
     START,
     StepInputs,
@@ -31,26 +31,30 @@ from models.forward_batch import ForwardBatch
 
 @dataclass(frozen=True)
 class StepBatch:
-    """A step on the device: what its forward pass reads, which of its rows are sampled, what is scored.
+    """A step on the device: the inputs of its forward pass, and which hidden states are used for what.
 
-    The forward pass returns the hidden states at `hidden_indices`: tokens to sample from, then the tokens
-    before `scored` int64 [num_scored], whose log-probabilities are returned, then tokens that are pooled.
-    `slots_host`: the slots of the tokens to be sampled; `newest_host`: the positions before.
-    `query_lens` and `context_lens` are int64 [num_rows].
+    `hidden_indices` int64 [num_hidden]: tokens whose hidden states are returned: the logits positions, then
+    those that `readouts` read. `logits_slots` and `last_positions` are, by logits position, the slot and
+    position of its token. `query_lens` and `context_lens` are int64 [num_rows].
     """
 
     inputs: StepInputs
     hidden_indices: torch.Tensor
-    scored: torch.Tensor
-    slots_host: list[int]
-    newest_host: list[int]
+    logits_slots: list[int]
+    last_positions: list[int]
+    readouts: StepReadouts
     query_lens: np.ndarray
     context_lens: np.ndarray
     num_single_rows: int
 
     @property
+    def num_logits(self) -> int:
+        """Number of logits positions."""
+        return len(self.logits_slots)
+
+    @property
     def forward(self) -> ForwardBatch:
-        """What the model takes, of a step that has its inputs to itself."""
+        """Return the batch for a model, of a step that has its inputs to itself."""
         inputs = self.inputs
         attention = AttentionBatch(
             page_table=inputs.page_table,
@@ -65,9 +69,9 @@ class StepBatch:
 
     @property
     def sampled(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Slots and positions, int64 [num_sampled], of the tokens that will be sampled."""
-        num_sampled = len(self.slots_host)
-        return self.inputs.sampled_slots[:num_sampled], self.inputs.sampled_positions[:num_sampled] + 1
+        """Slots and positions, int64 [num_logits], of the tokens that will be sampled."""
+        slots, positions = self.inputs.logits_slots, self.inputs.logits_positions
+        return slots[: self.num_logits], positions[: self.num_logits] + 1
 
 
 def build_batch(
@@ -77,93 +81,70 @@ def build_batch(
     device: torch.device,
     inputs: StepInputs | None = None,
 ) -> StepBatch:
-    """Stage the plan's changes into `slots` and draw up its batch: in `inputs` of a graph, if given."""
-    chunks = plan.chunks
-    rows, new_pages = _rows(plan, page_size)
+    """Write the plan's changes to `slots` and build its batch, in the `inputs` of a graph if given."""
+    rows, new_pages = _rows(plan, slots)
     context_lens = rows[START] + rows[NUM_TOKENS]
-    is_sampled = rows[SAMPLED] >= 0
-    sampled_slots = rows[SLOT, is_sampled].tolist()
-    first_tokens = rows[FIRST_TOKEN, len(plan.decode.slots) :]
-    before_scored, scored = _scored(chunks, first_tokens)
-    others = np.concatenate((before_scored, pooled_tokens(chunks, first_tokens)))
-    known = np.fromiter(
-        itertools.chain.from_iterable(row.token_ids for row in chunks),
-        np.int64,
-        plan.num_tokens - len(plan.decode.slots),
-    )
-    started = [row for row in chunks if row.init is not None]
+    host_token_ids = np.fromiter(itertools.chain.from_iterable(plan.token_ids.values()), np.int64)
+    logits_rows = np.repeat(np.arange(plan.num_rows), rows[NUM_LOGITS])
+    logits_slots = rows[SLOT, logits_rows].tolist()
+    back = (rows[FIRST_LOGITS] + rows[NUM_LOGITS])[logits_rows] - np.arange(len(logits_rows))
+    last_positions = (context_lens[logits_rows] - back).tolist()
+    readouts = readouts_of(plan, rows[FIRST_TOKEN])
     starts: tuple[np.ndarray, ...] = ()
-    if started:
-        inits = [row.init for row in started if row.init is not None]
-        starts = (np.array([row.slot for row in started], np.int64), *slots.parameters(inits))
-    on_device = upload(device, (rows, known, new_pages, others, scored, *starts))
-    device_rows, device_known, device_pages, device_others, device_scored = on_device[:5]
-    if started:
-        slots.start(started, *on_device[5:])
+    inits = {plan.slots[row]: init for row, init in plan.inits.items()}
+    if inits:
+        starts = (np.fromiter(inits, np.int64), *slots.parameters(list(inits.values())))
+    on_device = upload(device, (rows, host_token_ids, new_pages, readouts.token_indices, *starts))
+    device_rows, device_token_ids, device_pages, readout_indices = on_device[:4]
+    if inits:
+        slots.start(inits, *on_device[4:])
     if inputs is None:
         num_pages = -(-int(context_lens.max()) // page_size)
-        inputs = StepInputs.empty(plan.num_tokens, plan.num_rows, num_pages, len(sampled_slots), device)
+        inputs = StepInputs.empty(plan.num_tokens, plan.num_rows, num_pages, len(logits_slots), device)
     step_inputs(
         device_rows,
-        device_known,
+        device_token_ids,
         device_pages,
         slots.last_token,
         slots.page_table,
         inputs,
         num_tokens=plan.num_tokens,
-        num_sampled=len(sampled_slots),
+        num_logits=len(logits_slots),
         page_size=page_size,
-        dummy_slot=slots.dummy_page * page_size,
-        nobody=slots.nobody,
+        padding_kv_slot=slots.padding_page * page_size,
+        padding_slot=slots.padding_slot,
     )
-    logits_indices = inputs.logits_indices[: len(sampled_slots)]
+    hidden_indices = inputs.logits_indices[: len(logits_slots)]
+    if len(readout_indices):
+        hidden_indices = torch.cat((hidden_indices, readout_indices))
     return StepBatch(
         inputs=inputs,
-        hidden_indices=torch.cat((logits_indices, device_others)) if len(others) else logits_indices,
-        scored=device_scored,
-        slots_host=sampled_slots,
-        newest_host=(context_lens[is_sampled] - 1).tolist(),
+        hidden_indices=hidden_indices,
+        logits_slots=logits_slots,
+        last_positions=last_positions,
+        readouts=readouts,
         query_lens=rows[NUM_TOKENS],
         context_lens=context_lens,
-        num_single_rows=len(plan.decode.slots) + sum(row.num_tokens == 1 for row in chunks),
+        num_single_rows=int(np.count_nonzero(rows[NUM_TOKENS] == 1)),
     )
 
 
-def _rows(plan: StepPlan, page_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """What `step_inputs` is told: int64 [NUM_COLUMNS, num_rows], and all new pages, int64, row after row."""
-    decode, chunks = plan.decode, plan.chunks
-    num_decode = len(decode.slots)
-    rows = np.empty((NUM_COLUMNS, plan.num_rows), np.int64)
-    rows[SLOT] = [*decode.slots, *(row.slot for row in chunks)]
-    rows[START] = [*decode.starts, *(row.start for row in chunks)]
-    rows[NUM_TOKENS, :num_decode] = 1
-    rows[NUM_TOKENS, num_decode:] = [row.num_tokens for row in chunks]
+def _rows(plan: StepPlan, slots: StateSlots) -> tuple[np.ndarray, np.ndarray]:
+    """Return the records of `step_inputs`, int64 [NUM_COLUMNS, num_rows], and all new pages, int64."""
+    num_decode = plan.num_decode_rows
+    rows = np.zeros((NUM_COLUMNS, plan.num_rows), np.int64)
+    rows[SLOT] = plan.slots
+    rows[START] = plan.starts
+    rows[NUM_TOKENS] = plan.query_lens
     rows[FIRST_TOKEN] = rows[NUM_TOKENS].cumsum() - rows[NUM_TOKENS]
-    rows[FIRST_KNOWN, :num_decode] = -1
-    rows[FIRST_KNOWN, num_decode:] = rows[FIRST_TOKEN, num_decode:] - num_decode
-    rows[FIRST_COLUMN] = rows[START] // page_size
-    rows[FIRST_COLUMN, num_decode:] = [0 if row.init else -(-row.start // page_size) for row in chunks]
-    pages_of_decode = np.array(decode.new_pages, np.int64)
-    has_page = pages_of_decode != NO_PAGE
-    rows[NUM_NEW_PAGES, :num_decode] = has_page
-    rows[NUM_NEW_PAGES, num_decode:] = [len(row.new_pages) for row in chunks]
-    rows[FIRST_NEW_PAGE] = rows[NUM_NEW_PAGES].cumsum() - rows[NUM_NEW_PAGES]
-    is_sampled = np.array([True] * num_decode + [row.sample for row in chunks])
-    rows[SAMPLED] = np.where(is_sampled, is_sampled.cumsum() - 1, -1)
-    pages_of_chunks = [page for row in chunks for page in row.new_pages]
-    return rows, np.concatenate((pages_of_decode[has_page], np.array(pages_of_chunks, np.int64)))
-
-
-def _scored(chunks: Sequence[Row], first_tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places in the step of the tokens in front of the scored ones, and the scored ones: int64 [num_scored].
-
-    first_tokens int64 [at least len(chunks)]: place of the first token of each chunk.
-    """
-    places = [
-        np.arange(len(row.scored.token_ids)) + (first + row.scored.start - row.start)
-        for row, first in zip(chunks, first_tokens, strict=False)
-        if row.scored is not None
-    ]
-    token_ids = [token_id for row in chunks if row.scored is not None for token_id in row.scored.token_ids]
-    empty = np.zeros(0, np.int64)
-    return np.concatenate((empty, *places)), np.array(token_ids, np.int64)
+    rows[FIRST_HOST_TOKEN, :num_decode] = -1
+    rows[FIRST_HOST_TOKEN, num_decode:] = rows[FIRST_TOKEN, num_decode:] - num_decode
+    rows[NUM_LOGITS] = plan.num_logits
+    rows[FIRST_LOGITS] = rows[NUM_LOGITS].cumsum() - rows[NUM_LOGITS]
+    new_pages: list[int] = []
+    for row, (pages,) in plan.new_pages.items():
+        rows[FIRST_NEW_PAGE, row] = len(new_pages)
+        rows[NUM_NEW_PAGES, row] = len(pages)
+        rows[FIRST_COLUMN, row] = slots.take_columns(plan.slots[row], len(pages), is_new=row in plan.inits)
+        new_pages += pages
+    return rows, np.array(new_pages, np.int64)

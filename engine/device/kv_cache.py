@@ -9,7 +9,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device.devices import does_not_fit
-from engine.device.scores import score
+from engine.device.readouts import prompt_logprobs
 from kernels.kv_layer import KVLayer
 from kernels.paged_attention import AttentionBatch
 from models.decoder import Decoder
@@ -115,7 +115,7 @@ def _free_cuda_bytes(model: Decoder, page_size: int, token_budget: int) -> int:
         hidden = model(
             ForwardBatch(torch.zeros_like(positions), positions, attention), _layers(model, 1, page_size)
         )
-        score(model.logits, hidden, torch.zeros_like(positions), model.spec.vocab_size)
+        prompt_logprobs(model, hidden, torch.zeros_like(positions))
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"token_budget: beside the weights a step of {num_tokens} tokens {does_not_fit(device)}; lower it"

@@ -1,11 +1,12 @@
-"""Steps with prompts in them as CUDA graphs: one per number of tokens for the layers, and one per number of
-rows that are sampled for what is behind the last layer's attention, up to the logits. The graphs that sample
-are those of decode steps.
+"""CUDA graphs for steps with rows of several tokens.
+
+One of the layers per padded number of tokens, one of the last MLP, norm and LM head per padded number of
+logits positions. Sampling uses the graphs of decode steps.
 
 Launching a layer kernel by kernel costs the host 0.4 to 1 ms, and several times that while the event loop is
-busy: each call into torch gives the GIL up and must win it back. A few hundred tokens take the device less.
-Which rows a step has, and how long they are, the attention kernels read on the device, so one graph serves
-every step of its size. Padded tokens belong to no row and write to a page that nobody owns.
+busy: each call into torch releases the GIL and must win it back. A few hundred tokens take the device less.
+The attention kernels read on the device which rows there are and how long they are, so one graph serves every
+step of its size. Padded tokens belong to no row and write to a page of no sequence.
 """
 
 from bisect import bisect_left
@@ -17,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from engine.device.graphs import POSITIONS, SLOTS, capture, ladder
+from engine.device.capture import POSITIONS, SLOTS, capture, ladder
 from kernels.kv_layer import KVLayer
 from kernels.paged_attention import AttentionBatch
 from kernels.step_inputs import StepInputs
@@ -30,7 +31,7 @@ LARGEST_SIZE = SIZES[-1][0]
 
 
 def graph_sizes(token_budget: int) -> list[int]:
-    """Numbers of tokens worth graphs, ascending; the last is the budget."""
+    """Return the numbers of tokens that get a graph, ascending; the last is the budget."""
     sizes, size = {token_budget}, 0
     for limit, step in SIZES:
         while size < limit:
@@ -40,7 +41,7 @@ def graph_sizes(token_budget: int) -> list[int]:
 
 
 def padded_size(sizes: Sequence[int], num_tokens: int) -> int | None:
-    """The size that a step of `num_tokens` is padded to; None if none is near."""
+    """Return the size that a step of `num_tokens` is padded to; None if none is near."""
     index = bisect_left(sizes, num_tokens)
     if index == len(sizes) or sizes[index] > max(num_tokens, LARGEST_SIZE):
         return None
@@ -73,7 +74,7 @@ class MixedGraphs:
         token_budget: int,
         max_num_seqs: int,
         max_pages: int,
-        dummy_slot: int,
+        padding_kv_slot: int,
         staging: torch.Tensor,
         logits: torch.Tensor,
     ) -> None:
@@ -82,16 +83,16 @@ class MixedGraphs:
         self.sizes = graph_sizes(token_budget)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, MixedGraph] = {}
-        self._end_sizes = ladder(max_num_seqs)
-        self._ends: dict[int, torch.cuda.CUDAGraph] = {}
+        self._tail_sizes = ladder(max_num_seqs)
+        self._tails: dict[int, torch.cuda.CUDAGraph] = {}
         self._logits = logits
         device = model.device
         attention = model.spec.layers[-1].attention
         inputs = StepInputs.empty(token_budget, max_num_seqs, max_pages, max_num_seqs, device)
         for tensor in inputs:
             tensor.zero_()
-        inputs.slot_mapping.fill_(dummy_slot)
-        self._inputs = inputs._replace(sampled_slots=staging[SLOTS], sampled_positions=staging[POSITIONS])
+        inputs.slot_mapping.fill_(padding_kv_slot)
+        self._inputs = inputs._replace(logits_slots=staging[SLOTS], logits_positions=staging[POSITIONS])
         width = attention.num_heads * attention.head_dim
         self._attention_out = torch.zeros(token_budget, width, dtype=model.dtype, device=device)
         self._residual = torch.zeros(token_budget, model.spec.hidden_size, dtype=model.dtype, device=device)
@@ -104,8 +105,8 @@ class MixedGraphs:
         ):
             places = self._inputs.with_room_for(size), self._attention_out[:size], self._residual[:size]
             self._graphs[size] = MixedGraph(self._capture(partial(self._compute, *places)), *places)
-        for size in self._end_sizes[::-1]:
-            self._ends[size] = self._capture(partial(self._end, size))
+        for size in self._tail_sizes[::-1]:
+            self._tails[size] = self._capture(partial(self._tail, size))
 
     def _capture(self, compute: Callable[[], None]) -> torch.cuda.CUDAGraph:
         compute()  # kernels are compiled and workspaces allocated outside the capture
@@ -114,7 +115,7 @@ class MixedGraphs:
         return graph
 
     def _compute(self, inputs: StepInputs, attention_out: torch.Tensor, residual: torch.Tensor) -> None:
-        """What a step of as many tokens as there is room for launches, but for its tail."""
+        """Compute the layers of a step of as many tokens as `inputs` have room for."""
         _, stream = self._model.body(self._batch(inputs), self._kv_layers, attention_out)
         residual.copy_(stream)
 
@@ -131,17 +132,17 @@ class MixedGraphs:
         )
         return ForwardBatch(inputs.token_ids, inputs.positions, attention, hidden_indices)
 
-    def _end(self, size: int) -> None:
-        """From what the layers left to the logits of the first `size` rows that are sampled."""
+    def _tail(self, size: int) -> None:
+        """Compute the first `size` logits from the output of the layers."""
         batch = self._batch(self._inputs, self._inputs.logits_indices[:size])
         hidden = self._model.tail(self._attention_out, self._residual, batch)
         self._model.logits(hidden, self._logits[:size])
 
-    def graph_for(self, num_tokens: int) -> MixedGraph | None:
-        """The graph for a step of `num_tokens`, which reads it from its inputs; None if none is near."""
+    def graph_for(self, num_tokens: int, num_logits: int) -> MixedGraph | None:
+        """Return the graph for a step of these numbers; None if none is near."""
         size = padded_size(self.sizes, num_tokens)
-        return None if size is None else self._graphs[size]
+        return None if size is None or num_logits > self._tail_sizes[-1] else self._graphs[size]
 
-    def end(self, num_sampled: int) -> None:
-        """Replay what is behind the layers of a step of which so many rows are sampled, and nothing else."""
-        self._ends[self._end_sizes[bisect_left(self._end_sizes, num_sampled)]].replay()
+    def replay_tail(self, num_logits: int) -> None:
+        """Compute the logits of a step that returns nothing else, from the output of its layers."""
+        self._tails[self._tail_sizes[bisect_left(self._tail_sizes, num_logits)]].replay()

@@ -1,8 +1,18 @@
-"""StepPlan -> batch -> logits -> StepOutput. Owns model, KV cache, slots, sampler and graphs."""
+"""Computes steps: StepPlan -> batch -> logits -> StepOutput.
+
+Owns model, KV cache, slots, sampler and graphs. How much of a step is launched as CUDA graphs:
+
+    step                                 inputs                  layers   logits   sampling
+    decode rows only                     one copy, decode_inputs graph    graph    graph
+    rows of several tokens               build_batch, step_inputs graph   graph    graph
+    the same, with readouts              build_batch, step_inputs graph   eager    eager
+    on a CPU, or larger than any graph   build_batch, step_inputs eager   eager    eager
+"""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -10,19 +20,18 @@ import torch
 from engine.config import EngineConfig
 from engine.device.batch import StepBatch, build_batch
 from engine.device.clock import CudaClock
-from engine.device.constraints import Constraints, Masks, Outcome
+from engine.device.decode_graphs import DecodeGraphs
 from engine.device.devices import choose_device, does_not_fit, raise_if_lost, set_up_thread
-from engine.device.graphs import DecodeGraph, DecodeGraphs
 from engine.device.kv_cache import KVCache
 from engine.device.mixed_graphs import MixedGraph, MixedGraphs
-from engine.device.pooling import Pools
-from engine.device.sampler import Sampled, Sampler
-from engine.device.samples import HostSamples, step_output
-from engine.device.scores import Scores, score
+from engine.device.readouts import Readouts
+from engine.device.sampler import EagerSampling, Sampler, SamplingProgram
+from engine.device.samples import SamplesOnHost, build_step_output
 from engine.device.slots import StateSlots
 from engine.device.staging import upload
+from engine.device.token_masks import Masks, Outcome, TokenMasks
 from engine.errors import ModelError, StepFailed
-from engine.outputs import DecodeRows, StepOutput, StepPlan
+from engine.outputs import StepOutput, StepPlan
 from models import loader
 from models.catalog import ModelFiles
 from models.decoder import Decoder
@@ -45,7 +54,7 @@ class QueuedStep:
     """A step queued on a CUDA stream, its samples on their way to pinned memory."""
 
     plan: StepPlan
-    samples: HostSamples
+    samples: SamplesOnHost
     clock: CudaClock
     start: torch.cuda.Event
     end: torch.cuda.Event
@@ -58,7 +67,7 @@ class QueuedStep:
         except Exception as error:
             raise_if_lost(error)
             raise
-        return step_output(
+        return build_step_output(
             self.plan, self.samples, self.clock.seconds(self.start), self.clock.seconds(self.end)
         )
 
@@ -82,13 +91,13 @@ class ModelRunner:
         self._slots = StateSlots(
             num_slots,
             max_pages=-(-max_model_len // kv_cache.page_size),
-            dummy_page=kv_cache.num_pages,
+            padding_page=kv_cache.num_pages,
             vocab_size=model.spec.vocab_size,
             eos_token_ids=eos_token_ids,
             device=self._device,
         )
-        self._constraints = Constraints(self._slots, model.spec.vocab_size)
-        self._pools = Pools(num_slots, model.spec.hidden_size, self._device)
+        self._masks = TokenMasks(self._slots, model.spec.vocab_size)
+        self._readouts = Readouts(model, num_slots)
         self._sampler = Sampler(self._slots)
         self._clock: CudaClock | None = None
         self._graphs: DecodeGraphs | None = None
@@ -102,7 +111,7 @@ class ModelRunner:
                 token_budget=token_budget,
                 max_num_seqs=num_slots,
                 max_pages=self._slots.page_table.shape[1],
-                dummy_slot=kv_cache.num_pages * kv_cache.page_size,
+                padding_kv_slot=kv_cache.num_pages * kv_cache.page_size,
                 staging=self._graphs.staging,
                 logits=self._graphs.logits,
             )
@@ -176,8 +185,8 @@ class ModelRunner:
         with torch.inference_mode():
             if self._clock is None:
                 start = time.perf_counter()
-                samples = self._run(plan, on_wait)
-                return ComputedStep(step_output(plan, samples, start, time.perf_counter()))
+                samples = self._compute(plan, on_wait)
+                return ComputedStep(build_step_output(plan, samples, start, time.perf_counter()))
             try:
                 return self._queue(plan, self._clock, on_wait)
             except torch.OutOfMemoryError as error:
@@ -191,12 +200,8 @@ class ModelRunner:
     def _queue(self, plan: StepPlan, clock: CudaClock, on_wait: Callable[[], None]) -> QueuedStep:
         if self._last_step is None or self._last_step.end.query():
             clock.synchronize()
-        assert self._graphs is not None
         start = clock.record()
-        if self._graphs.fits(plan):
-            samples = self._replay(plan.decode, self._graphs, on_wait)
-        else:
-            samples = self._run(plan, on_wait)
+        samples = self._compute(plan, on_wait)
         self._last_step = QueuedStep(plan, samples, clock, start, clock.record())
         return self._last_step
 
@@ -208,61 +213,32 @@ class ModelRunner:
             for pages in layer:
                 pages[targets] = pages[sources]
 
-    def _run(self, plan: StepPlan, on_wait: Callable[[], None]) -> HostSamples:
+    def _compute(self, plan: StepPlan, on_wait: Callable[[], None]) -> SamplesOnHost:
+        if self._graphs is not None and self._graphs.fits(plan):
+            masks = self._masks.begin(plan.slots)
+            self._graphs.replay(plan)
+            sampling = self._graphs.sampling(plan.num_rows)
+            return self._sample(sampling, plan.slots, plan.starts, masks, on_wait)
         if plan.page_copies:
             self._copy_pages(plan.page_copies)
-        graph = None if self._mixed_graphs is None else self._mixed_graphs.graph_for(plan.num_tokens)
+        graph = None
+        if self._mixed_graphs is not None:
+            graph = self._mixed_graphs.graph_for(plan.num_tokens, sum(plan.num_logits))
         inputs = None if graph is None else graph.inputs
         batch = build_batch(plan, self._slots, self._kv_cache.page_size, self._device, inputs)
-        self._constraints.start(plan.chunks)
-        masks = self._constraints.begin(batch.slots_host)
-        if graph is not None and len(batch.hidden_indices) == len(batch.slots_host):
-            return self._replay_mixed(graph, batch, masks, on_wait)
-        try:
-            hidden, scores = self._forward_and_score(batch, graph)
-        except torch.OutOfMemoryError:
-            # Once more, without what is cached in pieces of other sizes: nothing has been sampled yet.
-            torch.cuda.empty_cache()
-            hidden, scores = self._forward_and_score(batch, graph)
-        num_sampled = len(batch.slots_host)
-        pooled_from = num_sampled + len(batch.scored)
-        samples = self._sample(batch, hidden[:num_sampled], scores, masks, on_wait)
-        if len(hidden) == pooled_from:
-            return samples
-        pooled = self._pools.add(plan.chunks, hidden[pooled_from:])
-        return samples if pooled is None else samples.with_pooled(*pooled)
-
-    def _forward_and_score(
-        self, batch: StepBatch, graph: MixedGraph | None
-    ) -> tuple[torch.Tensor, Sequence[Scores]]:
-        hidden = self._forward(batch, graph)
-        num_sampled = len(batch.slots_host)
-        before_scored = hidden[num_sampled : num_sampled + len(batch.scored)]
-        return hidden, score(self._model.logits, before_scored, batch.scored, self.vocab_size)
-
-    def _sample(
-        self,
-        batch: StepBatch,
-        hidden: torch.Tensor,
-        scores: Sequence[Scores],
-        masks: Masks | None,
-        on_wait: Callable[[], None],
-    ) -> HostSamples:
-        """Choose the tokens that follow those whose hidden states [num_sampled, hidden_size] these are."""
-        num_sampled = len(batch.slots_host)
-        if not num_sampled:
-            return HostSamples.of(Sampled(batch.hidden_indices), 0, (), scores)
-        logits = self._model.logits(hidden)
-        state = self._slots
-        state.allow_ends(batch.slots_host, batch.newest_host)
-        outcome = self._constrain(masks, on_wait)
-        num_logprobs = self._num_logprobs(batch.slots_host)
-        if num_logprobs or state.needs_edits(batch.slots_host):
-            samples = self._sampler.full(logits, *batch.sampled, with_logprobs=bool(num_logprobs))
+        self._masks.start(plan)
+        masks = self._masks.begin(batch.logits_slots)
+        if graph is not None and not plan.readouts:
+            return self._sample_captured(graph, batch, masks, on_wait)
+        hidden = _with_retry(lambda: self._forward(batch, graph))
+        sampled, read = hidden[: batch.num_logits], hidden[batch.num_logits :]
+        readouts = _with_retry(lambda: self._readouts.compute(batch.readouts, read))
+        if batch.num_logits:
+            program = EagerSampling(self._sampler, self._model.logits(sampled), *batch.sampled)
+            samples = self._sample(program, batch.logits_slots, batch.last_positions, masks, on_wait)
         else:
-            samples = self._sampler.plain(logits, *batch.sampled)
-        on_host = HostSamples.of(samples, num_sampled, num_logprobs, scores)
-        return self._note(on_host, masks, outcome)
+            samples = SamplesOnHost.empty()
+        return replace(samples, readouts=readouts) if plan.readouts else samples
 
     def _forward(self, batch: StepBatch, graph: MixedGraph | None) -> torch.Tensor:
         if graph is None:
@@ -270,65 +246,63 @@ class ModelRunner:
         graph.layers.replay()
         return self._model.tail(graph.attention_out, graph.residual, batch.forward)
 
-    def _replay(self, rows: DecodeRows, graphs: DecodeGraphs, on_wait: Callable[[], None]) -> HostSamples:
-        masks = self._constraints.begin(rows.slots)
-        graph = graphs.stage(rows)
-        graph.forward.replay()
-        return self._replay_sampling(graph, rows.slots, rows.starts, masks, on_wait)
-
-    def _replay_mixed(
+    def _sample_captured(
         self, graph: MixedGraph, batch: StepBatch, masks: Masks | None, on_wait: Callable[[], None]
-    ) -> HostSamples:
-        """Compute a step that returns only samples."""
+    ) -> SamplesOnHost:
+        """Compute a step whose rows return only tokens, up to its samples, as graphs."""
         assert self._graphs is not None and self._mixed_graphs is not None
         graph.layers.replay()
-        num_sampled = len(batch.slots_host)
-        if not num_sampled:
-            return HostSamples.of(Sampled(batch.hidden_indices), 0, ())
-        self._mixed_graphs.end(num_sampled)
-        sampling = self._graphs.graph_for(num_sampled)
-        return self._replay_sampling(sampling, batch.slots_host, batch.newest_host, masks, on_wait)
+        if not batch.num_logits:
+            return SamplesOnHost.empty()
+        self._mixed_graphs.replay_tail(batch.num_logits)
+        sampling = self._graphs.sampling(batch.num_logits)
+        return self._sample(sampling, batch.logits_slots, batch.last_positions, masks, on_wait)
 
-    def _replay_sampling(
+    def _sample(
         self,
-        graph: DecodeGraph,
+        sampling: SamplingProgram,
         slots: list[int],
-        newest: list[int],
+        last_positions: list[int],
         masks: Masks | None,
         on_wait: Callable[[], None],
-    ) -> HostSamples:
-        """Choose the tokens behind those at the positions `newest`, whose logits and slots are in place."""
-        self._slots.allow_ends(slots, newest)
-        outcome = self._constrain(masks, on_wait)
-        num_logprobs = self._num_logprobs(slots)
-        if num_logprobs or self._slots.needs_edits(slots):
-            graph.full.replay()
-            samples = HostSamples.of(graph.full_samples, len(slots), num_logprobs)
+    ) -> SamplesOnHost:
+        """Sample at every logits position, given by its slot and the position of its token."""
+        self._slots.allow_ends(slots, last_positions)
+        outcome = self._write_masks(masks, on_wait)
+        num_logprobs: list[int | None] = []
+        if self._slots.has_logprobs(slots):
+            num_logprobs = [self._slots.num_logprobs(slot) for slot in slots]
+        if num_logprobs or self._slots.needs_logit_edits(slots):
+            samples = sampling.full(with_logprobs=bool(num_logprobs))
         else:
-            graph.plain.replay()
-            samples = HostSamples.of(graph.plain_samples, len(slots), ())
-        return self._note(samples, masks, outcome)
+            samples = sampling.plain()
+        on_host = SamplesOnHost.copy_from(samples, len(slots), num_logprobs, outcome)
+        if masks is not None:  # the tokens of its rows decide on their next masks
+            event = None if self._clock is None else self._clock.record()
+            self._masks.note(masks, on_host.tokens, event)
+        return on_host
 
-    def _constrain(self, masks: Masks | None, on_wait: Callable[[], None]) -> Outcome:
-        """Before sampling: put masks in place."""
+    def _write_masks(self, masks: Masks | None, on_wait: Callable[[], None]) -> Outcome:
         if masks is None:
             return Outcome()
         if not masks.computed.done():
             on_wait()
-        return self._constraints.write(masks)
+        return self._masks.write(masks)
 
-    def _note(self, samples: HostSamples, masks: Masks | None, outcome: Outcome) -> HostSamples:
-        """After sampling: the tokens of rows that had masks decide on their next ones."""
-        if masks is None:
-            return samples
-        event = None if self._clock is None else self._clock.record()
-        self._constraints.note(masks, samples.tokens, event)
-        return replace(samples, outcome=outcome, num_constrained=len(masks.slots))
 
-    def _num_logprobs(self, slots: list[int]) -> list[int | None]:
-        """For each slot how many most likely tokens it wants told; empty if none wants any."""
-        state = self._slots
-        return [state.num_logprobs(slot) for slot in slots] if state.wants_logprobs(slots) else []
+T = TypeVar("T")
+
+
+def _with_retry(compute: Callable[[], T]) -> T:
+    """Return what `compute` returns, called once more if memory runs out.
+
+    The second time torch's cache of blocks of other sizes has been freed. Nothing has been sampled yet.
+    """
+    try:
+        return compute()
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return compute()
 
 
 def _max_model_len(config: EngineConfig, model_limit: int, pool_tokens: int) -> int:

@@ -1,11 +1,12 @@
-"""Logits to tokens, for the whole batch at once."""
+"""Samples the next tokens of a whole batch at once."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 
 from engine.device.slots import StateSlots
-from engine.request import MAX_LOGPROBS
+from engine.readouts import MAX_LOGPROBS
 from kernels.logprobs import top_logprobs
 from kernels.penalties import apply_penalties
 from kernels.sampling import sample
@@ -30,8 +31,18 @@ class Sampled(NamedTuple):
     logprobs: Logprobs | None = None
 
 
+class SamplingProgram(Protocol):
+    """Sampling bound to its inputs: launched kernel by kernel or replayed as a graph."""
+
+    def plain(self) -> Sampled:
+        """Sample rows whose logits need no edit; see Sampler.plain."""
+
+    def full(self, *, with_logprobs: bool) -> Sampled:
+        """Sample after the slots' logit edits; see Sampler.full. A graph computes logprobs in any case."""
+
+
 class Sampler:
-    """Chooses the next token of every sampled row from its slot's state alone.
+    """Chooses the next token at every logits position from its slot's state alone.
 
     Both methods read nothing from the host, so each can be a CUDA graph. `logits` are fp32
     [num_rows, vocab_size]; `rows` int64 [num_rows] are slots; `positions` int64 [num_rows] are those of the
@@ -42,7 +53,7 @@ class Sampler:
         self._slots = slots
 
     def plain(self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> Sampled:
-        """Choose by temperature and filters; the token becomes the newest of the row's slot."""
+        """Choose by temperature and filters, and write the token to its slot as the last one."""
         state = self._slots
         parameters = (state.temperature, state.top_k, state.top_p, state.min_p, state.seed)
         tokens = sample(logits, rows, *parameters, positions)
@@ -52,7 +63,7 @@ class Sampler:
     def full(
         self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor, *, with_logprobs: bool
     ) -> Sampled:
-        """The same after penalties, bias and mask, which leave `logits` as they are; counts the tokens."""
+        """Choose after penalties, bias and mask, applied to a copy of `logits`; count the chosen tokens."""
         state = self._slots
         edited = logits.clone()
         if state.output_counts is not None and state.prompt_mask is not None:
@@ -70,9 +81,25 @@ class Sampler:
         tokens = self.plain(edited, rows, positions).tokens
         chosen = tokens.clamp(min=0)
         if state.output_counts is not None:
-            # Rows without penalties count too: it costs nothing, and nobody reads their counts.
+            # Rows without penalties count, too: it costs nothing, and their counts are never read.
             state.output_counts[rows, chosen] += 1
         if not with_logprobs:
             return Sampled(tokens)
         logprobs = Logprobs(*top_logprobs(logits, chosen, min(MAX_LOGPROBS, logits.shape[1])))
         return Sampled(tokens, logprobs)
+
+
+@dataclass(frozen=True)
+class EagerSampling:
+    """A SamplingProgram that calls the sampler; fields as the arguments of its methods."""
+
+    sampler: Sampler
+    logits: torch.Tensor
+    rows: torch.Tensor
+    positions: torch.Tensor
+
+    def plain(self) -> Sampled:
+        return self.sampler.plain(self.logits, self.rows, self.positions)
+
+    def full(self, *, with_logprobs: bool) -> Sampled:
+        return self.sampler.full(self.logits, self.rows, self.positions, with_logprobs=with_logprobs)

@@ -1,11 +1,11 @@
 """State slots: rows of device tensors that live as long as a sequence runs.
 
-A step names slots, and only what changed since the last step is staged. What a slot holds can be rebuilt
-from the sequence's history, so preemption simply drops it. The last slot belongs to nobody, and so does the
-last page: padded rows use them.
+A step names slots, and uploads only what changed since the last step. The content of a slot can be rebuilt
+from the sequence's history, so preemption simply drops it. The last slot and the last page belong to no
+sequence: padded rows use them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Flag, auto
 
 import numpy as np
@@ -13,10 +13,10 @@ import torch
 
 from engine.constraint import WORD_BITS, num_mask_words, pack_mask
 from engine.device.staging import upload
-from engine.outputs import Row, SlotInit
+from engine.outputs import SlotInit
 from engine.request import MAX_LOGIT_BIAS, SamplingParams
 
-# The sampling parameters a slot holds, in the order of their rows in one table: the last is a whole number.
+# The sampling parameters of a slot, in the order of their rows in one table: the last is an integer.
 PARAMETERS = (
     "temperature",
     "top_p",
@@ -28,8 +28,8 @@ PARAMETERS = (
 )
 
 
-class Edit(Flag):
-    """What is done to a slot's logits before a token is chosen."""
+class LogitEdit(Flag):
+    """Reasons to edit a slot's logits before a token is chosen."""
 
     PENALTIES = auto()
     BIAS = auto()
@@ -41,7 +41,7 @@ class Edit(Flag):
 class StateSlots:
     """Per-sequence state on the device, `[num_slots + 1]` rows each.
 
-    `last_token` int64: the newest token, which the host may not know yet. `page_table` int32
+    `last_token` int64: the last sampled token, which the host may not know yet. `page_table` int32
     [num_slots + 1, max_pages]. Sampling parameters fp32 (top_k int32), rows of one table of bits so that
     slots start in one go, and seed int64. `bias_ids` int64 and `bias_values` fp32
     [num_slots + 1, MAX_LOGIT_BIAS], unused entries adding 0 to token 0. `token_masks` int32
@@ -55,19 +55,19 @@ class StateSlots:
         num_slots: int,
         *,
         max_pages: int,
-        dummy_page: int,
+        padding_page: int,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         device: torch.device,
     ) -> None:
         rows = num_slots + 1
-        self.nobody = num_slots
-        self.dummy_page = dummy_page
+        self.padding_slot = num_slots
+        self.padding_page = padding_page
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = device
         self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.page_table = torch.full((rows, max_pages), dummy_page, dtype=torch.int32, device=device)
+        self.page_table = torch.full((rows, max_pages), padding_page, dtype=torch.int32, device=device)
         self.seed = torch.zeros(rows, dtype=torch.int64, device=device)
         self._parameters = torch.zeros(len(PARAMETERS), rows, dtype=torch.int32, device=device)
         numbers = self._parameters.view(torch.float32)[:-1]
@@ -81,15 +81,16 @@ class StateSlots:
         self.token_masks = torch.full((rows, num_words), -1, dtype=torch.int32, device=device)
         self.output_counts: torch.Tensor | None = None
         self.prompt_mask: torch.Tensor | None = None
-        self._edits: dict[int, Edit] = {}
-        self._wants_logprobs: dict[int, int] = {}
+        self._num_pages = [0] * rows
+        self._edits: dict[int, LogitEdit] = {}
+        self._num_logprobs: dict[int, int] = {}
         self._min_tokens: dict[int, tuple[int, SamplingParams]] = {}
         self._base_masks: dict[int, np.ndarray] = {}
 
-    # What a slot starts from
+    # Starting a slot
 
     def parameters(self, inits: Sequence[SlotInit]) -> tuple[np.ndarray, np.ndarray]:
-        """What `start` writes: seeds int64 [len(inits)], and the bits int32 [len(PARAMETERS), len(inits)]."""
+        """Return what start() writes: seeds int64 [len(inits)], bits int32 [len(PARAMETERS), len(inits)]."""
         seeds = np.array([init.seed for init in inits], np.int64)
         bits = np.empty((len(PARAMETERS), len(inits)), np.int32)
         *numbers, whole = ([getattr(init.sampling, name) for init in inits] for name in PARAMETERS)
@@ -98,37 +99,47 @@ class StateSlots:
         return seeds, bits
 
     def start(
-        self, rows: Sequence[Row], slots: torch.Tensor, seeds: torch.Tensor, parameters: torch.Tensor
+        self,
+        inits: Mapping[int, SlotInit],
+        slots: torch.Tensor,
+        seeds: torch.Tensor,
+        parameters: torch.Tensor,
     ) -> None:
-        """Set up the slots (int64 [len(rows)] on the device) of rows whose sequences take one with this step.
+        """Set up slots for sequences that take them with this step; `inits` are by slot.
 
-        `seeds` and `parameters` are what the method of that name gave, on the device.
+        `slots` int64 [len(inits)] are their keys on the device; `seeds` and `parameters` what `parameters()`
+        returned, on the device.
         """
         self.seed[slots] = seeds
         self._parameters[:, slots] = parameters
-        for row in rows:
-            assert row.init is not None
-            self._start_edits(row.slot, row.init)
+        for slot, init in inits.items():
+            self._start_edits(slot, init)
+
+    def take_columns(self, slot: int, num_pages: int, *, is_new: bool) -> int:
+        """Return the column at which the next `num_pages` pages of a slot enter its page table."""
+        column = 0 if is_new else self._num_pages[slot]
+        self._num_pages[slot] = column + num_pages
+        return column
 
     def _start_edits(self, slot: int, init: SlotInit) -> None:
-        """Set up what a few requests have: penalties, bias, mask, log-probabilities."""
+        """Set up what few requests use: penalties, bias, mask, log-probabilities."""
         sampling = init.sampling
         if self._edits.pop(slot, None) is not None:
             self.bias_values[slot].zero_()
             self.token_masks[slot].fill_(-1)
-        self._wants_logprobs.pop(slot, None)
+        self._num_logprobs.pop(slot, None)
         self._min_tokens.pop(slot, None)
         self._base_masks.pop(slot, None)
-        edits = Edit(0)
+        edits = LogitEdit(0)
         if init.constraints:
-            edits |= Edit.CONSTRAINTS
+            edits |= LogitEdit.CONSTRAINTS
         if sampling.logprobs is not None:
-            self._wants_logprobs[slot] = sampling.logprobs
+            self._num_logprobs[slot] = sampling.logprobs
         if sampling.has_penalties:
-            edits |= Edit.PENALTIES
+            edits |= LogitEdit.PENALTIES
             self._count_history(slot, init)
         if sampling.logit_bias:
-            edits |= Edit.BIAS
+            edits |= LogitEdit.BIAS
             ids, values = upload(
                 self._device,
                 (
@@ -139,18 +150,18 @@ class StateSlots:
             self.bias_ids[slot, : len(ids)] = ids
             self.bias_values[slot, : len(ids)] = values
         if sampling.allowed_token_ids or sampling.bad_words_ids:
-            edits |= Edit.MASK
+            edits |= LogitEdit.MASK
         may_end = sampling.min_tokens <= len(init.output_token_ids)
         if not may_end:
-            edits |= Edit.MIN_TOKENS
+            edits |= LogitEdit.MIN_TOKENS
             self._min_tokens[slot] = len(init.prompt_token_ids) + sampling.min_tokens - 1, sampling
-        if edits & (Edit.MASK | Edit.MIN_TOKENS):
+        if edits & (LogitEdit.MASK | LogitEdit.MIN_TOKENS):
             self._mask(slot, sampling, may_end=may_end)
         if edits:
             self._edits[slot] = edits
 
     def allocate_counts(self) -> None:
-        """Make room for what penalties need to remember."""
+        """Allocate the token counts that penalties need."""
         if self.output_counts is None:
             shape = (len(self.last_token), self._vocab_size)
             self.output_counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
@@ -168,7 +179,7 @@ class StateSlots:
         self.output_counts[slot].index_add_(0, outputs, ones)
 
     def _mask(self, slot: int, sampling: SamplingParams, *, may_end: bool) -> None:
-        """Write the slot's mask: what is allowed, without what would end the sequence too early."""
+        """Write the slot's mask: the allowed tokens, without those that would end the sequence too early."""
         bits = np.zeros(self.token_masks.shape[1] * WORD_BITS, np.uint8)
         if sampling.allowed_token_ids:
             bits[list(sampling.allowed_token_ids)] = 1
@@ -182,7 +193,7 @@ class StateSlots:
         self.write_masks([slot], words[None])
 
     def base_mask(self, slot: int) -> np.ndarray | None:
-        """What holds for the whole output, and `min_tokens`, leave: int32 [num_words]; None if everything."""
+        """Return the tokens allowed by the request's sets and `min_tokens`, int32 [num_words]; None: all."""
         return self._base_masks.get(slot)
 
     def write_masks(self, slots: Sequence[int], words: np.ndarray) -> None:
@@ -190,35 +201,35 @@ class StateSlots:
         rows, masks = upload(self._device, (np.array(slots, np.int64), words))
         self.token_masks[rows] = masks
 
-    # Questions of every step
+    # Asked in every step
 
-    def needs_edits(self, slots: Iterable[int]) -> bool:
-        """Whether the logits of any of these slots are edited before a token is chosen."""
+    def needs_logit_edits(self, slots: Iterable[int]) -> bool:
+        """Return True if the logits of any of these slots are edited before a token is chosen."""
         return not self._edits.keys().isdisjoint(slots)
 
-    def wants_logprobs(self, slots: Iterable[int]) -> bool:
-        """Whether the log-probabilities of any of these slots are told."""
-        return not self._wants_logprobs.keys().isdisjoint(slots)
+    def has_logprobs(self, slots: Iterable[int]) -> bool:
+        """Return True if any of these slots returns log-probabilities."""
+        return not self._num_logprobs.keys().isdisjoint(slots)
 
     def num_logprobs(self, slot: int) -> int | None:
-        """How many most likely tokens are told beside the chosen one; None: not even that one."""
-        return self._wants_logprobs.get(slot)
+        """Return how many top log-probabilities a token returns; None: no log-probabilities at all."""
+        return self._num_logprobs.get(slot)
 
-    def allow_ends(self, slots: Sequence[int], newest: Sequence[int]) -> None:
-        """Let sequences end from now on that have `min_tokens`; `newest`: position of their last token."""
+    def allow_ends(self, slots: Sequence[int], last_positions: Sequence[int]) -> None:
+        """Let sequences end that have `min_tokens`, given the positions of their last tokens."""
         if not self._min_tokens.keys().isdisjoint(slots):
-            for slot, position in zip(slots, newest, strict=True):
+            for slot, position in zip(slots, last_positions, strict=True):
                 if slot in self._min_tokens and position >= self._min_tokens[slot][0]:
                     _, sampling = self._min_tokens.pop(slot)
                     self._mask(slot, sampling, may_end=True)
-                    self._settle(slot, Edit.MIN_TOKENS)
+                    self._drop_edit(slot, LogitEdit.MIN_TOKENS)
 
     def unconstrain(self, slot: int) -> None:
-        """No constraint will hold for the sequence in this slot any more; its mask is the one without any."""
-        self._settle(slot, Edit.CONSTRAINTS)
+        """Stop masking a slot whose constraints allow everything from now on."""
+        self._drop_edit(slot, LogitEdit.CONSTRAINTS)
 
-    def _settle(self, slot: int, edit: Edit) -> None:
-        """One reason less to edit a slot's logits, which would cost everybody in its steps."""
+    def _drop_edit(self, slot: int, edit: LogitEdit) -> None:
+        """Remove a reason to edit a slot's logits: edits slow down every row of a step."""
         left = self._edits[slot] & ~edit
         if left:
             self._edits[slot] = left

@@ -1,4 +1,4 @@
-"""Numbers on their way from the host to the device."""
+"""Uploads several host arrays in one non-blocking copy; copies results back to pinned memory."""
 
 from collections.abc import Sequence
 
@@ -15,9 +15,9 @@ DTYPES = {
 def upload(device: torch.device, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
     """Return arrays of the DTYPES as tensors of the same shapes on `device`.
 
-    To a GPU they travel in one copy that nobody waits for: a copy from ordinary memory would hold the host
-    until the device has reached it, and with that the launch of the step behind it. The pinned memory is
-    torch's own and is reused only once the copy has been carried out.
+    To a GPU they travel in one copy without waiting: a copy from pageable memory would block the host until
+    the device has reached it, and with that the launch of the next step. The pinned memory is torch's own and
+    is reused only after the copy.
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
@@ -29,6 +29,13 @@ def upload(device: torch.device, arrays: Sequence[np.ndarray]) -> list[torch.Ten
         start += size
     parts = pinned.to(device, non_blocking=True).split(sizes)
     return [_as(part, array) for part, array in zip(parts, arrays, strict=True)]
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy in pinned memory, valid once the device's stream has reached it; on a CPU the tensor."""
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _as(part: torch.Tensor, array: np.ndarray) -> torch.Tensor:

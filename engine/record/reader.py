@@ -9,9 +9,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from engine.constraint import Constraint
 from engine.errors import InvalidRequest
-from engine.outputs import NO_PAGE, DecodeRows, FinishReason, Pool, Row, Scored, SlotInit, StepPlan
+from engine.outputs import FinishReason, GroupPages, Row, RowReadout, SlotInit, StepPlan
+from engine.readouts import READOUTS
 from engine.record.writer import FORMAT, VERSION
-from engine.request import Pooling, Request, SamplingParams
+from engine.request import Request, SamplingParams
 
 Tokens = tuple[int, ...]
 _SAMPLING = TypeAdapter(SamplingParams)
@@ -159,10 +160,10 @@ class Record:
         if not all(0 <= page < self.header.num_pages for page in pages):
             raise ValueError("a page outside the pool")
 
-    def _take_pages(self, sequence_id: int, pages: list[int], end: int, *, is_new: bool = False) -> None:
+    def _take_pages(self, sequence_id: int, pages: GroupPages, end: int, *, is_new: bool = False) -> None:
         """Check and count the pages of a sequence whose tokens up to `end` are computed on them."""
-        self._check_pages(pages)
-        held = (0 if is_new else self._num_pages[sequence_id]) + len(pages)
+        self._check_pages(page for group in pages for page in group)
+        held = (0 if is_new else self._num_pages[sequence_id]) + (len(pages[0]) if pages else 0)
         self._num_pages[sequence_id] = held
         if held * self.header.page_size < end:
             raise ValueError("more tokens than the sequence has pages for")
@@ -184,19 +185,18 @@ class Record:
 
     def _planned(self, line: dict[str, Any]) -> Planned:
         ids = self._decode = line.get("decode", self._decode)
-        starts = [self._scheduled[sequence_id] for sequence_id in ids]
-        new_pages = [NO_PAGE] * len(ids)
-        for index, page in line.get("grow", ()):
-            new_pages[index] = page
-        for sequence_id, page in zip(ids, new_pages, strict=True):
-            self._scheduled[sequence_id] += 1
-            self._take_pages(sequence_id, [] if page == NO_PAGE else [page], self._scheduled[sequence_id])
-        decode = DecodeRows(list(ids), [self._slots[sequence_id] for sequence_id in ids], starts, new_pages)
-        chunks = tuple(self._row(*columns) for columns in line.get("chunks", ()))
-        copies = tuple((source, target) for source, target in line.get("copies", ()))
+        rows: list[Row] = []
+        grow = dict(line.get("grow", ()))
+        for index, sequence_id in enumerate(ids):
+            start = self._scheduled[sequence_id]
+            new_pages = _pages(grow.get(index, ()))
+            self._take_pages(sequence_id, new_pages, start + 1)
+            self._scheduled[sequence_id] = start + 1
+            rows.append(Row(sequence_id, self._slots[sequence_id], start, new_pages=new_pages))
+        rows += [self._row(*columns) for columns in line.get("rows", ())]
+        copies = [(source, target) for source, target in line.get("copies", ())]
         self._check_pages(page for pair in copies for page in pair)
-        num_tokens = len(ids) + sum(row.num_tokens for row in chunks)
-        plan = self._plans[line["plan"]] = StepPlan(line["plan"], decode, chunks, num_tokens, copies)
+        plan = self._plans[line["plan"]] = StepPlan.of(line["plan"], rows, copies)
         return Planned(line["at"], plan)
 
     def _row(
@@ -205,35 +205,31 @@ class Record:
         slot: int,
         start: int,
         count: int,
-        sample: bool,
-        pages: list[int],
+        num_logits: int,
+        pages: list[list[int]],
         is_new: bool,
-        scored: tuple[int, int, int] | None = None,
-        pool: tuple[Pooling, bool] | None = None,
+        drafts: list[int],
+        readouts: list[tuple[str, dict[str, Any], int, int, bool]],
     ) -> Row:
         known = self._known[sequence_id]
         num_prompt = len(known.prompt_token_ids)
-        if not (0 <= slot < self.header.max_num_seqs and 0 <= start < start + count <= len(known.tokens)):
+        token_ids = (*known.tokens[start : start + count - len(drafts)], *drafts)
+        if not (0 <= slot < self.header.max_num_seqs and start >= 0 and len(token_ids) == count > 0):
             raise ValueError("a slot or tokens that do not exist")
-        self._take_pages(sequence_id, pages, start + count, is_new=is_new)
+        if not (all(0 <= token_id < self.header.vocab_size for token_id in drafts) and num_logits <= count):
+            raise ValueError("drafts that the vocabulary does not have, or more logits than tokens")
+        new_pages = _pages(pages)
+        self._take_pages(sequence_id, new_pages, start + count, is_new=is_new)
         init = None
         if is_new:
             outputs = tuple(known.tokens[num_prompt:])
             init = SlotInit(known.sampling, known.seed, known.prompt_token_ids, outputs, known.constraints)
         self._slots[sequence_id] = slot
         self._scheduled[sequence_id] = start + count
-        token_ids = tuple(known.tokens[start : start + count])
-        return Row(
-            sequence_id,
-            slot,
-            start,
-            token_ids,
-            sample,
-            tuple(pages),
-            init,
-            None if scored is None else _scored(known.prompt_token_ids, *scored),
-            None if pool is None else Pool(*pool),
-        )
+        parts = tuple(_readout(known.prompt_token_ids, *columns) for columns in readouts)
+        if not all(start <= part.start and part.start + part.num_tokens <= start + count for part in parts):
+            raise ValueError("a readout of tokens that the row does not compute")
+        return Row(sequence_id, slot, start, token_ids, num_logits, new_pages, init, parts)
 
     def _completed(self, line: dict[str, Any]) -> Completed:
         tokens = [(found,) if isinstance(found, int) else tuple(found) for found in line["sampled"]]
@@ -244,5 +240,12 @@ class Record:
         return Completed(line["tokens"], line["from"], line["to"], tokens)
 
 
-def _scored(prompt: Tokens, start: int, count: int, num_top: int) -> Scored:
-    return Scored(start, prompt[start + 1 : start + 1 + count], num_top)
+def _pages(groups: Iterable[Iterable[int]]) -> GroupPages:
+    return tuple(tuple(pages) for pages in groups)
+
+
+def _readout(
+    prompt: Tokens, kind: str, fields: dict[str, Any], start: int, count: int, is_last: bool
+) -> RowReadout:
+    readout = TypeAdapter(READOUTS[kind]).validate_python(fields)
+    return RowReadout(readout, start, count, prompt[start + 1 : start + 1 + count], is_last)

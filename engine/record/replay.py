@@ -148,8 +148,5 @@ def compare(record: Record, runner: Runner) -> Replayed:
 
 
 def end_of(plan: StepPlan, index: int) -> int:
-    """Return the length of a sequence after row `index` of a plan."""
-    if index < len(plan.decode.starts):
-        return plan.decode.starts[index] + 1
-    row = plan.chunks[index - len(plan.decode.starts)]
-    return row.start + row.num_tokens
+    """Return the number of tokens of a sequence up to and including those that row `index` computes."""
+    return plan.starts[index] + plan.query_lens[index]

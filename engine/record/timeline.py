@@ -62,11 +62,12 @@ class Timeline:
 
     def _plan(self, plan: StepPlan, moments: dict[int, float]) -> Iterator[TraceEvent]:
         self._plans[plan.step_id] = plan, moments[plan.step_id]
-        for row in plan.chunks:
-            request = self._requests.get(row.sequence_id)
-            if request is not None and row.init is not None and request.last_step >= 0:
+        for index in plan.inits:
+            sequence_id = plan.sequence_ids[index]
+            request = self._requests.get(sequence_id)
+            if request is not None and request.last_step >= 0:
                 # It starts again, so the first plan without a row of it preempted it.
-                yield from self._enter(row.sequence_id, request, "preempted", moments[request.last_step + 1])
+                yield from self._enter(sequence_id, request, "preempted", moments[request.last_step + 1])
         for sequence_id in plan.sequence_ids:
             if (request := self._requests.get(sequence_id)) is not None:
                 request.last_step = plan.step_id
@@ -74,8 +75,8 @@ class Timeline:
     def _step(self, completed: Completed) -> Iterator[TraceEvent]:
         """Yield a step on the device, and the requests that change their phase with it."""
         plan, _ = self._plans.pop(completed.step_id)
-        num_decode = len(plan.decode.slots)
-        name = "mixed" if num_decode and plan.chunks else "decode" if num_decode else "prefill"
+        num_decode = plan.num_decode_rows
+        name = "mixed" if 0 < num_decode < plan.num_rows else "decode" if num_decode else "prefill"
         yield {
             "ph": "X",
             "name": name,
@@ -93,14 +94,15 @@ class Timeline:
                 "page_copies": len(plan.page_copies),
             },
         }
-        for row in plan.chunks:
-            request = self._requests.get(row.sequence_id)
+        for index in plan.token_ids:
+            sequence_id = plan.sequence_ids[index]
+            request = self._requests.get(sequence_id)
             if request is None:
                 continue
             if request.phase in ("queue", "preempted"):
-                yield from self._enter(row.sequence_id, request, "prefill", completed.start)
-            if row.sample and request.phase == "prefill":
-                yield from self._enter(row.sequence_id, request, "decode", completed.end)
+                yield from self._enter(sequence_id, request, "prefill", completed.start)
+            if plan.num_logits[index] and request.phase == "prefill":
+                yield from self._enter(sequence_id, request, "decode", completed.end)
 
     def _enter(self, sequence_id: int, request: _Request, phase: str, at: float) -> Iterator[TraceEvent]:
         at = max(at, request.since)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import abc
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
@@ -19,14 +20,14 @@ import orjson
 from engine.config import EngineConfig
 from engine.listener import StepListener
 from engine.model_info import ModelInfo
-from engine.outputs import NO_PAGE, FinishReason, Row, StepOutput, StepPlan
+from engine.outputs import FinishReason, StepOutput, StepPlan
 from engine.request import Request
 from engine.schedule.sequence import Sequence
 
 logger = logging.getLogger("monoloop.engine")
 
 FORMAT = "monoloop-record"
-VERSION = 1
+VERSION = 2
 # Most numbers (tokens, rows) that wait for the disk: about 100 MB of Python ints, a minute of a busy server.
 MAX_PENDING = 4_000_000
 
@@ -158,26 +159,15 @@ class Recorder(StepListener):
                 self._file.close()
 
     def _plan(self, plan: StepPlan, at: float) -> Line:
-        decode = plan.decode
         line: Line = {"plan": plan.step_id, "at": at}
-        if decode.sequence_ids != self._decode:
-            line["decode"] = self._decode = decode.sequence_ids
-        if any(page != NO_PAGE for page in decode.new_pages):
-            line["grow"] = [(i, page) for i, page in enumerate(decode.new_pages) if page != NO_PAGE]
-        if plan.chunks:
-            line["chunks"] = [
-                (
-                    row.sequence_id,
-                    row.slot,
-                    row.start,
-                    row.num_tokens,
-                    row.sample,
-                    row.new_pages,
-                    row.init is not None,
-                    *_asides(row),
-                )
-                for row in plan.chunks
-            ]
+        decode = plan.sequence_ids[: plan.num_decode_rows]
+        if decode != self._decode:
+            line["decode"] = self._decode = decode
+        grow = [(index, pages) for index, pages in plan.new_pages.items() if index not in plan.token_ids]
+        if grow:
+            line["grow"] = grow
+        if plan.token_ids:
+            line["rows"] = [_row(plan, index) for index in plan.token_ids]
         if plan.page_copies:
             line["copies"] = plan.page_copies
         return line
@@ -208,12 +198,17 @@ def _arrival(sequence_id: int, first: int, seed: int, request: Request, at: floa
     return line
 
 
-def _asides(row: Row) -> tuple[Any, ...]:
-    """Return what a row computes besides tokens: prompt logprobs and pooled hidden states."""
-    if row.scored is None and row.pool is None:
-        return ()
-    scored = row.scored and (row.scored.start, len(row.scored.token_ids), row.scored.num_top)
-    return scored, None if row.pool is None else tuple(row.pool)
+def _row(plan: StepPlan, index: int) -> tuple[Any, ...]:
+    """Return the numbers of a row with token ids; the ids themselves are known, but for drafts."""
+    num_logits = plan.num_logits[index]
+    drafts = plan.token_ids[index][1 - num_logits :] if num_logits > 1 else ()
+    readouts = [
+        (type(part.readout).__name__, asdict(part.readout), part.start, part.num_tokens, part.is_last)
+        for part in plan.readouts.get(index, ())
+    ]
+    columns = (plan.sequence_ids[index], plan.slots[index], plan.starts[index], plan.query_lens[index])
+    is_new = index in plan.inits
+    return (*columns, num_logits, plan.new_pages.get(index, ()), is_new, drafts, readouts)
 
 
 def _plain(value: Any) -> Any:

@@ -161,11 +161,15 @@ class Admission:
         num_final = sequence.num_prompt_tokens + length - 1
         if self._overcommit > 0:
             num_final += self._run_ahead
+        # Pages of drafts may be ahead of its tokens.
+        num_columns = max(map(len, sequence.pages), default=0)
+        num_paged = (num_columns - 1) * self._pool.page_size + 1
+        num_history = max(num_history, num_paged)
         if num_scheduled < num_history:
             ready = step - 1 - (num_scheduled - num_history) // self._token_budget
             return LengthForecast(num_history, ready, ready + max(0, num_final - num_history))
         most = max(sequence.num_prompt_tokens, sequence.max_num_tokens - 1)
-        num_tokens = min(num_scheduled + 1, most)
+        num_tokens = max(min(num_scheduled + 1, most), num_paged)
         return LengthForecast(num_tokens, step, step + max(0, num_final - num_tokens))
 
     def _full_pages(self, sequence: Sequence) -> PageArray:

@@ -11,6 +11,7 @@ from engine.schedule.admission import Admission
 from engine.schedule.groups import Groups
 from engine.schedule.pages import PagePool
 from engine.schedule.prefix import PrefixCache
+from engine.schedule.readouts import ReadoutProgress
 from engine.schedule.sequence import Sequence
 
 
@@ -40,6 +41,7 @@ class Allocator:
         prefix_cache: PrefixCache,
         admission: Admission,
         groups: Groups,
+        readouts: ReadoutProgress,
         *,
         num_slots: int,
         with_prefix_cache: bool,
@@ -51,6 +53,7 @@ class Allocator:
         self._prefix_cache = prefix_cache
         self._admission = admission
         self._groups = groups
+        self._readouts = readouts
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._with_prefix_cache = with_prefix_cache
         self._no_hit = PrefixHit(np.empty((layout.num_groups, 0), np.int32), 0)
@@ -60,21 +63,14 @@ class Allocator:
         """Sequences that could take a slot."""
         return len(self._free_slots)
 
-    def allocate_pages(self, count: int) -> list[int] | None:
-        """Return free pages, evicting cached ones for them; None if even those are not enough."""
-        if count > self._pool.num_free:
-            self._prefix_cache.evict(count - self._pool.num_free)
-        return self._pool.allocate(count)
-
     def find(self, sequence: Sequence, step: int) -> PrefixHit:
         """Return the computed tokens of a waiting sequence that it may reuse.
 
-        At least its last token is computed again, for its logits; and all of a prompt whose log-probabilities
-        or whose tokens' mean are returned.
+        At least its last token is computed again, for its logits, and those its readouts need.
         """
-        if sequence.lacks_scores or sequence.request.pooling == "mean":
+        num_tokens = min(sequence.num_tokens - 1, self._readouts.first_unread(sequence))
+        if num_tokens == 0:
             return self._no_hit
-        num_tokens = sequence.num_tokens - 1
         leader = self._groups.leader_of(sequence, step)
         if leader is not None and (hit := self._find_in(leader, num_tokens)) is not None:
             self._admission.on_pages_cached(leader, hit.pages)
@@ -115,7 +111,7 @@ class Allocator:
         self._pool.share(layout.present(hit.pages))
         sequence.first_columns = layout.first_columns(hit.num_tokens)
         columns = layout.start_columns(sequence.num_tokens, sequence.first_columns)
-        pages = self.allocate_pages(sum(columns) - num_found_columns * layout.num_groups)
+        pages = self._allocate_pages(sum(columns) - num_found_columns * layout.num_groups)
         assert pages is not None, "admission promised pages"
         sequence.slot = self._free_slots.pop()
         sequence.pages = []
@@ -131,38 +127,71 @@ class Allocator:
         sequence.num_computed_tokens = 0 if self._groups.start(sequence, hit.leader) else hit.num_tokens
         if not sequence.has_started:
             sequence.num_cached_tokens = hit.num_tokens
-            if not sequence.lacks_scores and (hit.leader is not None or self._is_cacheable(sequence)):
+            may_reuse = self._readouts.first_unread(sequence) > 0
+            if may_reuse and (hit.leader is not None or self._is_cacheable(sequence)):
                 self.num_queried_tokens += sequence.num_prompt_tokens
                 self.num_cached_tokens += hit.num_tokens
         self._admission.on_started(sequence, step, hit.pages)
         return list(zip(hit.copied_pages, first_own_pages, strict=False))
 
-    def extend(self, sequence: Sequence, num_tokens: int) -> int:
-        """Allocate pages of window groups for the first `num_tokens` tokens of a prompt, or fewer.
+    def grow(self, sequences: list[Sequence]) -> list[GroupPages] | None:
+        """Give sequences one more column each; return its pages, or None (and nothing given) without room."""
+        num_groups = self._layout.num_groups
+        pages = self._allocate_pages(len(sequences) * num_groups)
+        if pages is None:
+            return None
+        grown: list[GroupPages] = []
+        for index, sequence in enumerate(sequences):
+            column = pages[index * num_groups : (index + 1) * num_groups]
+            for group, page in zip(sequence.pages, column, strict=True):
+                group.append(page)
+            sequence.num_sent_columns += 1
+            grown.append(tuple([(page,) for page in column]))
+        return grown
 
-        Returns for how many tokens there are pages; evicts but does not preempt.
+    def reserve(self, sequence: Sequence, num_tokens: int) -> int | None:
+        """Allocate pages for `num_tokens` tokens of a decoding sequence; return the number of new columns.
+
+        None without room, and where a window would hold more pages than admission counts.
+        """
+        num_new = self._layout.num_columns(num_tokens) - len(sequence.pages[0])
+        if num_new <= 0:
+            return 0
+        if self._layout.exceeds_window(num_tokens, sequence.first_columns):
+            return None
+        pages = self._allocate_pages(num_new * self._layout.num_groups)
+        if pages is None:
+            return None
+        for group, column in enumerate(sequence.pages):
+            column.extend(pages[group * num_new : (group + 1) * num_new])
+        return num_new
+
+    def extend(self, sequence: Sequence, room: int) -> int:
+        """Allocate what window groups need for the next `room` tokens of a prompt, without preempting.
+
+        Returns how many tokens there are pages for: fewer than `room` where not enough pages are left.
         """
         layout = self._layout
-        num_columns = layout.num_columns(num_tokens)
-        ends = [len(sequence.pages[group]) for group in layout.window_groups]
-        if not ends or min(ends) >= num_columns:
-            return num_tokens
+        if not layout.window_groups:
+            return room
+        start = sequence.num_scheduled_tokens
+        end = min(start + room, sequence.num_history_tokens + len(sequence.draft_token_ids))
+        num_columns = layout.num_columns(end)
+        sizes = [len(sequence.pages[group]) for group in layout.window_groups]
         num_available = self._pool.num_free + self._pool.num_cached
-        while sum(max(0, num_columns - end) for end in ends) > num_available:
+        while sum(max(0, num_columns - size) for size in sizes) > num_available:
             num_columns -= 1
-        for group, end in zip(layout.window_groups, ends, strict=True):
-            pages = self.allocate_pages(max(0, num_columns - end))
+        for group, size in zip(layout.window_groups, sizes, strict=True):
+            pages = self._allocate_pages(max(0, num_columns - size))
             assert pages is not None, "free and cached pages can be had"
             sequence.pages[group].extend(pages)
-        return min(num_tokens, num_columns * layout.page_size)
+        return max(0, min(end, num_columns * layout.page_size) - start)
 
-    def new_pages(self, sequence: Sequence, first_column: int) -> GroupPages:
-        """Return a sequence's pages from a column on, equally many in each group: NO_PAGE for none."""
-        num_columns = max(len(pages) for pages in sequence.pages)
-        return tuple(
-            (*pages[first_column:], *(NO_PAGE,) * (num_columns - max(first_column, len(pages))))
-            for pages in sequence.pages
-        )
+    def unsent_pages(self, sequence: Sequence) -> GroupPages:
+        """Return the pages in columns that no row of a plan has named yet, equally many in each group."""
+        start, end = sequence.num_sent_columns, min(map(len, sequence.pages))
+        sequence.num_sent_columns = end
+        return tuple(tuple(pages[start:end]) for pages in sequence.pages) if start < end else ()
 
     def cache_pages(self, sequence: Sequence, *, is_leaving: bool = False) -> None:
         """Insert the sequence's full computed pages into the prefix cache."""
@@ -204,14 +233,20 @@ class Allocator:
         self._admission.on_pages_freed(sequence, self._pool.free(self._layout.present(pages)))
         self._free_slots.append(sequence.slot)
         sequence.pages = []
+        sequence.num_sent_columns = 0
         sequence.slot = -1
         sequence.num_scheduled_tokens = 0
         sequence.num_computed_tokens = 0
 
+    def _allocate_pages(self, count: int) -> list[int] | None:
+        """Return free pages, evicting cached ones for them; None if even those are not enough."""
+        if count > self._pool.num_free:
+            self._prefix_cache.evict(count - self._pool.num_free)
+        return self._pool.allocate(count)
+
     def _is_cacheable(self, sequence: Sequence) -> bool:
-        """Return True if its pages may be shared; not where the hidden states of every token are needed."""
-        request = sequence.request
-        return self._with_prefix_cache and request.use_prefix_cache and request.pooling != "mean"
+        """Return True if its pages may be shared with later requests."""
+        return self._with_prefix_cache and sequence.request.use_prefix_cache
 
 
 def _columns(pages: list["array[int]"], num_columns: int) -> PageArray:

@@ -5,7 +5,7 @@ yet, one for a decoding sequence, many for a new or resumed one, and a step take
 token budget and the pages allow. plan() may be called again before the step it planned is committed.
 
 Aborts and stop strings only set marks; reap(), called between commit() and plan(), ends the marked
-sequences. A sequence ends in one place, `_finish`, and its pages are freed there and in `_preempt` only.
+sequences. A sequence ends in one place, `_finish`, and pages are freed in `_release` only.
 Freed pages are usable at once although a step in flight may still touch them: every step runs on one
 stream, so a later step's writes come after an earlier step's reads.
 """
@@ -18,18 +18,7 @@ from typing import NamedTuple
 
 from engine.errors import QueueFull
 from engine.kv_layout import KVLayout
-from engine.outputs import (
-    NO_PAGE,
-    NO_TOKEN,
-    DecodeRows,
-    FinishReason,
-    Pool,
-    Row,
-    Scored,
-    SlotInit,
-    StepOutput,
-    StepPlan,
-)
+from engine.outputs import NO_TOKEN, FinishReason, Row, SlotInit, StepOutput, StepPlan
 from engine.request import RepetitionStop, Request
 from engine.schedule.admission import Admission
 from engine.schedule.allocator import Allocator, PrefixHit
@@ -38,6 +27,7 @@ from engine.schedule.groups import Groups
 from engine.schedule.pages import PagePool
 from engine.schedule.prefix import PrefixCache
 from engine.schedule.queue import Deadlines, WaitingQueue
+from engine.schedule.readouts import ReadoutProgress
 from engine.schedule.sequence import Sequence, SequenceStatus, Series
 
 # A sequence and the tokens it has gained. A plain tuple: there are hundreds in a step.
@@ -101,12 +91,14 @@ class Scheduler:
         self._waiting = WaitingQueue(priority_seconds)
         self._running: list[Sequence] = []  # by rank, so victims are taken from the end
         self._groups = Groups()
+        self._readouts = ReadoutProgress()
         self._allocator = Allocator(
             self.pool,
             layout,
             self.prefix_cache,
             self._admission,
             self._groups,
+            self._readouts,
             num_slots=max_running,
             with_prefix_cache=with_prefix_cache,
         )
@@ -277,35 +269,38 @@ class Scheduler:
         """
         for leader in self._groups.take_ready():
             self._groups.follow(leader, self._waiting.release(leader))
-        decode, unfinished_prefills = self._plan_decode()
+        plan, unfinished_prefills = self._plan_decode()
         context = unfinished_prefills[0].num_scheduled_tokens if unfinished_prefills else 0
-        room = self._budget.prefill_tokens(len(decode.slots), context)
-        chunks: list[Row] = []
-        page_copies: list[tuple[int, int]] = []
+        room = self._budget.prefill_tokens(plan.num_rows, context)
+        rows: list[Row] = []
         for sequence in unfinished_prefills:
             if room == 0:
                 break
-            chunks.append(self._chunk(sequence, room))
-            room -= chunks[-1].num_tokens
+            if num_ready := self._allocator.extend(sequence, room):
+                rows.append(self._plan_history(sequence, num_ready))
+                room -= len(rows[-1].token_ids)
         while room > 0 and (found := self._find_next()) is not None:
             sequence = self._waiting.pop(now)
-            page_copies += self._allocator.allocate(sequence, found, self._next_step_id)
-            if not chunks:  # what is known of its prompt is context, too
-                room = min(room, self._budget.prefill_tokens(len(decode.slots), found.num_tokens))
-            chunks.append(self._start(sequence, room, now))
-            room -= chunks[-1].num_tokens
-        if not decode.slots and not chunks:
+            plan.page_copies.extend(self._allocator.allocate(sequence, found, self._next_step_id))
+            if not rows:  # its cached tokens are context, too
+                room = min(room, self._budget.prefill_tokens(plan.num_rows, found.num_tokens))
+            rows.append(self._start(sequence, room, now))
+            room -= len(rows[-1].token_ids)
+        plan.extend(rows)
+        if not plan.slots:
+            if len(unfinished_prefills) > 1 and not any(s.num_rows_in_flight for s in self._running):
+                # Prompts longer than a sliding window hold each other up: the last one gives its pages back.
+                self._preempt(self._running[-1])
+                return self.plan(now)
             return None
-        chunks.sort(key=lambda row: row.num_tokens > 1)
-        num_tokens = len(decode.slots) + sum(row.num_tokens for row in chunks)
-        plan = StepPlan(self._next_step_id, decode, tuple(chunks), num_tokens, tuple(page_copies))
         self._next_step_id += 1
         return plan
 
-    def _plan_decode(self) -> tuple[DecodeRows, list[Sequence]]:
-        """A row for every decoding sequence; and the running sequences whose history is not all scheduled.
+    def _plan_decode(self) -> tuple[StepPlan, list[Sequence]]:
+        """Return a plan with a row for every decoding sequence, and the running sequences with other work.
 
-        Written flat: with hundreds of sequences these loops are most of what planning costs.
+        These have tokens the host knows that are not all scheduled, or drafts. Written flat: with hundreds of
+        sequences these loops are most of what planning costs.
         """
         page_size = self.pool.page_size
         while True:
@@ -314,27 +309,28 @@ class Scheduler:
             unfinished_prefills: list[Sequence] = []
             for sequence in self._running:
                 start = sequence.num_scheduled_tokens
-                if start < sequence.num_history_tokens:
+                has_drafts = sequence.draft_token_ids and self._prepare_drafts(sequence)
+                if start < sequence.num_history_tokens or has_drafts:
                     unfinished_prefills.append(sequence)
-                elif start + 1 < sequence.max_num_tokens:  # a length limit is known, and never over-run
+                # A length limit is known, and never exceeded.
+                elif start + 1 < sequence.max_num_tokens and not sequence.is_verifying:
                     if start == len(sequence.pages[0]) * page_size:
                         growing.append(len(rows))
                     rows.append(sequence)
-            pages = self._allocator.allocate_pages(len(growing))
+            pages = self._allocator.grow([rows[index] for index in growing])
             if pages is not None:
                 break
             self._preempt(self._running[-1])
-        new_pages = [NO_PAGE] * len(rows)
-        for index, page in zip(growing, pages, strict=True):
-            new_pages[index] = page
-            rows[index].pages[0].append(page)
+        new_pages = dict(zip(growing, pages, strict=True))
         starts = []
         for sequence in rows:
             starts.append(sequence.num_scheduled_tokens)
             sequence.num_scheduled_tokens += 1
             sequence.num_rows_in_flight += 1
         ids, slots = [sequence.id for sequence in rows], [sequence.slot for sequence in rows]
-        return DecodeRows(ids, slots, starts, new_pages), unfinished_prefills
+        ones = [1] * len(rows)
+        plan = StepPlan(self._next_step_id, ids, slots, starts, ones, ones.copy(), {}, new_pages, {}, {}, [])
+        return plan, unfinished_prefills
 
     def _find_next(self) -> PrefixHit | None:
         """What is known of the tokens of whose turn it is, if that one may start."""
@@ -360,53 +356,65 @@ class Scheduler:
             output_token_ids=tuple(sequence.token_ids[sequence.num_prompt_tokens :]),
             constraints=sequence.request.constraints,
         )
-        return self._chunk(sequence, room, tuple(sequence.pages[0]), init)
+        return self._plan_history(sequence, room, init)
 
-    def _chunk(
-        self, sequence: Sequence, room: int, new_pages: tuple[int, ...] = (), init: SlotInit | None = None
-    ) -> Row:
-        """Plan the next tokens of a sequence's history; the logits of the last one are sampled."""
+    def _plan_history(self, sequence: Sequence, room: int, init: SlotInit | None = None) -> Row:
+        """Plan the next tokens of a sequence's history; after the last one come its drafts, if it has any."""
         start = sequence.num_scheduled_tokens
         end = min(start + room, sequence.num_history_tokens)
         is_last = end == sequence.num_history_tokens
-        sequence.num_scheduled_tokens = end
+        token_ids = tuple(sequence.token_ids[start:end])
+        new_pages = self._allocator.unsent_pages(sequence)
+        num_logits = int(is_last and end < sequence.max_num_tokens)
+        if sequence.draft_token_ids and num_logits:
+            drafts = sequence.draft_token_ids[: room - (end - start)]
+            sequence.draft_token_ids = ()
+            token_ids += drafts
+            num_logits += len(drafts)
+        sequence.num_scheduled_tokens = start + len(token_ids)
         sequence.num_rows_in_flight += 1
+        # How many drafts are accepted is known only when the row is done: until then nothing can follow it.
+        sequence.is_verifying = num_logits > 1
         if is_last:
             self._admission.on_prefill_done(sequence, self._next_step_id)
             self._groups.scheduled(sequence, self._next_step_id)
-        pooling = sequence.request.pooling
-        return Row(
-            sequence_id=sequence.id,
-            slot=sequence.slot,
-            start=start,
-            token_ids=tuple(sequence.token_ids[start:end]),
-            sample=is_last and end < sequence.max_num_tokens,
-            new_pages=new_pages,
-            init=init,
-            scored=self._scored(sequence, start, end) if sequence.lacks_scores else None,
-            pool=None if pooling is None else Pool(pooling, is_last),
-        )
+        readouts = self._readouts.row_readouts(sequence, start, end)
+        return Row(sequence.id, sequence.slot, start, token_ids, num_logits, new_pages, init, readouts)
 
-    def _scored(self, sequence: Sequence, start: int, end: int) -> Scored | None:
-        """The tokens of a prompt behind those from `start` to `end`, without what was scored before."""
-        prompt = sequence.request.prompt_token_ids
-        start = max(start, sequence.num_scored_tokens)
-        num_top = sequence.request.sampling.prompt_logprobs
-        if num_top is None or start >= min(end, len(prompt) - 1):
-            return None
-        return Scored(start, prompt[start + 1 : end + 1], num_top)
+    def _prepare_drafts(self, sequence: Sequence) -> bool:
+        """Make room for a sequence's drafts and the token after them; without free pages drop them.
+
+        Only where the choice of a token does not depend on the tokens before it beside the logits can several
+        be sampled at once.
+        """
+        sampling, num_tokens = sequence.request.sampling, sequence.num_tokens
+        drafts = sequence.draft_token_ids[: sequence.max_num_tokens - 1 - num_tokens]
+        has_free_choice = not (sequence.request.constraints or sampling.has_penalties or sampling.min_tokens)
+        may_verify = bool(drafts) and has_free_choice
+        # The last token of an output is sampled and never computed.
+        num_paged = min(num_tokens + len(drafts) + 1, sequence.max_num_tokens - 1)
+        num_new = self._allocator.reserve(sequence, num_paged) if may_verify else None
+        if num_new is None:
+            sequence.draft_token_ids = ()
+            return False
+        sequence.draft_token_ids = drafts
+        sequence.num_history_tokens = num_tokens
+        if num_new:
+            self._admission.on_prefill_done(sequence, self._next_step_id)
+        return True
 
     # Taking in what a step computed
 
     def commit(self, plan: StepPlan, output: StepOutput) -> list[Progress]:
         """Take in what a step computed. Rows of sequences that ended meanwhile are dropped."""
-        num_decode = len(plan.decode.slots)
         if not output.num_constrained:  # else the device may have waited for masks
             seconds = output.end_seconds - output.start_seconds
-            num_keys = sum(row.num_tokens * (row.start + row.num_tokens / 2) for row in plan.chunks)
-            self._budget.observe(num_decode, plan.num_tokens - num_decode, num_keys, seconds)
+            history = [(plan.starts[index], plan.query_lens[index]) for index in plan.token_ids]
+            num_keys = sum(query_len * (start + query_len / 2) for start, query_len in history)
+            num_prefill_tokens = sum(query_len for _, query_len in history)
+            self._budget.observe(plan.num_decode_rows, num_prefill_tokens, num_keys, seconds)
         progress: list[Progress] = []
-        for sequence, sampled in self._land(plan, output):
+        for sequence, sampled in self._apply_output(plan, output):
             token_ids = sequence.token_ids
             for index, token_id in enumerate(sampled, 1):
                 token_ids.append(token_id)
@@ -419,34 +427,47 @@ class Scheduler:
                     if sequence.is_finished:
                         sampled = sampled[:index]
                         break
-            if not sampled:  # its constraints let nothing follow, or its prompt is all that was wanted
+            if not sampled:  # its constraints allow no token, or only its prompt was to be computed
                 is_all = sequence.num_tokens >= sequence.max_num_tokens
                 self._finish(sequence, FinishReason.LENGTH if is_all else FinishReason.STOP, None)
             progress.append((sequence, sampled))
+        if self._layout.window_groups:
+            for sequence_id in plan.sequence_ids:
+                running = self._sequences.get(sequence_id)
+                if running is not None and running.slot >= 0:
+                    self._allocator.free_left_pages(running)
         return progress
 
-    def _land(self, plan: StepPlan, output: StepOutput) -> Iterator[Progress]:
-        """Count what was computed of each sequence that is still there; yields it with what was sampled."""
-        tokens = iter(output.tokens)
-        for sequence_id, sampled in zip(plan.decode.sequence_ids, tokens, strict=False):
-            sequence = self._sequences.get(sequence_id)
-            if sequence is not None:
-                sequence.num_rows_in_flight -= 1
-                if sequence.slot >= 0:  # else it was preempted meanwhile: the token counts, its KV is gone
-                    sequence.num_computed_tokens += 1
+    def _apply_output(self, plan: StepPlan, output: StepOutput) -> Iterator[Progress]:
+        """Count what was computed of each sequence that still exists; yield those whose rows were sampled."""
+        history, sequences = plan.token_ids, self._sequences
+        columns = zip(plan.sequence_ids, plan.starts, plan.query_lens, output.tokens, strict=True)
+        for index, (sequence_id, start, query_len, sampled) in enumerate(columns):
+            sequence = sequences.get(sequence_id)
+            if sequence is None:
+                continue
+            sequence.num_rows_in_flight -= 1
+            if index not in history:
+                if sequence.slot >= 0:  # else it was preempted meanwhile: the token counts, its KV is lost
+                    sequence.num_computed_tokens = start + query_len
                 yield sequence, sampled
-        for row, sampled in zip(plan.chunks, tokens, strict=True):
-            sequence = self._sequences.get(row.sequence_id)
-            if sequence is not None:
-                sequence.num_rows_in_flight -= 1
-                self._groups.land(sequence)
+                continue
+            self._groups.land(sequence)
+            end = start + query_len
+            num_logits = plan.num_logits[index]
+            if sequence.is_verifying:
+                sequence.is_verifying = False
+                end -= num_logits - max(1, len(sampled))  # the rest were rejected drafts
                 if sequence.slot >= 0:
-                    sequence.num_computed_tokens = row.start + row.num_tokens
-                    self._allocator.cache_pages(sequence)
-                if row.scored is not None:
-                    sequence.num_scored_tokens = row.scored.start + len(row.scored.token_ids)
-                if row.sample or row.start + row.num_tokens == sequence.max_num_tokens:
-                    yield sequence, sampled
+                    sequence.num_scheduled_tokens = end
+                    # Its slot's last sampled token may follow a rejected draft: the next row names its own.
+                    sequence.num_history_tokens = end + 1
+            if sequence.slot >= 0:
+                sequence.num_computed_tokens = end
+                self._allocator.cache_pages(sequence)
+            self._readouts.on_row_done(sequence, plan.readouts.get(index, ()))
+            if num_logits or end == sequence.max_num_tokens:
+                yield sequence, sampled
 
     def _end_at(self, sequence: Sequence, token_id: int) -> None:
         """End `sequence` if its newest token says so."""
@@ -464,18 +485,22 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take pages and slot away; the sequence waits in front and computes what is lost when it resumes."""
-        self._running.remove(sequence)
-        self._allocator.release(sequence)
+        self._release(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.num_preemptions += 1
         self._waiting.push(sequence)
         self.num_preemptions += 1
 
+    def _release(self, sequence: Sequence) -> None:
+        """Free the slot and the pages of a running sequence."""
+        self._running.remove(sequence)
+        sequence.draft_token_ids = ()
+        self._allocator.release(sequence)
+
     def _finish(self, sequence: Sequence, reason: FinishReason, stop_reason: int | str | None) -> None:
         """The one end of every sequence."""
         if sequence.status is SequenceStatus.RUNNING:
-            self._running.remove(sequence)
-            self._allocator.release(sequence)
+            self._release(sequence)
         else:
             self._waiting.discard(sequence)
         sequence.status = SequenceStatus.FINISHED
@@ -484,6 +509,7 @@ class Scheduler:
         del self._sequences[sequence.id]
         self._waiting.release(sequence)
         self._groups.forget(sequence)
+        self._readouts.forget(sequence)
         if sequence.has_started and sequence.request.sampling.max_tokens and sequence.series is None:
             self._admission.ended(sequence.num_output_tokens, is_complete=reason is FinishReason.STOP)
 

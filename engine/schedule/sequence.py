@@ -38,11 +38,11 @@ class Sequence:
 
     `num_history_tokens` were known when the sequence took its slot: their KV is computed from token ids of
     the host, that of every later token from the slot's newest. `num_cached_tokens` of them need not be
-    computed when it first starts. Of the prompt `num_scored_tokens`, those behind the first one, have got
-    their log-probabilities, if these are wanted. `final_token_ids` may end the sequence, and so
-    may circles, with `repetition_stop`. `rank` is its place
-    in the order: smaller ones start earlier, and give their pages up later; with `arrival_seconds` it is that
-    of the first one of its `series`.
+    computed when it first starts. `draft_token_ids` are guesses of its next tokens, made while no row is in
+    flight: its next row verifies them, and is alone in flight while it `is_verifying`. `final_token_ids` may
+    end the sequence, and so may repetition, with `repetition_stop`. `rank` is its place in the order:
+    smaller ones start earlier, and give their pages up later; with `arrival_seconds` it is that of the first
+    one of its `series`.
     """
 
     id: int
@@ -61,10 +61,12 @@ class Sequence:
     num_rows_in_flight: int = 0
     num_history_tokens: int = 0
     num_cached_tokens: int = 0
-    num_scored_tokens: int = 0
     num_preemptions: int = 0
+    draft_token_ids: tuple[int, ...] = ()
+    is_verifying: bool = False
     pages: "list[array[int]]" = field(default_factory=list, repr=False)
     first_columns: list[int] = field(default_factory=list, repr=False)
+    num_sent_columns: int = 0
     slot: int = -1
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -93,12 +95,6 @@ class Sequence:
         if stop is None or num_tokens < self.request.sampling.min_tokens:
             return False
         return is_repeating(self.token_ids, num_tokens, stop)
-
-    @property
-    def lacks_scores(self) -> bool:
-        """Whether log-probabilities of its prompt are wanted that have not come."""
-        wants_them = self.request.sampling.prompt_logprobs is not None
-        return wants_them and self.num_scored_tokens < self.num_prompt_tokens - 1
 
     @property
     def has_started(self) -> bool:

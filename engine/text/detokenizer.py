@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from engine.control_tokens import mark, strip
-from engine.outputs import FinishReason, TextDelta, TokenLogprobs, TokenScores
+from engine.outputs import FinishReason, PromptLogprobColumns, TextDelta, TokenLogprobs
 from engine.request import ReasoningSpan
 from engine.text.reasoning import ReasoningTracker
 from engine.text.token_bytes import MAX_UNFINISHED_BYTES, REPLACEMENT, TokenPieces
@@ -75,7 +75,7 @@ class AddPromptTokens(NamedTuple):
 
     sequence_id: int
     token_ids: tuple[int, ...]
-    scores: TokenScores | None
+    scores: PromptLogprobColumns | None
 
 
 class CloseStream(NamedTuple):

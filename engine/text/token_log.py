@@ -3,7 +3,7 @@
 from collections import deque
 from typing import NamedTuple
 
-from engine.outputs import OutputToken, TokenLogprobs, TokenScores
+from engine.outputs import OutputToken, PromptLogprobColumns, TokenLogprobs
 from engine.text.token_bytes import TokenPieces, is_continuation
 
 
@@ -36,7 +36,7 @@ class TokenLog:
         self._num_prompt_chars = 0
         self._strips_space = pieces.strips_first_space
 
-    def add_prompt_tokens(self, token_ids: tuple[int, ...], scores: TokenScores | None) -> None:
+    def add_prompt_tokens(self, token_ids: tuple[int, ...], scores: PromptLogprobColumns | None) -> None:
         """Add the next tokens of the prompt. None are held back, so their characters are counted here."""
         logprobs = (None,) * len(token_ids) if scores is None else scores.each()
         for token_id, logprob in zip(token_ids, logprobs, strict=True):

@@ -10,7 +10,7 @@ from pydantic import (
     field_validator,
 )
 
-from engine.request import MAX_LOGPROBS
+from engine.readouts import MAX_LOGPROBS
 from server.schema.beam import Beams
 from server.schema.extensions import Extensions
 from server.schema.logprobs import ChatLogprobs, PromptLogprobs, is_none

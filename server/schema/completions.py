@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator
 from pydantic.functional_validators import PlainValidator
 
-from engine.request import MAX_LOGPROBS
+from engine.readouts import MAX_LOGPROBS
 from server.schema.beam import MAX_BEST_OF, Beams
 from server.schema.extensions import Extensions
 from server.schema.logprobs import CompletionLogprobs, PromptLogprobs, is_none

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from engine.request import MAX_LOGPROBS
+from engine.readouts import MAX_LOGPROBS
 from server.schema.beam import MAX_BEST_OF
 from server.schema.foreign import ONE, prompt_field
 from server.schema.refused_fields import Refused

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from engine.request import MAX_LOGPROBS
+from engine.readouts import MAX_LOGPROBS
 from server.schema.chat import MAX_MESSAGES, MAX_PARTS, ReasoningEffort, allow_string, as_parts
 from server.schema.foreign import SEPARATE, TURNS, prompt_field
 from server.schema.logprobs import TokenLogprob, in_turns

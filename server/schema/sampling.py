@@ -11,7 +11,8 @@ from pydantic import (
     field_validator,
 )
 
-from engine.request import MAX_LOGIT_BIAS, MAX_LOGPROBS
+from engine.readouts import MAX_LOGPROBS
+from engine.request import MAX_LOGIT_BIAS
 from server.schema.wire import Finite, ModelRequest, Wire, WireRequest, check_entries
 
 MAX_CHOICES = 128

@@ -13,7 +13,14 @@ from engine.schedule.sequence import Sequence, Series
 from tests.engine.toy import EOS, ToyRunner
 
 SEED = 7
-REQUEST_FIELDS = ("use_prefix_cache", "cache_salt", "priority", "queue_timeout_seconds", "timeout_seconds")
+REQUEST_FIELDS = (
+    "use_prefix_cache",
+    "cache_salt",
+    "priority",
+    "queue_timeout_seconds",
+    "timeout_seconds",
+    "readouts",
+)
 
 
 def make_request(prompt: list[int], max_tokens: int, **options) -> Request:
@@ -38,7 +45,7 @@ class Driver:
     plans: list[StepPlan] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     num_failed_steps: int = 0
-    scored: dict[int, list[int]] = field(default_factory=dict)
+    read: dict[int, list[int]] = field(default_factory=dict)  # positions, by sequence id
     now: float = 0.0
     step_seconds: float = 1.0
 
@@ -101,9 +108,10 @@ class Driver:
             self.num_failed_steps += 1
             self.finished += self.scheduler.fail(plan)
         else:
-            for row in plan.chunks:
-                if row.scored is not None:
-                    self.scored.setdefault(row.sequence_id, []).extend(row.scored.token_ids)
+            for index, parts in plan.readouts.items():
+                for part in parts:
+                    read = self.read.setdefault(plan.sequence_ids[index], [])
+                    read.extend(range(part.start, part.start + part.num_tokens))
             self.finished += [s for s, _ in self.scheduler.commit(plan, output) if s.is_finished]
 
     def step(self) -> bool:
@@ -127,4 +135,4 @@ class Driver:
     @property
     def num_prefilled(self) -> int:
         """Tokens computed that the host knew."""
-        return sum(row.num_tokens for plan in self.plans for row in plan.chunks)
+        return sum(len(token_ids) for plan in self.plans for token_ids in plan.token_ids.values())

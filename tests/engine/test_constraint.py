@@ -123,7 +123,7 @@ async def test_matchers_of_ended_sequences_are_dropped(run_ahead):
         await answers(engine, [scripted(Script("abc" * 3)) for _ in range(3)])
         await answers(engine, [tiny_request("prompt", max_tokens=4)])
         await answers(engine, [scripted(Script("xy"))])
-        followed = engine._device._runner._constraints._rows
+        followed = engine._device._runner._masks._rows
         assert len(followed) <= 1, f"{len(followed)} are followed"
 
 

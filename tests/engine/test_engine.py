@@ -202,7 +202,7 @@ async def test_a_cancelled_reader_aborts(run_ahead):
 
 async def test_a_failed_step_ends_its_requests_and_the_engine_goes_on(run_ahead, caplog):
     def fail_on_marked_prompt(plan: StepPlan) -> None:
-        if any(row.init and row.init.prompt_token_ids[0] == 66 for row in plan.chunks):
+        if any(init.prompt_token_ids[0] == 66 for init in plan.inits.values()):
             raise RuntimeError("broken on purpose")
 
     async with toy_engine(run_ahead=run_ahead, before_step=fail_on_marked_prompt) as engine:
@@ -216,7 +216,7 @@ async def test_a_failed_step_ends_its_requests_and_the_engine_goes_on(run_ahead,
 
 async def test_out_of_memory_ends_the_requests_of_the_step(run_ahead, caplog):
     def run_out(plan: StepPlan) -> None:
-        if any(row.init and row.init.prompt_token_ids[0] == 66 for row in plan.chunks):
+        if any(init.prompt_token_ids[0] == 66 for init in plan.inits.values()):
             raise StepFailed("A step of 9 tokens does not fit into the memory of cuda:0")
 
     async with toy_engine(run_ahead=run_ahead, before_step=run_out) as engine:
@@ -231,7 +231,7 @@ async def test_out_of_memory_ends_the_requests_of_the_step(run_ahead, caplog):
 
 async def test_a_lost_device_ends_the_engine_and_every_stream(run_ahead, caplog):
     def lose(plan: StepPlan) -> None:
-        if any(row.init and row.init.prompt_token_ids[0] == 66 for row in plan.chunks):
+        if any(init.prompt_token_ids[0] == 66 for init in plan.inits.values()):
             raise DeviceLost("The device has failed: an illegal memory access was encountered")
 
     async with toy_engine(run_ahead=run_ahead, before_step=lose) as engine:

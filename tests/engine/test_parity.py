@@ -9,6 +9,7 @@ import torch
 
 from engine import Engine
 from engine.config import EngineConfig
+from engine.readouts import PromptLogprobs
 from engine.request import Request, SamplingParams
 
 PROMPT_LENGTHS = [
@@ -204,12 +205,14 @@ async def test_log_probabilities(reference, prompts):
         temperature=0.0,
         ignore_eos=True,
         logprobs=3,
-        prompt_logprobs=3,
         skip_special_tokens=False,
     )
     engine = await Engine.start(EngineConfig(dtype="float32", device="cpu", token_budget=60))
     try:
-        requests = [Request(str(index), tuple(prompt), sampling) for index, prompt in enumerate(short)]
+        requests = [
+            Request(str(index), tuple(prompt), sampling, readouts=(PromptLogprobs(3),))
+            for index, prompt in enumerate(short)
+        ]
         await engine.submit(requests[-1]).collect()
         deltas = await asyncio.gather(*(engine.submit(request).collect() for request in requests))
     finally:

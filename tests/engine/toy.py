@@ -8,10 +8,12 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from engine.outputs import NO_PAGE, Row, StepOutput, StepPlan, TokenLogprobs, TokenScores
+from engine.outputs import PromptLogprobColumns, RowReadout, StepOutput, StepPlan, TokenLogprobs
+from engine.readouts import PooledHidden, PromptLogprobs
 
 VOCAB_SIZE = 97
 EOS = 96
@@ -73,79 +75,85 @@ class ToyRunner:
         self.num_launched += 1
         if self.before_step is not None:
             self.before_step(plan)
-        decode, page_size = plan.decode, self.page_size
-        assert plan.num_tokens == len(decode.slots) + sum(row.num_tokens for row in plan.chunks)
-        singles = [row.num_tokens == 1 for row in plan.chunks]
-        assert singles == sorted(singles, reverse=True), "single-token rows stand first"
-        slots = [*decode.slots, *(row.slot for row in plan.chunks)]
-        assert len(set(slots)) == len(slots), "two rows in one slot"
+        lens = plan.query_lens
+        kinds = [(index in plan.token_ids, length > 1) for index, length in enumerate(lens)]
+        assert kinds == sorted(kinds), "rows without token ids first, then those of one token"
+        assert len(set(plan.slots)) == plan.num_rows, "two rows in one slot"
         for source, target in plan.page_copies:
             self.cache[target] = self.cache[source]
-        for slot, start, page in zip(decode.slots, decode.starts, decode.new_pages, strict=True):
-            if page != NO_PAGE:
-                assert start == len(self.tables[slot]) * page_size, "a page that is not needed yet"
-                self.tables[slot].append(page)
-            self._write(slot, start, (self.newest[slot],))
-        for row in plan.chunks:
-            if row.init is not None:
-                self.tables[row.slot] = []
-                self.seeds[row.slot] = row.init.seed
-                self.num_logprobs[row.slot] = row.init.sampling.logprobs
-            self.tables[row.slot] += row.new_pages
-            self._write(row.slot, row.start, row.token_ids)
-        tokens = [(self._sample(*row),) for row in zip(decode.slots, decode.starts, strict=True)]
-        for row in plan.chunks:
-            last = row.start + row.num_tokens - 1
-            tokens.append((self._sample(row.slot, last),) if row.sample else ())
+        for index, (slot, start) in enumerate(zip(plan.slots, plan.starts, strict=True)):
+            if (init := plan.inits.get(index)) is not None:
+                self.tables[slot] = []
+                self.seeds[slot] = init.seed
+                self.num_logprobs[slot] = init.sampling.logprobs
+            elif index in plan.new_pages and index not in plan.token_ids:
+                assert start == len(self.tables[slot]) * self.page_size, "a page that is not needed yet"
+            self.tables[slot] += plan.new_pages.get(index, ((),))[0]
+            self._write(slot, start, plan.token_ids.get(index) or (self.newest[slot],))
+        tokens = [self._sampled(plan, index) for index in range(plan.num_rows)]
         logprobs = None
-        wanted = [self.num_logprobs[slot] for slot in slots]
-        if any(num_top is not None for num_top in wanted):
+        asked = [self.num_logprobs[slot] for slot in plan.slots]
+        if any(num_top is not None for num_top in asked):
             logprobs = [
                 tuple(None if num_top is None else toy_logprobs(token, num_top) for token in row)
-                for row, num_top in zip(tokens, wanted, strict=True)
+                for row, num_top in zip(tokens, asked, strict=True)
             ]
-        scores = None
-        if any(row.scored is not None for row in plan.chunks):
-            scores = [self._scores(row) for row in plan.chunks]
-        pooled = {row.sequence_id: self._pooled(row) for row in plan.chunks if row.pool and row.pool.is_last}
+        readouts = {
+            index: tuple(self._readout(plan, index, part) for part in parts)
+            for index, parts in plan.readouts.items()
+        }
         end_seconds = time.perf_counter()
         return ToyStep(
-            StepOutput(plan.step_id, tokens, start_seconds, end_seconds, logprobs, scores, pooled=pooled)
+            StepOutput(plan.step_id, tokens, start_seconds, end_seconds, logprobs, readouts=readouts)
         )
 
-    def _scores(self, row: Row) -> TokenScores | None:
-        """What the toy model says about the scored tokens of a chunk, which it must have computed."""
-        if row.scored is None:
-            return None
-        start, token_ids, num_top = row.scored
-        assert row.start <= start and start + len(token_ids) <= row.start + row.num_tokens
-        within = row.start + row.num_tokens - start - 1
-        assert token_ids[:within] == row.token_ids[start - row.start + 1 :][: len(token_ids)]
-        told = [toy_logprobs(token_id, num_top, rank=1) for token_id in token_ids]
-        top = np.array([logprobs.top for logprobs in told]).reshape(len(told), num_top, 2)
-        return TokenScores(
-            np.array([logprobs.logprob for logprobs in told]),
+    def _sampled(self, plan: StepPlan, index: int) -> tuple[int, ...]:
+        """The tokens of a row: up to the first that is not the draft in its place."""
+        num_logits = plan.num_logits[index]
+        drafts = plan.token_ids.get(index, ())[1 - num_logits :] if num_logits > 1 else ()
+        last = plan.starts[index] + plan.query_lens[index] - 1
+        tokens: list[int] = []
+        for position, draft in zip(range(last - num_logits + 1, last + 1), [*drafts, None], strict=False):
+            tokens.append(self._sample(plan.slots[index], position))
+            if tokens[-1] != draft:
+                break
+        return tuple(tokens)
+
+    def _readout(self, plan: StepPlan, index: int, part: RowReadout) -> Any:
+        row_start, row_end = plan.starts[index], plan.starts[index] + plan.query_lens[index]
+        assert row_start <= part.start and part.start + part.num_tokens <= row_end
+        within = row_end - part.start - 1
+        known = plan.token_ids[index][part.start - row_start + 1 :]
+        assert part.next_token_ids[:within] == known[: len(part.next_token_ids)]
+        if isinstance(part.readout, PooledHidden):
+            return self._pooled(plan.slots[index], row_end, part.readout) if part.is_last else None
+        assert isinstance(part.readout, PromptLogprobs)
+        return self._prompt_logprobs(part.next_token_ids, part.readout.num_top)
+
+    def _prompt_logprobs(self, token_ids: tuple[int, ...], num_top: int) -> PromptLogprobColumns:
+        found = [toy_logprobs(token_id, num_top, rank=1) for token_id in token_ids]
+        top = np.array([logprobs.top for logprobs in found]).reshape(len(found), num_top, 2)
+        return PromptLogprobColumns(
+            np.array([logprobs.logprob for logprobs in found]),
             top[..., 1],
             top[..., 0].astype(np.int64),
-            np.array([logprobs.rank for logprobs in told]),
+            np.array([logprobs.rank for logprobs in found]),
         )
 
     def spoil(self, plan: StepPlan) -> None:
         """Make it as if this newest step had failed: garbage in all places it wrote to."""
-        for slot, start in zip(plan.decode.slots, plan.decode.starts, strict=True):
-            self._write(slot, start, (-2,))
-        for row in plan.chunks:
-            self._write(row.slot, row.start, (-2,) * row.num_tokens)
+        for slot, start, length in zip(plan.slots, plan.starts, plan.query_lens, strict=True):
+            self._write(slot, start, (-2,) * length)
 
     def _write(self, slot: int, start: int, token_ids: tuple[int, ...]) -> None:
         for position, token_id in enumerate(token_ids, start):
             page = self.tables[slot][position // self.page_size]
             self.cache[page, position % self.page_size] = token_id
 
-    def _pooled(self, row: Row) -> np.ndarray:
-        """The mean of the tokens before, or the last one, and how many there are."""
-        prefix = self.cache[self.tables[row.slot]].reshape(-1)[: row.start + row.num_tokens]
-        chosen = prefix if row.pool.pooling == "mean" else prefix[-1:]
+    def _pooled(self, slot: int, end: int, readout: PooledHidden) -> np.ndarray:
+        """The mean of the tokens up to `end`, or the last one, and how many there are."""
+        prefix = self.cache[self.tables[slot]].reshape(-1)[:end]
+        chosen = prefix if readout.pooling == "mean" else prefix[-1:]
         return np.array([chosen.mean(), len(prefix)], np.float32)
 
     def _sample(self, slot: int, position: int) -> int:

@@ -7,7 +7,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device.runner import ModelRunner
-from engine.outputs import NO_PAGE, DecodeRows, Row, SlotInit, StepPlan
+from engine.outputs import Row, SlotInit, StepPlan
 from engine.request import SamplingParams
 from models.decoder import Decoder
 
@@ -69,34 +69,32 @@ class Driver:
         """
         pages = range(slot * self._pages_each, (slot + 1) * self._pages_each)
         init = SlotInit(sampling, seed=seed, prompt_token_ids=tuple(prompt), output_token_ids=())
-        row = Row(slot, slot, 0, tuple(prompt), True, tuple(pages), init)
+        row = Row(slot, slot, 0, tuple(prompt), new_pages=(tuple(pages),), init=init)
         if first_piece:
-            piece = row._replace(token_ids=row.token_ids[:first_piece], sample=False)
-            self._run(self._decode_rows(()), (piece,))
-            row = Row(slot, slot, first_piece, row.token_ids[first_piece:], True)
-        tokens = self._run(self._decode_rows(decoding), (row,))
+            self._run([row._replace(token_ids=row.token_ids[:first_piece], num_logits=0)])
+            row = Row(slot, slot, first_piece, row.token_ids[first_piece:])
+        tokens = self._run([*self._decode_rows(decoding), row])
         self._lengths[slot] = len(prompt)
         return tokens
 
     def decode(self, slots: Sequence[int]) -> list[int]:
         """One token more for each of the slots, in one step."""
-        return self._run(self._decode_rows(slots), ())
+        return self._run(self._decode_rows(slots))
 
-    def _decode_rows(self, slots: Sequence[int]) -> DecodeRows:
-        starts = [self._lengths[slot] for slot in slots]
+    def _decode_rows(self, slots: Sequence[int]) -> list[Row]:
+        rows = [Row(slot, slot, self._lengths[slot]) for slot in slots]
         for slot in slots:
             self._lengths[slot] += 1
-        return DecodeRows(list(slots), list(slots), starts, [NO_PAGE] * len(slots))
+        return rows
 
     def logits(self, num_rows: int) -> torch.Tensor:
         """Those of the last step [num_rows, vocab_size] fp32, as the model gave them."""
         newest: torch.Tensor = self._model.newest
         return newest[:num_rows].clone()
 
-    def _run(self, decode: DecodeRows, chunks: tuple[Row, ...]) -> list[int]:
-        num_tokens = len(decode.slots) + sum(row.num_tokens for row in chunks)
+    def _run(self, rows: Sequence[Row]) -> list[int]:
         self._num_steps += 1
-        output = self.runner.launch(StepPlan(self._num_steps, decode, chunks, num_tokens)).wait()
+        output = self.runner.launch(StepPlan.of(self._num_steps, rows)).wait()
         return [token for row in output.tokens for token in row]
 
 

@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 import torch
 
-from engine.device.graphs import DecodeGraphs
+from engine.device.decode_graphs import DecodeGraphs
 from engine.device.mixed_graphs import MixedGraphs
 from engine.request import SamplingParams
 from kernels.sampling import sample

@@ -7,7 +7,6 @@ import pytest
 
 from kernels.act_mul import _act_mul_kernel
 from kernels.decode_attention import _decode_kernel, launch_shape
-from kernels.decode_inputs import _decode_inputs_kernel
 from kernels.dispatch import HAS_TRITON
 from kernels.int8_linear import _int8_linear_kernel
 from kernels.int8_linear import tile_shape as int8_tile
@@ -18,7 +17,7 @@ from kernels.prefill_attention import _prefill_kernel, tile_shape
 from kernels.rms_norm import _rms_norm_kernel
 from kernels.rope_kv_write import _rope_kv_write_kernel
 from kernels.sampling import _sample_kernel
-from kernels.step_inputs import _step_inputs_kernel
+from kernels.step_inputs import _decode_inputs_kernel, _step_inputs_kernel
 from kernels.token_mask import _apply_token_mask_kernel
 
 pytestmark = pytest.mark.skipif(

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.decode_inputs import decode_inputs
+from kernels.step_inputs import decode_inputs
 from tests.kernels.conftest import Target
 
 NO_PAGE = -1

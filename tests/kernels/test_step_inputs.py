@@ -9,20 +9,20 @@ import torch
 from kernels.step_inputs import NUM_COLUMNS, StepInputs, step_inputs
 from tests.kernels.conftest import Target
 
-DUMMY_SLOT, NOBODY = 5555, 77
+PADDING_KV_SLOT, PADDING_SLOT = 5555, 77
 NOTHING = -9  # stands wherever nothing is written
 
 
 @dataclass
 class Row:
-    """A row as a plan has it; without tokens it goes on from its slot's newest one."""
+    """A row as a plan has it; without tokens it has one, its slot's last one."""
 
     slot: int
     start: int
     tokens: list[int]
     first_column: int
     new_pages: list[int]
-    sample: bool
+    num_logits: int
 
     @property
     def length(self) -> int:
@@ -42,83 +42,83 @@ class Expected:
     positions: list[int] = field(default_factory=list)
     slot_mapping: list[int] = field(default_factory=list)
     query_start: list[int] = field(default_factory=lambda: [0])
-    sampled: list[tuple[int, int, int]] = field(default_factory=list)
+    logits: list[tuple[int, int, int]] = field(default_factory=list)
 
 
-def expect(rows: list[Row], newest: list[int], tables: torch.Tensor, page_size: int) -> Expected:
+def expect(rows: list[Row], last_token: list[int], tables: torch.Tensor, page_size: int) -> Expected:
     """Token by token."""
     expected = Expected(tables.clone())
     for row in rows:
         end_column = row.first_column + len(row.new_pages)
         expected.tables[row.slot, row.first_column : end_column] = torch.tensor(row.new_pages)
         table = expected.tables[row.slot, : -(-row.context_len // page_size)].tolist()
-        expected.token_ids += row.tokens or [newest[row.slot]]
+        expected.token_ids += row.tokens or [last_token[row.slot]]
         for position in range(row.start, row.context_len):
             expected.positions.append(position)
             expected.slot_mapping.append(table[position // page_size] * page_size + position % page_size)
         expected.query_start.append(len(expected.positions))
-        if row.sample:
-            expected.sampled.append((len(expected.positions) - 1, row.slot, expected.positions[-1]))
+        for index in range(len(expected.positions) - row.num_logits, len(expected.positions)):
+            expected.logits.append((index, row.slot, expected.positions[index]))
     return expected
 
 
 def columns(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What `step_inputs` is told of the rows, their tokens and pages."""
-    known: list[int] = []
+    """The records of the rows, their tokens and pages."""
+    tokens: list[int] = []
     pages: list[int] = []
-    told = []
-    first, num_sampled = 0, 0
+    records = []
+    first, num_logits = 0, 0
     for row in rows:
-        place = len(known) if row.tokens else -1
-        sampled = num_sampled if row.sample else -1
+        place = len(tokens) if row.tokens else -1
         page_columns = (row.first_column, len(row.new_pages), len(pages))
-        told.append((row.slot, row.start, first, place, row.length, *page_columns, sampled))
+        logits = (row.num_logits, num_logits)
+        records.append((row.slot, row.start, first, place, row.length, *page_columns, *logits))
         first += row.length
-        num_sampled += row.sample
-        known += row.tokens
+        num_logits += row.num_logits
+        tokens += row.tokens
         pages += row.new_pages
-    assert len(told[0]) == NUM_COLUMNS
-    return torch.tensor(told).T.contiguous(), *(
-        torch.tensor(part, dtype=torch.int64) for part in (known, pages)
+    assert len(records[0]) == NUM_COLUMNS
+    return torch.tensor(records).T.contiguous(), *(
+        torch.tensor(part, dtype=torch.int64) for part in (tokens, pages)
     )
 
 
 def check(target: Target, rows: list[Row], page_size: int, num_slots: int, max_pages: int, room: int) -> None:
     """`room` for so many tokens and rows more than there are."""
-    newest = torch.randint(0, 100, (num_slots,))
+    last_token = torch.randint(0, 100, (num_slots,))
     tables = torch.randint(0, 10_000, (num_slots, max_pages), dtype=torch.int32)
-    expected = expect(rows, newest.tolist(), tables, page_size)
-    num_tokens, num_sampled = len(expected.positions), len(expected.sampled)
+    expected = expect(rows, last_token.tolist(), tables, page_size)
+    num_tokens, num_logits = len(expected.positions), len(expected.logits)
     lens = [row.context_len for row in rows]
     inputs = StepInputs.empty(
         num_tokens + room,
         len(rows) + room,
         max_pages if room else -(-max(lens) // page_size),
-        num_sampled + room,
+        num_logits + room,
         target.device,
     )
     for tensor in inputs:
         tensor.fill_(NOTHING)
     result_tables = tables.clone().to(target.device)
     step_inputs(
-        *target.to(*columns(rows), newest),
+        *target.to(*columns(rows), last_token),
         result_tables,
         inputs,
         num_tokens=num_tokens,
-        num_sampled=num_sampled,
+        num_logits=num_logits,
         page_size=page_size,
-        dummy_slot=DUMMY_SLOT,
-        nobody=NOBODY,
+        padding_kv_slot=PADDING_KV_SLOT,
+        padding_slot=PADDING_SLOT,
     )
     nothing = [NOTHING] * room
     assert inputs.token_ids.tolist() == expected.token_ids + nothing
     assert inputs.positions.tolist() == expected.positions + nothing
-    assert inputs.slot_mapping.tolist() == expected.slot_mapping + [DUMMY_SLOT] * room
+    assert inputs.slot_mapping.tolist() == expected.slot_mapping + [PADDING_KV_SLOT] * room
     assert inputs.query_start.tolist() == expected.query_start + [num_tokens] * room
     assert inputs.context_lens.tolist() == lens + nothing
     assert inputs.num_rows.tolist() == [len(rows)]
-    told = torch.stack((inputs.logits_indices, inputs.sampled_slots, inputs.sampled_positions), 1)
-    assert [tuple(row) for row in told.tolist()] == expected.sampled + [(0, NOBODY, 0)] * room
+    logits = torch.stack((inputs.logits_indices, inputs.logits_slots, inputs.logits_positions), 1)
+    assert [tuple(row) for row in logits.tolist()] == expected.logits + [(0, PADDING_SLOT, 0)] * room
     assert torch.equal(result_tables.cpu(), expected.tables)
     for index, row in enumerate(rows):
         num_pages = -(-row.context_len // page_size)
@@ -127,20 +127,21 @@ def check(target: Target, rows: list[Row], page_size: int, num_slots: int, max_p
 
 
 def decode_row(slot: int, start: int, page_size: int) -> Row:
-    """The page of a position that begins one is new, as long as nobody has taken it earlier."""
+    """The page of a position that begins one is new, unless it was allocated earlier."""
     has_page = start % page_size == 0 and random.random() < 0.8
     pages = [random.randrange(10_000)] if has_page else []
-    return Row(slot, start, [], start // page_size, pages, True)
+    return Row(slot, start, [], start // page_size, pages, 1)
 
 
 def chunk(slot: int, start: int, length: int, page_size: int, kind: str) -> Row:
-    """A prompt or a piece of one: `kind` is first (behind what the prefix cache knew), next or last."""
+    """A prompt or a piece of one: `kind` is first (after a prefix hit), next or last (maybe with drafts)."""
     end = -(-(start + length) // page_size)
     first_column = 0 if kind == "first" else -(-start // page_size)
     num_pages = max(0, end - first_column + random.choice([0, 0, 2]))  # a prompt may get its pages ahead
     pages = [random.randrange(10_000) for _ in range(num_pages)]
     tokens = [random.randrange(100) for _ in range(length)]
-    return Row(slot, start, tokens, first_column, pages, kind == "last" or random.random() < 0.5)
+    num_logits = random.randint(1, min(length, 4)) if kind == "last" else random.randint(0, 1)
+    return Row(slot, start, tokens, first_column, pages, num_logits)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -169,7 +170,7 @@ def test_decode_rows_alone(target: Target):
 
 
 def test_nothing_is_sampled_and_no_page_is_new(target: Target):
-    row = Row(3, 5, [1, 2, 3], 1, [], False)
+    row = Row(3, 5, [1, 2, 3], 1, [], 0)
     check(target, [row], 16, 4, 8, 0)
     check(target, [row], 16, 4, 8, 3)
 

@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.constraints.grammar_source import translate
 from engine.errors import Draining, EngineDead, EngineError, InvalidRequest, QueueFull, StepFailed
 from engine.outputs import FinishReason, OutputToken, TextDelta, TokenPiece
+from engine.readouts import PooledHidden, PromptLogprobs, Readout
 from engine.request import Request
 from engine.schedule.sequence import Series
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
@@ -108,10 +109,11 @@ def fake_token(request: Request, number: int, said: str, offset: int, *, is_show
 
 
 def fake_prompt(request: Request) -> tuple[OutputToken, ...]:
-    """The tokens of a prompt, if they are wanted; 65 is the likeliest in every place but the first."""
-    num_top = request.sampling.prompt_logprobs
-    if num_top is None:
+    """The tokens of a prompt, if it returns logprobs; 65 is the likeliest in every place but the first."""
+    readout = request.readout(PromptLogprobs)
+    if readout is None:
         return ()
+    num_top = readout.num_top
     tokens = []
     for place, token_id in enumerate(request.prompt_token_ids):
         piece = TokenPiece(token_id, chr(token_id).encode(), False)
@@ -141,6 +143,10 @@ class FakeStream:
         self._tracker = ReasoningTracker({}, request.sampling.reasoning)
         self._abort = abort
         self._is_over = False
+
+    def readout(self, kind: type[Readout]) -> Any:
+        assert kind is PooledHidden and self.pooled is not None
+        return self.pooled
 
     def abort(self) -> None:
         self._abort()
@@ -281,7 +287,7 @@ class FakeEngine:
         request, offset = stream.request, 0
         if "hang" in orders:
             await asyncio.Event().wait()
-        if request.pooling is not None:
+        if request.readout(PooledHidden) is not None:
             first = math.nan if "nan" in orders else request.prompt_token_ids[0]
             stream.pooled = np.array([first, *range(1, self.model.hidden_size)], np.float32)
         if limit == 0:

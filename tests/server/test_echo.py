@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.readouts import PromptLogprobs
 from tests.engine.tiny_engine import tiny_engine
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
@@ -18,7 +19,7 @@ async def test_echo_puts_the_prompt_in_front(client: httpx.AsyncClient, engine: 
     ids = [ord(char) for char in "say:b"]
     response = await client.post(TEXT, json={"prompt": [ids, ids[:-1]], "echo": True, "n": 2})
     assert [choice["text"] for choice in response.json()["choices"]][:2] == ["say:bb"] * 2
-    assert all(request.sampling.prompt_logprobs is None for request in engine.requests)
+    assert not any(request.readouts for request in engine.requests)
 
 
 async def test_echoed_log_probabilities_begin_with_null(client: httpx.AsyncClient) -> None:
@@ -63,10 +64,10 @@ async def test_a_prompt_may_fill_the_context_if_nothing_follows(client: httpx.As
 async def test_streamed_echo_is_the_same(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     fields: dict[str, Any] = {"echo": True, "logprobs": 2, "n": 2, "return_token_ids": True}
     whole = await answer(client, TEXT, "tokens=3 delay=0.001", **fields)
-    told = [request.sampling.prompt_logprobs for request in engine.requests]
-    assert told == [2, None], "one of the samples is enough"
+    asked = [request.readouts for request in engine.requests]
+    assert asked == [(PromptLogprobs(2),), ()], "one of the samples is enough"
     chunks = await chunks_of(client, TEXT, "tokens=3 delay=0.001", **fields)
-    assert engine.requests[3].sampling.prompt_logprobs == 2, "a stream waits for no other"
+    assert engine.requests[3].readouts == (PromptLogprobs(2),), "a stream waits for no other"
     for index, expected in enumerate(whole["choices"]):
         mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
         assert "".join(choice["text"] for choice in mine) == expected["text"]
@@ -109,7 +110,7 @@ async def test_each_asks_for_its_own_number(client: httpx.AsyncClient, engine: F
     assert len(choice["prompt_logprobs"][1]) == 4
     assert len(choice["logprobs"]["top_logprobs"][1]) == 2
     sampling = engine.requests[0].sampling
-    assert (sampling.logprobs, sampling.prompt_logprobs) == (1, 3)
+    assert (sampling.logprobs, engine.requests[0].readouts) == (1, (PromptLogprobs(3),))
 
 
 async def test_the_best_are_those_with_the_highest_mean(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
+from engine.readouts import PooledHidden
 from server.schema.embeddings import EmbeddingsResponse
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
@@ -40,7 +41,7 @@ async def test_one_input_in_four_spellings(
     np.testing.assert_allclose(item.embedding, vector(97), atol=1e-6)
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (2, 2)
     [request] = engine.requests
-    assert (request.pooling, request.sampling.max_tokens) == ("mean", 0)
+    assert (request.readouts, request.sampling.max_tokens) == ((PooledHidden("mean"),), 0)
 
 
 async def test_several_inputs_are_answered_in_order(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -105,7 +106,7 @@ async def test_the_pooling_is_the_servers() -> None:
     engine = FakeEngine(EngineConfig(pooling="last"))
     async with client_for(engine) as client:
         await embed(client, input="a", cache_salt="x")
-    assert (engine.requests[0].pooling, engine.requests[0].cache_salt) == ("last", "x")
+    assert (engine.requests[0].readouts, engine.requests[0].cache_salt) == ((PooledHidden("last"),), "x")
 
 
 async def test_numbers_that_are_none_are_an_error(client: httpx.AsyncClient) -> None:

@@ -11,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from engine.errors import InvalidRequest, StepFailed
+from engine.readouts import PooledHidden
 from engine.request import Request, SamplingParams
 from server.answer import Answer, collect_all
 from server.context import ServerContext
@@ -61,7 +62,7 @@ async def make_requests(context: ServerContext, wire: EmbeddingsRequest, answer_
                 SamplingParams(max_tokens=0),
                 use_prefix_cache=wire.cache_prompt is not False,
                 cache_salt=wire.cache_salt,
-                pooling=context.engine.config.pooling,
+                readouts=(PooledHidden(context.engine.config.pooling),),
             )
         )
     return requests
@@ -89,10 +90,10 @@ def encode(
     encoded: list[bytes] = []
     for stream in streams:
         assert not isinstance(stream, ParsedStream), "an embedding is no text"
-        assert stream.pooled is not None, "a request with pooling has ended without a vector"
-        if not np.isfinite(stream.pooled).all():
+        pooled = stream.readout(PooledHidden)
+        if not np.isfinite(pooled).all():
             raise StepFailed("The model computed no finite numbers for this input.")
-        vector = normalised(stream.pooled[:dimensions])
+        vector = normalised(pooled[:dimensions])
         if as_base64:
             encoded.append(b'"%s"' % base64.b64encode(vector.astype("<f4").tobytes()))
         else:

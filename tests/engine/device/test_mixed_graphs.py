@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.device import graphs, mixed_graphs
+from engine.device import decode_graphs, mixed_graphs
 from engine.device.batch import build_batch
-from engine.device.graphs import DecodeGraphs
+from engine.device.decode_graphs import DecodeGraphs
 from engine.device.mixed_graphs import LARGEST_SIZE, MixedGraphs, graph_sizes, padded_size
 from engine.device.runner import ModelRunner
 from engine.device.slots import StateSlots
-from engine.outputs import NO_PAGE, DecodeRows, Row, Scored, SlotInit, StepOutput, StepPlan
+from engine.outputs import Row, RowReadout, SlotInit, StepOutput, StepPlan
+from engine.readouts import PromptLogprobs
 from engine.request import SamplingParams
 from kernels.dispatch import HAS_TRITON, forced
 from kernels.kv_layer import KVLayer
@@ -59,7 +60,7 @@ def tensors(result: Any) -> list[torch.Tensor]:
 
 @pytest.fixture
 def no_capture(monkeypatch):
-    for module in (graphs, mixed_graphs):
+    for module in (decode_graphs, mixed_graphs):
         monkeypatch.setattr(module, "capture", keep)
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *shape, pin_memory=False, **how: zeros(*shape, **how))
@@ -106,15 +107,17 @@ def plan(rows: list[tuple[int, int]], slots: StateSlots) -> StepPlan:
     tables = torch.arange(NUM_PAGES).view(len(rows), -1)
     slots.page_table[:num_decode, : tables.shape[1]] = tables[:num_decode]
     slots.last_token[:num_decode] = step.token_ids[:num_decode]
-    indices = list(range(num_decode))
-    decode = DecodeRows(indices, indices, [start for start, _ in rows[:num_decode]], [NO_PAGE] * num_decode)
-    chunks, first = [], num_decode
+    planned, first = (
+        [Row(index, index, start) for index, (start, _) in enumerate(rows[:num_decode])],
+        num_decode,
+    )
     for index, (start, length) in enumerate(rows[num_decode:], num_decode):
         tokens = tuple(step.token_ids[first : first + length].tolist())
         init = SlotInit(SamplingParams(max_tokens=1), 0, tokens, ())
-        chunks.append(Row(index, index, start, tokens, True, tuple(tables[index].tolist()), init))
+        pages = (tuple(tables[index].tolist()),)
+        planned.append(Row(index, index, start, tokens, new_pages=pages, init=init))
         first += length
-    return StepPlan(0, decode, tuple(chunks), first)
+    return StepPlan.of(0, planned)
 
 
 interpreted = pytest.mark.skipif(
@@ -129,7 +132,7 @@ interpreted = pytest.mark.skipif(
 def test_a_graph_computes_what_the_model_computes(model, no_capture, rows):
     whole, captured = caches(model), caches(model)
     slots = StateSlots(
-        5, max_pages=NUM_PAGES, dummy_page=NUM_PAGES, vocab_size=100, eos_token_ids=(), device=model.device
+        5, max_pages=NUM_PAGES, padding_page=NUM_PAGES, vocab_size=100, eos_token_ids=(), device=model.device
     )
     logits = torch.zeros(5, model.spec.vocab_size)
     mixed = MixedGraphs(
@@ -138,18 +141,18 @@ def test_a_graph_computes_what_the_model_computes(model, no_capture, rows):
         token_budget=16,
         max_num_seqs=5,
         max_pages=NUM_PAGES,
-        dummy_slot=NUM_PAGES * PAGE_SIZE,
+        padding_kv_slot=NUM_PAGES * PAGE_SIZE,
         staging=torch.zeros(3, 5, dtype=torch.int64),
         logits=logits,
     )
 
     def compute(rows: list[tuple[int, int]]) -> None:
         step = plan(rows, slots)
-        graph = mixed.graph_for(step.num_tokens)
+        graph = mixed.graph_for(step.num_tokens, len(rows))
         assert graph is not None
         build_batch(step, slots, PAGE_SIZE, model.device, graph.inputs)
         graph.layers.replay()
-        mixed.end(len(rows))
+        mixed.replay_tail(len(rows))
 
     with forced("triton"):
         mixed.capture()
@@ -160,12 +163,12 @@ def test_a_graph_computes_what_the_model_computes(model, no_capture, rows):
         compute(rows)
     torch.testing.assert_close(logits[: len(rows)], model.logits(model(batch(rows), whole)))
     for own, other in zip(captured, whole, strict=True):
-        for kind in (0, 1):  # but for the page that nobody owns
+        for kind in (0, 1):  # the page of no sequence aside
             torch.testing.assert_close(own[kind][:NUM_PAGES], other[kind][:NUM_PAGES])
 
 
 def answers(runner: ModelRunner) -> list[StepOutput]:
-    """Sequences that join and decode, one in two pieces, one with a bias, and one whose prompt is scored."""
+    """Sequences that join and decode, one in two pieces, one with a bias, one with prompt logprobs."""
     lengths: dict[int, int] = {}
     seeded = SamplingParams(max_tokens=9, temperature=1.0, top_p=0.9)
     edited = SamplingParams(max_tokens=9, logit_bias=((17, 5.0),), min_tokens=4, logprobs=3)
@@ -173,25 +176,23 @@ def answers(runner: ModelRunner) -> list[StepOutput]:
     def row(slot: int, tokens: range, sampling: SamplingParams | None, **more: Any) -> Row:
         start = lengths.get(slot, 0)
         lengths[slot] = start + len(tokens)
-        pages = () if sampling is None else (2 * slot, 2 * slot + 1)
+        pages = () if sampling is None else ((2 * slot, 2 * slot + 1),)
         init = None if sampling is None else SlotInit(sampling, 11, tuple(tokens), ())
-        return Row(slot, slot, start, tuple(tokens), more.pop("sample", True), pages, init, **more)
+        return Row(slot, slot, start, tuple(tokens), new_pages=pages, init=init, **more)
 
-    def step(decoding: list[int], *chunks: Row) -> StepOutput:
-        starts = [lengths[slot] for slot in decoding]
+    def step(decoding: list[int], *rows: Row) -> StepOutput:
+        decode = [Row(slot, slot, lengths[slot]) for slot in decoding]
         for slot in decoding:
             lengths[slot] += 1
-        decode = DecodeRows(decoding, decoding, starts, [NO_PAGE] * len(decoding))
-        num_tokens = len(decoding) + sum(chunk.num_tokens for chunk in chunks)
-        return runner.launch(StepPlan(0, decode, chunks, num_tokens)).wait()
+        return runner.launch(StepPlan.of(0, [*decode, *rows])).wait()
 
-    scored = Scored(0, (31, 32, 33), 2)
+    readouts = (RowReadout(PromptLogprobs(2), 0, 3, (31, 32, 33), False),)
     return [
         step([], row(0, range(5, 11), seeded)),
-        step([0], row(1, range(20, 27), seeded, sample=False)),
+        step([0], row(1, range(20, 27), seeded, num_logits=0)),
         step([0], row(2, range(40, 41), edited), row(1, range(27, 34), None)),
-        step([1, 0, 2], row(3, range(30, 35), seeded, scored=scored)),
-        step([], row(0, range(60, 70), seeded, sample=False)),
+        step([1, 0, 2], row(3, range(30, 35), seeded, readouts=readouts)),
+        step([], row(0, range(60, 70), seeded, num_logits=0)),
         step([2, 3, 1], row(0, range(70, 72), None)),
     ]
 
@@ -200,9 +201,9 @@ def told(output: StepOutput) -> list[float]:
     """All log-probabilities of a step."""
     rows = [entry for row in output.logprobs or () for entry in row if entry is not None]
     values = [value for entry in rows for value in (entry.logprob, *(value for _, value in entry.top))]
-    for scores in output.scores or ():
-        if scores is not None:
-            values += [*scores.logprobs.tolist(), *scores.top.ravel().tolist()]
+    for results in output.readouts.values():
+        for columns in results:
+            values += [*columns.logprobs.tolist(), *columns.top.ravel().tolist()]
     return values
 
 
@@ -225,17 +226,17 @@ def test_a_runner_with_graphs_gives_the_answers_of_one_without(model, no_capture
         token_budget=16,
         max_num_seqs=4,
         max_pages=replaying._slots.page_table.shape[1],
-        dummy_slot=8 * PAGE_SIZE,
+        padding_kv_slot=8 * PAGE_SIZE,
         staging=decode.staging,
         logits=decode.logits,
     )
     decode.capture()
     mixed.capture()
-    ends, replay_end = [], mixed.end
-    monkeypatch.setattr(mixed, "end", lambda size: (ends.append(size), replay_end(size)))
+    tails, replay_tail = [], mixed.replay_tail
+    monkeypatch.setattr(mixed, "replay_tail", lambda size: (tails.append(size), replay_tail(size)))
     replaying._graphs, replaying._mixed_graphs = decode, mixed
     found, expected = answers(replaying), answers(plain)
-    assert ends == [1, 1, 3, 4], "steps with scores, and those without samples, have no such end"
+    assert tails == [1, 1, 3, 4], "steps with readouts, or without samples, replay no tail"
     assert [step.tokens for step in found] == [step.tokens for step in expected]
     for step, other in zip(found, expected, strict=True):
         assert told(step) == pytest.approx(told(other), abs=1e-4)

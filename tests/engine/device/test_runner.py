@@ -12,8 +12,10 @@ import torch
 
 from engine.config import EngineConfig
 from engine.constraint import MatchState
+from engine.device import readouts
 from engine.device.runner import ModelRunner
-from engine.outputs import NO_PAGE, NO_TOKEN, DecodeRows, Row, Scored, SlotInit, StepOutput, StepPlan
+from engine.outputs import NO_TOKEN, Row, RowReadout, SlotInit, StepOutput, StepPlan
+from engine.readouts import PromptLogprobs
 from engine.request import SamplingParams
 
 EOS = (3,)
@@ -38,15 +40,16 @@ class Steps:
         init = SlotInit(sampling, 11, prompt, tuple(outputs), tuple(constraints))
         pages = tuple(range(slot * 4, slot * 4 + 4))
         self.lengths[slot] = len(tokens)
-        row = Row(slot, slot, 0, tokens, True, pages, init)
-        return self.runner.launch(StepPlan(next(self.ids), DecodeRows.empty(), (row,), len(tokens))).wait()
+        return self.launch(Row(slot, slot, 0, tokens, new_pages=(pages,), init=init))
+
+    def launch(self, *rows: Row) -> StepOutput:
+        return self.runner.launch(StepPlan.of(next(self.ids), rows)).wait()
 
     def decode(self, *slots: int) -> StepOutput:
-        starts = [self.lengths[slot] for slot in slots]
+        rows = [Row(slot, slot, self.lengths[slot]) for slot in slots]
         for slot in slots:
             self.lengths[slot] += 1
-        rows = DecodeRows(list(slots), list(slots), starts, [NO_PAGE] * len(slots))
-        return self.runner.launch(StepPlan(next(self.ids), rows, (), len(slots))).wait()
+        return self.launch(*rows)
 
     def run(self, slot: int, num_tokens: int, **sampling) -> list[int]:
         tokens = [self.start(slot, SamplingParams(max_tokens=50, **sampling)).tokens[0][0]]
@@ -138,11 +141,11 @@ def test_logits_are_edited_no_longer_than_needed(model):
     slots = steps.runner._slots
     steps.start(0, SamplingParams(max_tokens=50, min_tokens=3))
     steps.start(1, SamplingParams(max_tokens=50, min_tokens=3, allowed_token_ids=frozenset([2, 40])))
-    assert slots.needs_edits([0]) and slots.needs_edits([1])
+    assert slots.needs_logit_edits([0]) and slots.needs_logit_edits([1])
     for _ in range(3):
         steps.decode(0, 1)
-    assert not slots.needs_edits([0]), "it may end since its third token"
-    assert slots.needs_edits([1])
+    assert not slots.needs_logit_edits([0]), "it may end since its third token"
+    assert slots.needs_logit_edits([1])
     assert set(steps.run(1, 5, temperature=5.0, allowed_token_ids=frozenset([2, 40]))) <= {2, 40}
 
 
@@ -214,8 +217,8 @@ def test_a_copied_page_continues_like_its_source(model):
     sampling = SamplingParams(max_tokens=9, temperature=0.0)
     expected = [steps.start(0, sampling, prompt).tokens[0][0]]
     init = SlotInit(sampling, seed=11, prompt_token_ids=prompt, output_token_ids=())
-    row = Row(1, 1, 19, prompt[19:], True, (0, 9), init)
-    plan = StepPlan(next(steps.ids), DecodeRows.empty(), (row,), 1, page_copies=((1, 9),))
+    row = Row(1, 1, 19, prompt[19:], new_pages=((0, 9),), init=init)
+    plan = StepPlan.of(next(steps.ids), [row], page_copies=[(1, 9)])
     steps.lengths[1] = len(prompt)
     tokens = [steps.runner.launch(plan).wait().tokens[0][0]]
     for _ in range(5):
@@ -225,31 +228,30 @@ def test_a_copied_page_continues_like_its_source(model):
     assert tokens == expected
 
 
-def test_scores_are_those_of_the_raw_logits_whatever_the_slices(model, monkeypatch):
-    """Two pieces of a prompt and a sampled row in one step; the second piece comes with a row of its own."""
-    from engine.device import scores
-
+def test_prompt_logprobs_are_those_of_the_raw_logits_in_slices_of_any_size(model, monkeypatch):
+    """A prompt in two pieces, each beside a sampled row."""
     prompt = tuple(range(10, 22))
-    sampling = SamplingParams(max_tokens=9, temperature=0.0, prompt_logprobs=2, logit_bias=((17, 1000.0),))
+    sampling = SamplingParams(max_tokens=9, temperature=0.0, logit_bias=((17, 1000.0),))
     told = []
-    for slice_bytes in (scores.SLICE_BYTES, 1, 4 * 3 * model.spec.vocab_size):
-        monkeypatch.setattr(scores, "SLICE_BYTES", slice_bytes)
+    for slice_bytes in (readouts.SLICE_BYTES, 1, 4 * 3 * model.spec.vocab_size):
+        monkeypatch.setattr(readouts, "SLICE_BYTES", slice_bytes)
         steps = Steps(model)
         steps.start(0, SamplingParams(max_tokens=9))
         init = SlotInit(sampling, 11, prompt, ())
         pages = tuple(range(4, 8))
+        first = RowReadout(PromptLogprobs(2), 2, 3, prompt[3:6], False)
+        second = RowReadout(PromptLogprobs(3), 5, 6, prompt[6:], True)
         rows = [
-            Row(1, 1, 0, prompt[:5], False, pages, init, Scored(2, prompt[3:6], 2)),
-            Row(1, 1, 5, prompt[5:], True, (), None, Scored(5, prompt[6:], 3)),
+            Row(1, 1, 0, prompt[:5], 0, (pages,), init, (first,)),
+            Row(1, 1, 5, prompt[5:], readouts=(second,)),
         ]
         found = []
         for row in rows:
-            decode = DecodeRows([0], [0], [steps.lengths[0]], [NO_PAGE])
+            output = steps.launch(Row(0, 0, steps.lengths[0]), row)
             steps.lengths[0] += 1
-            output = steps.runner.launch(StepPlan(0, decode, (row,), row.num_tokens + 1)).wait()
-            assert output.scores is not None and len(output.scores) == 1
-            assert (output.logprobs, [len(tokens) for tokens in output.tokens]) == (None, [1, row.sample])
-            found += output.scores[0].each()
+            assert output.logprobs is None and list(output.readouts) == [1]
+            assert [len(tokens) for tokens in output.tokens] == [1, row.num_logits]
+            found += output.readouts[1][0].each()
         told.append(found)
     for others in told[1:]:
         for one, other in zip(told[0], others, strict=True):
@@ -263,3 +265,32 @@ def test_scores_are_those_of_the_raw_logits_whatever_the_slices(model, monkeypat
         (sampled,) = output.logprobs[0]
         assert sampled.logprob == pytest.approx(token.logprob, abs=1e-4)
         assert [i for i, _ in sampled.top] == [i for i, _ in token.top[:2]]
+
+
+def test_drafts_are_accepted_up_to_the_first_wrong_one(model):
+    """The tokens, their log-probabilities and those after them are those of one token at a time."""
+    sampling = SamplingParams(max_tokens=50, temperature=0.9, logprobs=2)
+    steps = Steps(model)
+    outputs = [steps.start(0, sampling), *(steps.decode(0) for _ in range(12))]
+    expected = [output.tokens[0][0] for output in outputs]
+    for num_drafts, num_right in ((1, 0), (1, 1), (4, 0), (4, 2), (4, 4)):
+        steps = Steps(model)
+        tokens = [*steps.start(0, sampling).tokens[0]]
+        logprobs = []
+        while len(tokens) + num_drafts < len(expected):
+            known = len(tokens)
+            drafts = expected[known : known + num_right]
+            drafts += [(expected[known + len(drafts)] + 1) % 100] * (num_drafts - len(drafts))
+            start = len(PROMPT) + known - 1
+            row = Row(0, 0, start, (tokens[-1], *drafts), num_logits=1 + num_drafts)
+            beside = Row(1, 1, 0, PROMPT, new_pages=((4,),), init=SlotInit(sampling, 3, PROMPT, ()))
+            output = steps.launch(row, beside)
+            index = 0 if num_drafts + 1 > 1 else 1
+            assert len(output.tokens[index]) == num_right + 1
+            tokens += output.tokens[index]
+            assert output.logprobs is not None
+            logprobs += output.logprobs[index]
+        assert tokens == expected[: len(tokens)], f"{num_right} of {num_drafts} drafts are right"
+        for found, alone in zip(logprobs, outputs[1:], strict=False):
+            assert alone.logprobs is not None
+            assert found.logprob == pytest.approx(alone.logprobs[0][0].logprob, abs=1e-4)

@@ -1,14 +1,13 @@
-"""What was sampled, as a StepOutput: only what was asked for becomes Python objects."""
+"""Samples as a StepOutput: only what was asked for becomes Python objects."""
 
-import numpy as np
 import pytest
 import torch
 
 from engine.device.sampler import Logprobs
-from engine.device.samples import HostSamples, step_output
-from engine.device.scores import Scores
-from engine.outputs import DecodeRows, Row, Scored, StepPlan, TokenLogprobs
-from engine.request import MAX_LOGPROBS
+from engine.device.samples import SamplesOnHost, build_step_output
+from engine.device.token_masks import Outcome
+from engine.outputs import Row, StepPlan, TokenLogprobs
+from engine.readouts import MAX_LOGPROBS
 
 
 def logprobs(num_rows: int, first: int = 0) -> Logprobs:
@@ -18,18 +17,8 @@ def logprobs(num_rows: int, first: int = 0) -> Logprobs:
     return Logprobs(-rows.float(), -rows[:, None] - places / 32, 100 * rows[:, None] + places)
 
 
-def scores(num_rows: int, first: int = 0) -> Scores:
-    """The same of tokens of a prompt, of which that of row i is the (i + 1)th likeliest."""
-    return Scores(*logprobs(num_rows, first), torch.arange(first, first + num_rows) + 1)
-
-
 def expected(row: int, count: int, rank: int | None = None) -> TokenLogprobs:
     return TokenLogprobs(-row, tuple((100 * row + place, -row - place / 32) for place in range(count)), rank)
-
-
-def decode_plan(num_rows: int, chunks: tuple[Row, ...] = ()) -> StepPlan:
-    rows = list(range(num_rows))
-    return StepPlan(0, DecodeRows(rows, rows, rows, rows), chunks, 0)
 
 
 @pytest.mark.parametrize(
@@ -37,40 +26,36 @@ def decode_plan(num_rows: int, chunks: tuple[Row, ...] = ()) -> StepPlan:
 )
 def test_each_row_is_told_what_it_asked_for(wanted: list[int | None]) -> None:
     tokens = torch.arange(len(wanted))
-    samples = HostSamples(tokens, logprobs(len(wanted)), wanted)
-    output = step_output(decode_plan(len(wanted)), samples, 0.0, 1.0)
+    samples = SamplesOnHost(tokens, logprobs(len(wanted)), wanted)
+    plan = StepPlan.of(0, [Row(row, row, row) for row in range(len(wanted))])
+    output = build_step_output(plan, samples, 0.0, 1.0)
     told = [(None if count is None else expected(row, count),) for row, count in enumerate(wanted)]
     assert output.logprobs == told
     assert output.tokens == [(token,) for token in tokens.tolist()]
 
 
-def test_scores_stay_arrays() -> None:
-    """The detokenizer's thread makes objects of them, a prompt's thousands at a time."""
-    samples = HostSamples(torch.empty(0, dtype=torch.int64), scores=[scores(3)])
-    chunk = Row(7, 0, 0, (1, 2, 3, 4), False, scored=Scored(0, (2, 3, 4), 2))
-    output = step_output(StepPlan(0, DecodeRows.empty(), (chunk,), 4), samples, 0.0, 1.0)
-    assert output.scores is not None and output.scores[0] is not None
-    assert all(isinstance(column, np.ndarray) for column in output.scores[0])
-    assert [column.shape for column in output.scores[0]] == [(3,), (3, 2), (3, 2), (3,)]
+def test_a_row_has_its_tokens_up_to_the_first_wrong_draft() -> None:
+    rows = [
+        Row(10, 0, 7),
+        Row(11, 1, 5, (1, 2, 3), num_logits=0),
+        Row(12, 2, 5, (1, 50, 51), num_logits=3),
+        Row(13, 3, 5, (1, 60, 99), num_logits=3),
+        Row(14, 4, 5, (8, 9, 1, 99), num_logits=2),
+        Row(15, 5, 5, (1, 2), num_logits=1),
+    ]
+    tokens = torch.tensor([40, 50, 51, 52, 60, 61, 62, 70, 71, 80])
+    plan = StepPlan.of(0, rows)
+    samples = SamplesOnHost(tokens, logprobs(10), [0] * 10)
+    output = build_step_output(plan, samples, 0.0, 1.0)
+    assert output.tokens == [(40,), (), (50, 51, 52), (60, 61), (70,), (80,)]
+    assert output.logprobs is not None
+    found = [[entry.logprob for entry in row if entry is not None] for row in output.logprobs]
+    assert found == [[0], [], [-1, -2, -3], [-4, -5], [-7], [-9]]
 
 
-def test_scores_are_those_of_their_chunks_whatever_the_slices() -> None:
-    chunks = (
-        Row(0, 0, 0, (5,) * 4, False, scored=Scored(0, (5,) * 4, 3)),
-        Row(1, 1, 0, (5,) * 9, False),
-        Row(2, 2, 0, (5,) * 2, False, scored=Scored(0, (5,) * 2, 0)),
-        Row(3, 3, 0, (5,) * 3, False, scored=Scored(0, (5,) * 3, 20)),
-    )
-    plan = StepPlan(0, DecodeRows.empty(), chunks, 18)
-    for sizes in ([9], [1] * 9, [5, 4]):
-        slices = [scores(size, sum(sizes[:number])) for number, size in enumerate(sizes)]
-        samples = HostSamples(torch.empty(0, dtype=torch.int64), scores=slices)
-        output = step_output(plan, samples, 0.0, 1.0)
-        assert output.scores is not None
-        told = [None if part is None else list(part.each()) for part in output.scores]
-        assert told == [
-            [expected(row, 3, row + 1) for row in range(4)],
-            None,
-            [expected(row, 0, row + 1) for row in range(4, 6)],
-            [expected(row, 20, row + 1) for row in range(6, 9)],
-        ]
+def test_a_row_that_masks_ended_has_no_token_and_problems_go_by_sequence() -> None:
+    plan = StepPlan.of(0, [Row(10, 0, 7), Row(11, 1, 5, (1, 2), num_logits=0), Row(12, 2, 5, (1, 2))])
+    outcome = Outcome([1], {1: "why"}, 1)
+    output = build_step_output(plan, SamplesOnHost(torch.tensor([4, 5]), outcome=outcome), 0.0, 1.0)
+    assert output.tokens == [(4,), (), ()]
+    assert (output.problems, output.num_constrained) == ({12: "why"}, 1)

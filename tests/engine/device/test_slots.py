@@ -5,7 +5,7 @@ import torch
 
 from engine.device.slots import StateSlots
 from engine.device.staging import upload
-from engine.outputs import Row, SlotInit
+from engine.outputs import SlotInit
 from engine.request import SamplingParams
 
 CPU = torch.device("cpu")
@@ -13,17 +13,15 @@ CPU = torch.device("cpu")
 
 def start(slots: StateSlots, **sampling: SamplingParams) -> None:
     """Start slot n with the parameters called `slot_n`, all in one step."""
-    rows = [
-        Row(0, int(name.removeprefix("slot_")), 0, (5,), True, (), SlotInit(given, 2**40, (5,), ()))
-        for name, given in sampling.items()
-    ]
-    inits = [row.init for row in rows if row.init is not None]
-    numbers = (np.array([row.slot for row in rows]), *slots.parameters(inits))
-    slots.start(rows, *upload(CPU, numbers))
+    inits = {
+        int(name.removeprefix("slot_")): SlotInit(given, 2**40, (5,), ()) for name, given in sampling.items()
+    }
+    numbers = (np.array(list(inits)), *slots.parameters(list(inits.values())))
+    slots.start(inits, *upload(CPU, numbers))
 
 
 def test_each_slot_holds_its_own_parameters():
-    slots = StateSlots(4, max_pages=2, dummy_page=9, vocab_size=50, eos_token_ids=(1,), device=CPU)
+    slots = StateSlots(4, max_pages=2, padding_page=9, vocab_size=50, eos_token_ids=(1,), device=CPU)
     default = SamplingParams(max_tokens=1, temperature=0.0)
     filtered = SamplingParams(max_tokens=1, temperature=0.7, top_p=0.9, top_k=2**31 - 1, min_p=0.1)
     penalized = SamplingParams(

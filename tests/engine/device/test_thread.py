@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from engine.device.thread import DeviceThread
-from engine.outputs import DecodeRows, StepOutput, StepPlan
+from engine.outputs import StepOutput, StepPlan
 
 
 class Step:
@@ -36,7 +36,7 @@ class RecordingRunner:
 
 
 def plan(step_id: int) -> StepPlan:
-    return StepPlan(step_id, DecodeRows.empty(), (), 0)
+    return StepPlan.of(step_id, [])
 
 
 @asynccontextmanager

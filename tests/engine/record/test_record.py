@@ -6,6 +6,7 @@ import logging
 import stat
 import threading
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from engine import Engine
 from engine.config import EngineConfig
 from engine.errors import ModelError, StepFailed
-from engine.outputs import DecodeRows, Pool, Row, Scored, SlotInit, StepPlan
+from engine.outputs import RowReadout, SlotInit, StepPlan
+from engine.readouts import PooledHidden, PromptLogprobs
 from engine.record import writer
 from engine.record.reader import Completed, Ended, Planned, Record
 from engine.record.replay import compare, replay
@@ -39,8 +41,10 @@ async def all_kinds_of_traffic(engine: Engine) -> None:
     """Chunks, samples of one prompt, an embedding, hits, aborts, and more than the pool holds."""
     group = [request(COUNTING[:21], seed=seed) for seed in range(3)]
     streams = [*engine.submit_group(group), engine.submit(request(COUNTING, temperature=0.0))]
-    streams.append(engine.submit(Request("e", COUNTING, SamplingParams(max_tokens=0), pooling="mean")))
-    streams.append(engine.submit(request(COUNTING, 1, prompt_logprobs=2)))
+    streams.append(
+        engine.submit(Request("e", COUNTING, SamplingParams(max_tokens=0), readouts=(PooledHidden("mean"),)))
+    )
+    streams.append(engine.submit(replace(request(COUNTING, 1), readouts=(PromptLogprobs(2),))))
     aborted = engine.submit(request(COUNTING[5:], 60, name="aborted", logit_bias=((3, 1.5),)))
     reader = asyncio.create_task(aborted.collect())
     await asyncio.gather(*(stream.collect() for stream in streams))
@@ -78,7 +82,7 @@ async def test_a_replay_of_the_real_model_computes_equal_tokens(checkpoint, tmp_
         await engine.stop()
     plans = [event.plan for event in Record(path).events() if isinstance(event, Planned)]
     assert any(plan.page_copies for plan in plans)
-    assert any(row.init and row.init.output_token_ids for plan in plans for row in plan.chunks), "resumed"
+    assert any(init.output_token_ids for plan in plans for init in plan.inits.values()), "resumed"
     found = replay(path)
     assert (found.first, found.num_different, found.ending) == (None, 0, None)
     assert (found.num_steps, found.num_sequences) == (num_steps, 15)
@@ -169,8 +173,8 @@ def test_files_that_are_no_records_are_refused(path, tmp_path):
         (b"\x00\xff\n", "is no record"),
         (b"[1]\n", "is no record"),
         (b'{"format": "something else"}\n', "is no record"),
-        (b'{"format": "monoloop-record", "version": 99}\n', "version 99; this program reads 1"),
-        (b'{"format": "monoloop-record", "version": 1}\n', "broken first line"),
+        (b'{"format": "monoloop-record", "version": 99}\n', "version 99; this program reads 2"),
+        (b'{"format": "monoloop-record", "version": 2}\n', "broken first line"),
     ):
         other = tmp_path / "other"
         other.write_bytes(text)
@@ -183,7 +187,7 @@ def test_files_that_are_no_records_are_refused(path, tmp_path):
 @pytest.mark.parametrize(
     ("key", "change"),
     [
-        ("plan", lambda line: line.update(chunks=[[99, 0, 0, 1, True, [], True]])),
+        ("plan", lambda line: line.update(rows=[[99, 0, 0, 1, 1, [], True, [], []]])),
         ("plan", lambda line: line.pop("at")),
         ("tokens", lambda line: line.update(tokens=12345)),
         ("tokens", lambda line: line.update(sampled=[])),
@@ -192,11 +196,22 @@ def test_files_that_are_no_records_are_refused(path, tmp_path):
         ("end", lambda line: line.update(reason="boredom")),
         ("arrive", lambda line: line.update(prompt=[10**9])),
         ("arrive", lambda line: line.update(prompt=[-1])),
-        ("plan", lambda line: line["chunks"][0].__setitem__(1, 999)),
-        ("plan", lambda line: line["chunks"][0].__setitem__(2, -1)),
-        ("plan", lambda line: line["chunks"][0].__setitem__(3, 500)),
-        ("plan", lambda line: line["chunks"][0].__setitem__(5, [])),
-        ("plan", lambda line: line["chunks"][0].__setitem__(5, [10**6])),
+        ("plan", lambda line: line["rows"][0].__setitem__(1, 999)),
+        ("plan", lambda line: line["rows"][0].__setitem__(2, -1)),
+        ("plan", lambda line: line["rows"][0].__setitem__(3, 500)),
+        ("plan", lambda line: line["rows"][0].__setitem__(5, [])),
+        ("plan", lambda line: line["rows"][0].__setitem__(5, [[10**6]])),
+        ("plan", lambda line: line["rows"][0].__setitem__(4, 500)),
+        ("plan", lambda line: line["rows"][0].__setitem__(7, [10**7])),
+        ("plan", lambda line: line["rows"][0].__setitem__(8, [["Wishes", {}, 0, 1, True]])),
+        (
+            "plan",
+            lambda line: line["rows"][0].__setitem__(8, [["PooledHidden", {"pooling": "?"}, 0, 1, True]]),
+        ),
+        (
+            "plan",
+            lambda line: line["rows"][0].__setitem__(8, [["PromptLogprobs", {"num_top": 1}, 9, 99, True]]),
+        ),
         ("plan", lambda line: line.update(copies=[[10**7, 1]])),
     ],
 )
@@ -208,14 +223,12 @@ def test_an_invalid_line_is_named(path, key, change):
 
 def test_records_contain_every_field_of_a_plan():
     """Whoever adds a field adds it to the record, too, or replays would compute something else."""
-    assert StepPlan._fields == ("step_id", "decode", "chunks", "num_tokens", "page_copies")
-    assert DecodeRows._fields == ("sequence_ids", "slots", "starts", "new_pages")
+    columns = ("sequence_ids", "slots", "starts", "query_lens", "num_logits")
+    by_row = ("token_ids", "new_pages", "inits", "readouts")
+    assert StepPlan._fields == ("step_id", *columns, *by_row, "page_copies")
     made_again = "constraints"  # out of the sampling parameters
     assert SlotInit._fields == ("sampling", "seed", "prompt_token_ids", "output_token_ids", made_again)
-    pieces = ("sequence_id", "slot", "start", "token_ids", "sample", "new_pages", "init", "scored", "pool")
-    assert Row._fields == pieces
-    assert Scored._fields == ("start", "token_ids", "num_top")
-    assert Pool._fields == ("pooling", "is_last")
+    assert RowReadout._fields == ("readout", "start", "num_tokens", "next_token_ids", "is_last")
 
 
 # The writer

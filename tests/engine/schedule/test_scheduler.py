@@ -13,7 +13,7 @@ from tests.engine.toy import reference
 
 
 def num_samples(plan: StepPlan) -> int:
-    return len(plan.decode.slots) + sum(row.sample for row in plan.chunks)
+    return sum(plan.num_logits)
 
 
 def test_one_sequence_gets_the_models_tokens(run_ahead):
@@ -49,7 +49,7 @@ def test_a_long_prompt_is_prefilled_in_chunks_beside_decoding(run_ahead):
     driver.run()
     assert output_of(short) == reference([1, 2, 3], 12, ignore_eos=True, seed=SEED)
     assert output_of(long) == reference(list(range(40)), 5, ignore_eos=True, seed=SEED)
-    mixed = [plan for plan in driver.plans if plan.decode.slots and plan.chunks]
+    mixed = [plan for plan in driver.plans if 0 < plan.num_decode_rows < plan.num_rows]
     assert len(mixed) >= 5, "chunks of the long prompt share steps with the short one's decoding"
     assert all(plan.num_tokens <= 8 for plan in driver.plans)
 
@@ -298,7 +298,7 @@ def test_a_prompt_that_is_mostly_known_begins_with_a_chunk_for_its_context(monke
     )
     driver.add([*common, *range(50, 80)], max_tokens=2)
     driver.run()
-    assert driver.plans[num_plans].chunks[0].num_tokens == 10, "30 behind nothing, 10 behind 40"
+    assert driver.plans[num_plans].query_lens == [10], "30 behind nothing, 10 behind 40"
 
 
 def test_a_conversation_finds_its_own_answers(run_ahead):
@@ -352,8 +352,13 @@ def test_a_preempted_sequence_finds_its_pages_again():
     driver = Driver.of(num_pages=12, overcommit=1.0)
     sequences = [driver.add([n, n + 1, n + 2], max_tokens=30, ignore_eos=True) for n in range(4)]
     driver.run()
-    resumed = [row for plan in driver.plans for row in plan.chunks if row.init and row.init.output_token_ids]
-    assert any(row.start > 0 for row in resumed)
+    starts = [
+        plan.starts[index]
+        for plan in driver.plans
+        for index, init in plan.inits.items()
+        if init.output_token_ids
+    ]
+    assert any(start > 0 for start in starts)
     assert all(sequence.num_cached_tokens == 0 for sequence in sequences), "only first starts count"
 
 
@@ -377,8 +382,8 @@ def test_samples_start_one_step_after_the_prompt_is_scheduled(run_ahead):
     driver = Driver.of(run_ahead=run_ahead, token_budget=16)
     driver.add_group(list(range(24)), 3, max_tokens=5, ignore_eos=True)
     driver.run()
-    assert [len(plan.chunks) for plan in driver.plans[:4]] == [1, 1, 2, 0]
-    assert len(driver.plans[3].decode.slots) == 3
+    assert [len(plan.token_ids) for plan in driver.plans[:4]] == [1, 1, 2, 0]
+    assert driver.plans[3].num_decode_rows == 3
 
 
 @pytest.mark.parametrize("when", [0, 1, 2, 3])

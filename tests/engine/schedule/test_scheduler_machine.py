@@ -12,16 +12,29 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.errors import QueueFull
 from engine.outputs import FinishReason
+from engine.readouts import PromptLogprobs
 from engine.schedule.sequence import Sequence, SequenceStatus, Series
 from tests.engine.driver import Driver, output_of
-from tests.engine.toy import reference
+from tests.engine.toy import VOCAB_SIZE, next_token, reference
 
 MAX_WAITING = 20
 MAX_RUNNING = 5
 NUM_PAGES = 24
+MAX_DRAFTS = 3
 IS_LONG = settings.get_current_profile_name() == "long"
 COUNTS: Counter[str] = Counter()
-EVENTS = ("preempted", "hit", "evicted", "copied", "timed out", "failed", "resumed", "shared", "full hit")
+EVENTS = (
+    "preempted",
+    "hit",
+    "evicted",
+    "copied",
+    "timed out",
+    "failed",
+    "resumed",
+    "shared",
+    "full hit",
+    "drafted",
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -71,8 +84,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         timeout=st.sampled_from([None, None, None, None, 9.0]),
         in_series=st.sampled_from([False, False, True]),
     )
-    def submit(self, prompt, n, max_tokens, in_series, **options):
+    def submit(self, prompt, n, max_tokens, prompt_logprobs, in_series, **options):
         COUNTS["submit"] += 1
+        if prompt_logprobs is not None:
+            options["readouts"] = (PromptLogprobs(prompt_logprobs),)
         options["series"] = Series() if in_series and n == 1 else None
         timeout = options.pop("timeout")
         options |= {"timeout_seconds": timeout, "queue_timeout_seconds": timeout and timeout / 2}
@@ -159,6 +174,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.mark(sequence.id, FinishReason.STOP, stop_reason="s", num_output_tokens=count)
         self.stopped_at[sequence.id] = count
 
+    def _idle(self) -> list[Sequence]:
+        """Those that decode and have nothing in flight."""
+        return [s for s in self.scheduler._running if s.num_output_tokens and not s.num_rows_in_flight]
+
+    @precondition(_idle)
+    @rule(num_drafts=st.integers(1, MAX_DRAFTS), num_right=st.integers(0, MAX_DRAFTS))
+    def draft(self, num_drafts, num_right):
+        """Guess the next tokens: the first ones right, the others wrong."""
+        COUNTS["draft"] += 1
+        for sequence in self._idle():
+            tokens = sequence.token_ids.tolist()
+            for place in range(num_drafts):
+                right = next_token(tokens, sequence.seed)
+                tokens.append(right if place < num_right else (right + 1) % VOCAB_SIZE)
+            sequence.draft_token_ids = tuple(tokens[sequence.num_tokens :])
+        self._run(1)
+
     @precondition(lambda self: self.scheduler.num_running and not self.is_safe)
     @rule()
     def preempt(self):
@@ -184,11 +216,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.driver.plans:
             plan = self.driver.plans.pop()
             COUNTS["copied"] += len(plan.page_copies)
-            for row in plan.chunks:
-                if row.init is not None:
-                    COUNTS["hit"] += row.start > 0
-                    COUNTS["full hit"] += row.start > 0 and row.num_tokens == 1
-                    COUNTS["resumed"] += bool(row.init.output_token_ids)
+            COUNTS["drafted"] += any(num_logits > 1 for num_logits in plan.num_logits)
+            for index, init in plan.inits.items():
+                start = plan.starts[index]
+                COUNTS["hit"] += start > 0
+                COUNTS["full hit"] += start > 0 and plan.query_lens[index] == 1
+                COUNTS["resumed"] += bool(init.output_token_ids)
 
     # What holds after every one of them
 
@@ -225,7 +258,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         running = self.scheduler._running
         for sequence in running:
             assert sequence.num_computed_tokens <= sequence.num_scheduled_tokens
-            assert sequence.num_scheduled_tokens <= sequence.num_tokens + sequence.num_rows_in_flight
+            most = MAX_DRAFTS if sequence.is_verifying else 0
+            assert sequence.num_scheduled_tokens <= sequence.num_tokens + sequence.num_rows_in_flight + most
             num_columns = -(-sequence.num_scheduled_tokens // self.scheduler.pool.page_size)
             assert len(sequence.pages[0]) >= num_columns
         slots = [sequence.slot for sequence in running]
@@ -261,9 +295,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = list(sequence.request.prompt_token_ids)
         whole = reference(prompt, sampling.max_tokens, ignore_eos=sampling.ignore_eos, seed=sequence.seed)
         output = output_of(sequence)
-        if sampling.prompt_logprobs is not None and (output or sequence.finish_reason is FinishReason.LENGTH):
-            scored = self.driver.scored.get(sequence.id, [])
-            assert scored == prompt[1:], "each token of the prompt once, before anything else"
+        if sequence.request.readouts and (output or sequence.finish_reason is FinishReason.LENGTH):
+            positions = self.driver.read.get(sequence.id, [])
+            assert positions == list(range(len(prompt) - 1)), "each token once, before anything is sampled"
         if sequence.finish_reason is FinishReason.STOP and sequence.stop_reason == "s":
             assert output == whole[: self.stopped_at[sequence.id]]
         elif sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from engine.outputs import FinishReason, OutputToken, TokenLogprobs
+from engine.readouts import PromptLogprobs
 from engine.request import Request, SamplingParams
 from engine.text.detokenizer import AddTokens, Detokenizer, OpenStream
 from engine.text.token_bytes import TokenPieces
@@ -265,10 +266,11 @@ def check_prompt(tokens: tuple[OutputToken, ...], prompt: list[int], num_top: in
 async def test_prompt_tokens_are_returned_once(num_pages, max_tokens):
     """However they are cut into chunks, preempted, and found in the prefix cache by others."""
     prompts = [[(7 * i + j) % 90 for j in range(length)] for i, length in enumerate([1, 2, 37, 33, 36, 50])]
-    sampling = SamplingParams(max_tokens=max_tokens, prompt_logprobs=2, seed=0)
+    sampling = SamplingParams(max_tokens=max_tokens, seed=0)
+    readouts = (PromptLogprobs(2),)
     async with toy_engine(num_pages=num_pages, token_budget=16, overcommit=1.0) as engine:
         for _ in range(2):
-            requests = [Request(str(i), tuple(p), sampling) for i, p in enumerate(prompts)]
+            requests = [Request(str(i), tuple(p), sampling, readouts=readouts) for i, p in enumerate(prompts)]
             streams = [engine.submit(request) for request in requests]
             read = [[delta async for delta in stream] for stream in streams[:3]]
             read += [[await stream.collect()] for stream in streams[3:]]
@@ -288,15 +290,17 @@ async def test_prompt_tokens_are_returned_once(num_pages, max_tokens):
 
 async def test_samples_share_a_prompt_whose_tokens_one_returns():
     prompt = list(range(40))
-    told = SamplingParams(max_tokens=5, prompt_logprobs=0, seed=0)
-    plain = SamplingParams(max_tokens=5, seed=0)
+    sampling = SamplingParams(max_tokens=5, seed=0)
+    readouts = (PromptLogprobs(0),)
     async with toy_engine(token_budget=16) as engine:
-        requests = [Request(str(i), tuple(prompt), told if i == 0 else plain) for i in range(3)]
+        requests = [
+            Request(str(i), tuple(prompt), sampling, readouts=() if i else readouts) for i in range(3)
+        ]
         deltas = [await stream.collect() for stream in engine.submit_group(requests)]
         assert len({delta.text for delta in deltas}) == 1
         check_prompt(deltas[0].prompt_tokens, prompt, 0)
         assert engine.stats().cached_prompt_tokens_total == 2 * 39
-        requests = [Request(str(i), tuple(prompt), told) for i in range(2)]
+        requests = [Request(str(i), tuple(prompt), sampling, readouts=readouts) for i in range(2)]
         for stream in engine.submit_group(requests):
             check_prompt((await stream.collect()).prompt_tokens, prompt, 0)
         nothing = SamplingParams(max_tokens=0)

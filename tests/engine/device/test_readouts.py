@@ -1,4 +1,7 @@
-"""Embeddings: a prompt becomes the mean of its hidden states, or the last one, however it is cut."""
+"""Readouts: pooled hidden states and prompt logprobs, for prompts cut into any chunks."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,9 +9,11 @@ import torch
 
 from engine import Engine
 from engine.config import EngineConfig
+from engine.device import readouts
 from engine.device.runner import ModelRunner
 from engine.errors import ContextLengthExceeded, EngineError
-from engine.outputs import DecodeRows, FinishReason, Pool, Row, SlotInit, StepPlan
+from engine.outputs import FinishReason, Row, RowReadout, SlotInit, StepPlan
+from engine.readouts import READOUTS, PooledHidden, PromptLogprobs
 from engine.request import Request, SamplingParams
 from tests.engine.toy import reference
 from tests.engine.toy_engine import to_text, toy_engine
@@ -17,7 +22,8 @@ PROMPT = tuple(range(5, 45))
 
 
 def pooled(prompt, pooling="mean", **options) -> Request:
-    return Request("e", tuple(prompt), SamplingParams(max_tokens=0), pooling=pooling, **options)
+    readouts = (PooledHidden(pooling),)
+    return Request("e", tuple(prompt), SamplingParams(max_tokens=0), readouts=readouts, **options)
 
 
 async def vector(engine, request: Request) -> np.ndarray:
@@ -25,7 +31,7 @@ async def vector(engine, request: Request) -> np.ndarray:
     delta = await stream.collect()
     assert (delta.text, delta.num_tokens, delta.finish_reason) == ("", 0, FinishReason.LENGTH)
     assert stream.num_output_tokens == 0
-    return stream.pooled
+    return stream.readout(PooledHidden)
 
 
 def in_chunks(model, pooling: str, *lengths: int) -> np.ndarray:
@@ -35,18 +41,21 @@ def in_chunks(model, pooling: str, *lengths: int) -> np.ndarray:
     start = 0
     for step, length in enumerate(lengths):
         init = SlotInit(SamplingParams(max_tokens=0), 0, PROMPT, ()) if step == 0 else None
-        pages = (0, 1, 2) if step == 0 else ()
-        is_last = start + length == len(PROMPT)
-        row = Row(
-            7, 0, start, PROMPT[start : start + length], False, pages, init, pool=Pool(pooling, is_last)
-        )
-        other = Row(8, 1, 0, (9,), True, (4,), SlotInit(SamplingParams(max_tokens=5), 0, (9,), ()))
-        rows = tuple(sorted((other, row), key=lambda row: row.num_tokens > 1))
-        output = runner.launch(StepPlan(step, DecodeRows.empty(), rows, length + 1)).wait()
+        pages = ((0, 1, 2),) if step == 0 else ()
+        end = start + length
+        is_last = end == len(PROMPT)
+        first = start if pooling == "mean" else max(start, len(PROMPT) - 1)
+        part = RowReadout(PooledHidden(pooling), first, end - first, PROMPT[first + 1 : end + 1], is_last)
+        row = Row(7, 0, start, PROMPT[start:end], 0, pages, init, (part,) if first < end else ())
+        other_init = SlotInit(SamplingParams(max_tokens=5), 0, (9,), ())
+        other = Row(8, 1, 0, (9,), new_pages=((4,),), init=other_init)
+        plan = StepPlan.of(step, (other, row))
+        output = runner.launch(plan).wait()
         assert sorted(map(len, output.tokens)) == [0, 1], "only the other row is sampled"
-        start += length
-        assert (output.pooled is not None) == is_last
-    return output.pooled[7]
+        start = end
+    [(index, (vector,))] = output.readouts.items()
+    assert plan.sequence_ids[index] == 7
+    return vector
 
 
 async def test_requests_of_one_prompt_have_the_same_mean():
@@ -54,7 +63,7 @@ async def test_requests_of_one_prompt_have_the_same_mean():
     async with toy_engine() as engine:
         for stream in engine.submit_group([pooled(range(20)) for _ in range(3)]):
             await stream.collect()
-            assert stream.pooled.tolist() == [9.5, 20.0]
+            assert stream.readout(PooledHidden).tolist() == [9.5, 20.0]
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
@@ -78,7 +87,7 @@ async def test_many_prompts_beside_streams_and_preemptions(run_ahead):
         ]
         for prompt, stream in zip(prompts, streams, strict=True):
             await stream.collect()
-            assert stream.pooled.tolist() == [np.float32(np.mean(prompt)), len(prompt)]
+            assert stream.readout(PooledHidden).tolist() == [np.float32(np.mean(prompt)), len(prompt)]
         for i, talker in enumerate(talkers):
             assert (await talker.collect()).text.startswith(to_text(reference([i, i], 40, seed=7))[:-1])
         assert engine.stats().preemptions_total > 0, "the pool is too large for this test"
@@ -90,8 +99,7 @@ async def test_a_mean_needs_every_token_and_the_last_state_only_itself():
         assert (await vector(engine, pooled(prompt))).tolist() == [9.5, 20.0]
         assert engine.stats().cached_prompt_tokens_total == 0
         assert (await vector(engine, pooled(prompt, "last"))).tolist() == [19.0, 20.0]
-        await vector(engine, pooled(prompt, "last"))
-        assert engine.stats().cached_prompt_tokens_total == 16, "the second finds what the first has computed"
+        assert engine.stats().cached_prompt_tokens_total == 16, "the pages of the first are found"
         assert (await vector(engine, pooled(prompt))).tolist() == [9.5, 20.0]
         assert engine.stats().cached_prompt_tokens_total == 16
 
@@ -109,7 +117,8 @@ async def test_an_aborted_one_has_no_vector():
         stream.abort()
         with pytest.raises(EngineError, match="aborted"):
             await stream.collect()
-        assert stream.pooled is None
+        with pytest.raises(KeyError):
+            stream.readout(PooledHidden)
 
 
 async def test_equal_to_the_hidden_states_of_transformers(smollm, smollm_reference):
@@ -127,3 +136,56 @@ async def test_equal_to_the_hidden_states_of_transformers(smollm, smollm_referen
         states = smollm_reference.model(torch.tensor([prompt])).last_hidden_state[0]
     np.testing.assert_allclose(mean, states.mean(0).numpy(), atol=1e-4)
     np.testing.assert_allclose(last, states[-1].numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 3, 100])
+def test_a_rank_counts_all_tokens_that_are_as_likely(monkeypatch, rows_at_once: int) -> None:
+    """Also of tokens that are not among the most likely ones returned."""
+    vocab_size = 50
+    monkeypatch.setattr(readouts, "SLICE_BYTES", rows_at_once * 4 * vocab_size)
+    logits = torch.randn(7, vocab_size, generator=torch.Generator().manual_seed(5))
+    logits[5] = 0.0
+    tokens = torch.tensor([0, 1, 2, 3, 4, 5, 6])
+    logits[1, 1] = 9.0
+    logits[2, 2] = -9.0
+    model: Any = SimpleNamespace(spec=SimpleNamespace(vocab_size=vocab_size), logits=lambda states: states)
+    columns = readouts.prompt_logprobs(model, logits, tokens)
+    chosen, ranks = torch.cat(columns[::4]), torch.cat(columns[3::4])
+    order = logits.argsort(-1, descending=True).tolist()
+    expected = [row.index(token) + 1 for row, token in zip(order, tokens.tolist(), strict=True)]
+    expected[5] = vocab_size  # all are as likely
+    assert ranks.tolist() == expected
+    assert expected[1:3] == [1, vocab_size]
+    torch.testing.assert_close(chosen, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
+
+
+def test_results_are_arrays_of_their_rows_in_slices_of_any_size(monkeypatch) -> None:
+    """The detokenizer's thread makes objects of them, a prompt's thousands at a time."""
+    vocab_size, sizes, num_tops = 30, (4, 2, 3), (3, 0, 20)
+    logits = torch.randn(sum(sizes), vocab_size, generator=torch.Generator().manual_seed(6))
+    model: Any = SimpleNamespace(spec=SimpleNamespace(vocab_size=vocab_size), logits=lambda states: states)
+    for rows_at_once in (1, 4, 100):
+        monkeypatch.setattr(readouts, "SLICE_BYTES", rows_at_once * 4 * vocab_size)
+        parts = [
+            readouts.Part(row, row, 0, RowReadout(PromptLogprobs(num_top), 0, size, (5,) * size, False))
+            for row, (size, num_top) in enumerate(zip(sizes, num_tops, strict=True))
+        ]
+        pending = readouts.PromptLogprobsRecipe(model, 4).compute(parts, logits)
+        results = pending.results([tensor.numpy() for tensor in pending.tensors])
+        first = 0
+        for size, num_top, columns in zip(sizes, num_tops, results, strict=True):
+            assert all(isinstance(column, np.ndarray) for column in columns)
+            assert [column.shape for column in columns] == [
+                (size,),
+                (size, num_top),
+                (size, num_top),
+                (size,),
+            ]
+            expected = logits[first : first + size].log_softmax(-1)
+            np.testing.assert_allclose(columns.logprobs, expected[:, 5], atol=1e-5)
+            np.testing.assert_allclose(columns.top, expected.topk(num_top).values, atol=1e-5)
+            first += size
+
+
+def test_every_readout_has_a_recipe() -> None:
+    assert set(READOUTS.values()) == set(readouts.RECIPES)

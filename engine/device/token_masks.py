@@ -15,7 +15,7 @@ import torch
 
 from engine.constraint import WORD_BITS, Matcher, MatchState, pack_mask
 from engine.device.slots import StateSlots
-from engine.outputs import NO_TOKEN, Row
+from engine.outputs import NO_TOKEN, StepPlan
 
 logger = logging.getLogger("monoloop.engine")
 
@@ -57,13 +57,17 @@ class Masks(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What masks have decided before anything is sampled: the rows `ended`, and those with `problems`."""
+    """What masks decided before sampling, by index of the logits position: rows `ended` and `problems`.
+
+    `num_constrained` rows waited for a mask.
+    """
 
     ended: Sequence[int] = ()
     problems: Mapping[int, str] = MappingProxyType({})
+    num_constrained: int = 0
 
 
-class Constraints:
+class TokenMasks:
     """Follows the sequences that have constraints. All methods are called on the device thread."""
 
     def __init__(self, slots: StateSlots, vocab_size: int) -> None:
@@ -75,14 +79,14 @@ class Constraints:
         self._unread: list[_Unread] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
 
-    def start(self, rows: Sequence[Row]) -> None:
-        """Follow what begins, or resumes, in the slots of those rows that take one with this step."""
-        for row in rows:
-            if row.init is not None:
-                self._rows.pop(row.slot, None)
-                if row.init.constraints:
-                    matchers = [constraint.start() for constraint in row.init.constraints]
-                    self._rows[row.slot] = _Constrained(matchers, list(row.init.output_token_ids))
+    def start(self, plan: StepPlan) -> None:
+        """Start the matchers of sequences that take a slot with this step, or take one again."""
+        for index, init in plan.inits.items():
+            slot = plan.slots[index]
+            self._rows.pop(slot, None)
+            if init.constraints:
+                matchers = [constraint.start() for constraint in init.constraints]
+                self._rows[slot] = _Constrained(matchers, list(init.output_token_ids))
 
     def begin(self, slots: Sequence[int]) -> Masks | None:
         """Begin to compute the masks of those of these slots, about to be sampled, that need one."""
@@ -123,7 +127,8 @@ class Constraints:
                 self._slots.unconstrain(slot)
             if state is not MatchState.MUST_CONTINUE and not may_go_on:
                 ended.append(index)
-        return Outcome(ended, {masks.indices[row]: problem for row, problem in problems.items()})
+        by_index = {masks.indices[row]: problem for row, problem in problems.items()}
+        return Outcome(ended, by_index, len(masks.slots))
 
     def note(self, masks: Masks, tokens: torch.Tensor, event: torch.cuda.Event | None) -> None:
         """Remember where the tokens of a step will stand that are now being sampled."""
