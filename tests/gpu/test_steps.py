@@ -75,7 +75,7 @@ def run(
 
 def without_graphs(patch) -> None:
     """From here on steps with prompts are launched kernel by kernel."""
-    patch.setattr(MixedGraphs, "graph_for", lambda self, num_tokens: None)
+    patch.setattr(MixedGraphs, "graph_for", lambda self, num_tokens, num_logits: None)
 
 
 def eagerly(patch) -> None:
