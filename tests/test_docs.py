@@ -1,6 +1,7 @@
-"""Checks the pages for people: links and anchors lead somewhere, lines are short."""
+"""Checks the pages for people: links, anchors and files exist, lines are short, tree.md is up to date."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,16 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(path), f"{page.name} links to #{anchor}, a heading that does not exist"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    """Check paths in backticks and scripts of benchmarks/; paths with an `x` are for test_architecture.py."""
+    folders = "server|engine|models|kernels|configs|benchmarks|tests|docs"
+    paths = re.findall(rf"`((?:{folders})/[\w./-]*)`", page.read_text(encoding="utf-8"))
+    paths += [f"benchmarks/{name}.py" for name in re.findall(r"benchmarks\.(\w+)", page.read_text("utf-8"))]
+    gone = [path for path in paths if "/x" not in path and not (ROOT / path).exists()]
+    assert not gone, f"{page.name} names {gone}"
+
+
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.name != "tree.md"], ids=lambda page: page.name
 )
@@ -33,3 +44,9 @@ def test_lines_are_short(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()
     long = [line for line in lines if len(line) > MAX_LINE and not line.lstrip().startswith("|")]
     assert not long, f"{page.name}: wrap at {MAX_LINE} characters: {long}"
+
+
+def test_the_list_of_files_is_up_to_date() -> None:
+    tree = runpy.run_path(str(ROOT / "docs" / "tree.py"))["tree"]
+    stored = (ROOT / "docs" / "tree.md").read_text(encoding="utf-8")
+    assert stored == tree(), "a file or its first docstring line has changed: run make docs"

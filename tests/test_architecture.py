@@ -1,0 +1,96 @@
+"""Checks docs/architecture.md against the code: its paths exist, and the registries are complete."""
+
+import ast
+import re
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from engine.constraints.kinds import KINDS
+from engine.device.readouts import RECIPES
+from models import families, formats
+from server.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from server.routes.table import ENDPOINTS
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+CONTRACT = PAGE.split("## What a change touches")[1]
+
+
+def modules(folder: str, *but: str) -> set[str]:
+    """Return the names of a folder's modules, without those in `but`."""
+    return {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__", *but}
+
+
+def names(modules: object) -> set[str]:
+    """Return the last parts of module names, each with an optional `:name` after it."""
+    assert isinstance(modules, (list, tuple, set, frozenset))
+    return {str(module).partition(":")[0].rpartition(".")[2] for module in modules}
+
+
+def defined(path: Path) -> set[str]:
+    """Return the functions that a file defines at its top."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`([\w./]+[/.]\w*)`", CONTRACT))))
+def test_paths_of_the_contract_exist(path: str) -> None:
+    """Check the folder of a path with `x`, the name of a new file or folder."""
+    known = Path(re.sub(r"\bx(/x)?\.py$", "", path))
+    assert (ROOT / known).exists(), f"docs/architecture.md names {path}"
+
+
+def test_every_family_is_registered() -> None:
+    registered = {*families._BY_ARCHITECTURE.values(), *families._BY_GGUF_ARCHITECTURE.values()}
+    assert names(registered) == modules("models/families", "llama_like")
+
+
+def test_every_weight_format_is_registered() -> None:
+    assert names([*formats.FORMATS.values()]) == modules("models/formats", "base")
+    assert max(Counter(formats.FORMATS.values()).values()) == 1, "a weight format is one file"
+
+
+def test_every_tool_and_reasoning_format_is_registered() -> None:
+    """Except for the response template: the tokenizer brings it, not a chat template."""
+    registered = [*TOOL_FORMATS, *REASONING_FORMATS]
+    assert names(registered) == modules("server/parsing/formats", "response_template")
+    assert len(names(registered)) == len(registered), "a format is one file"
+
+
+def test_every_kind_of_constraint_is_listed() -> None:
+    folder = ROOT / "engine" / "constraints"
+    kinds = {path.stem for path in folder.glob("*.py") if {"applies", "make"} <= defined(path)}
+    assert kinds == names([kind.__name__ for kind in KINDS])  # type: ignore[attr-defined]
+
+
+def test_every_route_is_listed_once() -> None:
+    routes = Counter((endpoint.method, path) for endpoint in ENDPOINTS for path in endpoint.paths)
+    assert not [route for route, count in routes.items() if count > 1]
+
+
+def test_every_readout_is_computed_on_the_device() -> None:
+    """A readout is a frozen value of engine/readouts.py with positions(); RECIPES computes it."""
+    path = ROOT / "engine" / "readouts.py"
+    classes = [
+        node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)
+    ]
+    kinds = {
+        node.name
+        for node in classes
+        if node.decorator_list and "positions" in {getattr(item, "name", "") for item in node.body}
+    }
+    assert kinds == {kind.__name__ for kind in RECIPES}
+
+
+def test_every_package_is_installed() -> None:
+    """An application with its packages by name: a new folder needs its line in pyproject.toml."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for floor in ("server", "engine", "models", "kernels", "configs")
+        for path in (ROOT / floor).rglob("__init__.py")
+    }
+    assert set(settings["tool"]["setuptools"]["packages"]) == packages
