@@ -121,4 +121,4 @@ def check_together(sampling: SamplingParams, eos_token_ids: frozenset[int]) -> N
             continue
         token_ids = token_ids & named if token_ids else named
         if token_ids <= banned:
-            raise InvalidRequest(f"{name} names no token that the other fields let be chosen.", name)
+            raise InvalidRequest(f"{name} contains no token that the other fields allow.", name)

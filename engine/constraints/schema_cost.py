@@ -89,7 +89,7 @@ def remainders(multiple: Any) -> int:
 def target(root: Any, reference: str) -> Any:
     """Return the schema a reference points to. Raises ValueError if it is not in this document."""
     if reference != "#" and not reference.startswith("#/"):
-        raise ValueError(f"the $ref {reference[:200]!r} leads out of the schema")
+        raise ValueError(f"the $ref {reference[:200]!r} points outside the schema")
     found = root
     for part in reference.split("/")[1:]:
         name = unquote(part).replace("~1", "/").replace("~0", "~")
@@ -98,7 +98,7 @@ def target(root: Any, reference: str) -> Any:
         elif isinstance(found, dict) and name in found:
             found = found[name]
         else:
-            raise ValueError(f"the $ref {reference[:200]!r} leads nowhere")
+            raise ValueError(f"the $ref {reference[:200]!r} points to nothing")
     return found
 
 

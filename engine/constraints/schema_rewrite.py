@@ -54,7 +54,7 @@ def load(source: str) -> dict[str, Any]:
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number in JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def ready(schema: dict[str, Any]) -> dict[str, Any]:

@@ -64,5 +64,5 @@ async def test_preparing_a_thousand_requests_yields_to_the_loop():
 async def test_parameters_that_allow_no_token_are_refused(fields):
     async with tiny_engine() as engine:
         request = tiny_request("a", allowed_token_ids=frozenset((A, B)), **fields)
-        with pytest.raises(InvalidRequest, match="_token_ids names no token"):
+        with pytest.raises(InvalidRequest, match="_token_ids contains no token"):
             await engine.prepare([request])

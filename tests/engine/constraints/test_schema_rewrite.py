@@ -194,7 +194,7 @@ def test_ids_of_documents_are_dropped() -> None:
 @pytest.mark.parametrize("reference", ["#name", "#/$defs/no", "#/allOf/7", "other.json#/a", "https://x/y"])
 def test_references_must_point_into_the_schema(reference: str) -> None:
     schema = {"allOf": [{"$ref": reference}, {"type": "string"}], "$defs": {"a": {"$anchor": "name"}}}
-    with pytest.raises(ValueError, match="leads"):
+    with pytest.raises(ValueError, match=r"the \$ref .* points (to nothing|outside the schema)"):
         ready(schema)
     assert "$ref" not in json.dumps(ready_leniently(schema, lambda text: True))
 
