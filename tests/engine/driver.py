@@ -72,7 +72,8 @@ class Driver:
             run_ahead=self.run_ahead,
             **(defaults | self.options),
         )
-        self.runner = ToyRunner(self.num_pages, self.page_size)
+        windows = self.options.get("kv_windows", (0,))
+        self.runner = ToyRunner(self.num_pages, self.page_size, windows=windows)
 
     def add(self, prompt: list[int], max_tokens: int = 10, **options) -> Sequence:
         return self.scheduler.add(make_request(prompt, max_tokens, **options), seed=SEED, now=self.now)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.outputs import PromptLogprobColumns, RowReadout, StepOutput, StepPlan, TokenLogprobs
+from engine.outputs import NO_PAGE, PromptLogprobColumns, RowReadout, StepOutput, StepPlan, TokenLogprobs
 from engine.readouts import PooledHidden, PromptLogprobs
 
 VOCAB_SIZE = 97
@@ -20,10 +20,10 @@ EOS = 96
 HIDDEN_SIZE = 2
 
 
-def next_token(token_ids: list[int], seed: int = 0) -> int:
-    """The toy model: CRC-32 of the whole prefix; eos about once in a hundred tokens."""
-    data = np.asarray([seed, *token_ids], np.int64).tobytes()
-    return zlib.crc32(data) % VOCAB_SIZE
+def next_token(token_ids: list[int], seed: int = 0, windows: tuple[int, ...] = (0,)) -> int:
+    """The toy model: CRC-32 of what its layers, one for each window, see; eos about once in 100 tokens."""
+    seen = [token_id for window in windows for token_id in token_ids[-window:]]
+    return zlib.crc32(np.asarray([seed, *seen], np.int64).tobytes()) % VOCAB_SIZE
 
 
 def toy_logprobs(token: int, num_top: int, rank: int | None = None) -> TokenLogprobs:
@@ -32,11 +32,18 @@ def toy_logprobs(token: int, num_top: int, rank: int | None = None) -> TokenLogp
     return TokenLogprobs(-(token % 8) / 8, tuple(top), rank)
 
 
-def reference(prompt: list[int], max_tokens: int, *, ignore_eos: bool = False, seed: int = 0) -> list[int]:
+def reference(
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    ignore_eos: bool = False,
+    seed: int = 0,
+    windows: tuple[int, ...] = (0,),
+) -> list[int]:
     """Output of a request that runs alone, one token at a time."""
     token_ids = list(prompt)
     for _ in range(max_tokens):
-        token_ids.append(next_token(token_ids, seed))
+        token_ids.append(next_token(token_ids, seed, windows))
         if token_ids[-1] == EOS and not ignore_eos:
             break
     return token_ids[len(prompt) :]
@@ -59,11 +66,16 @@ class ToyRunner:
     is_asynchronous = False
 
     def __init__(
-        self, num_pages: int, page_size: int, before_step: Callable[[StepPlan], None] | None = None
+        self,
+        num_pages: int,
+        page_size: int,
+        before_step: Callable[[StepPlan], None] | None = None,
+        windows: tuple[int, ...] = (0,),
     ) -> None:
         self.cache = np.full((num_pages, page_size), -1, np.int64)
         self.page_size = page_size
-        self.tables: dict[int, list[int]] = {}
+        self.windows = windows
+        self.tables: dict[int, list[list[int]]] = {}  # by slot, of each KV group
         self.newest: dict[int, int] = {}
         self.seeds: dict[int, int] = {}
         self.num_logprobs: dict[int, int | None] = {}
@@ -83,12 +95,14 @@ class ToyRunner:
             self.cache[target] = self.cache[source]
         for index, (slot, start) in enumerate(zip(plan.slots, plan.starts, strict=True)):
             if (init := plan.inits.get(index)) is not None:
-                self.tables[slot] = []
+                self.tables[slot] = [[] for _ in self.windows]
                 self.seeds[slot] = init.seed
                 self.num_logprobs[slot] = init.sampling.logprobs
             elif index in plan.new_pages and index not in plan.token_ids:
-                assert start == len(self.tables[slot]) * self.page_size, "a page that is not needed yet"
-            self.tables[slot] += plan.new_pages.get(index, ((),))[0]
+                assert start == len(self.tables[slot][0]) * self.page_size, "a page that is not needed yet"
+            for table, pages in zip(self.tables[slot], plan.new_pages.get(index, ()), strict=False):
+                table += pages
+            assert len(set(map(len, self.tables[slot]))) == 1, "groups with unequal columns"
             self._write(slot, start, plan.token_ids.get(index) or (self.newest[slot],))
         tokens = [self._sampled(plan, index) for index in range(plan.num_rows)]
         logprobs = None
@@ -147,17 +161,28 @@ class ToyRunner:
 
     def _write(self, slot: int, start: int, token_ids: tuple[int, ...]) -> None:
         for position, token_id in enumerate(token_ids, start):
-            page = self.tables[slot][position // self.page_size]
-            self.cache[page, position % self.page_size] = token_id
+            for table in self.tables[slot]:
+                page = table[position // self.page_size]
+                assert page != NO_PAGE
+                self.cache[page, position % self.page_size] = token_id
+
+    def _seen(self, slot: int, group: int, end: int) -> list[int]:
+        """What a query before position `end` sees in the pages of a group."""
+        window = self.windows[group]
+        start = max(0, end - window) if window else 0
+        pages = self.tables[slot][group][start // self.page_size : -(-end // self.page_size)]
+        assert NO_PAGE not in pages
+        offset = start % self.page_size
+        return self.cache[pages].reshape(-1)[offset : offset + end - start].tolist()
 
     def _pooled(self, slot: int, end: int, readout: PooledHidden) -> np.ndarray:
         """The mean of the tokens up to `end`, or the last one, and how many there are."""
-        prefix = self.cache[self.tables[slot]].reshape(-1)[:end]
+        prefix = np.array(self._seen(slot, 0, end))
         chosen = prefix if readout.pooling == "mean" else prefix[-1:]
         return np.array([chosen.mean(), len(prefix)], np.float32)
 
     def _sample(self, slot: int, position: int) -> int:
         """The token after the one at `position`."""
-        prefix = self.cache[self.tables[slot]].reshape(-1)[: position + 1].tolist()
-        self.newest[slot] = next_token(prefix, self.seeds[slot])
+        seen = [t for group in range(len(self.windows)) for t in self._seen(slot, group, position + 1)]
+        self.newest[slot] = next_token(seen, self.seeds[slot])
         return self.newest[slot]

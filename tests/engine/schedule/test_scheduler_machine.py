@@ -4,6 +4,7 @@ make test-long (--hypothesis-profile=long) drives ten times as far.
 """
 
 from collections import Counter
+from typing import ClassVar
 
 import pytest
 from hypothesis import settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.errors import QueueFull
-from engine.outputs import FinishReason
+from engine.outputs import NO_PAGE, FinishReason
 from engine.readouts import PromptLogprobs
 from engine.schedule.sequence import Sequence, SequenceStatus, Series
 from tests.engine.driver import Driver, output_of
@@ -41,6 +42,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     """Everything that can happen, in any order; every request ends once, with the tokens it has alone."""
 
     run_ahead = 0
+    kv_windows: tuple[int, ...] = (0,)
+    num_pages = NUM_PAGES
+    max_model_len = 24
+    counts: ClassVar[Counter[str]] = COUNTS
+    prompt_factor = 1
+    max_token_budget = 9
+    num_steps_beyond = 1  # launched beside `run_ahead`, before step() launches one more
 
     @initialize(
         page_size=st.sampled_from([1, 2, 3]),
@@ -51,13 +59,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def begin(self, page_size, overcommit, priority_seconds, token_budget, target_seconds):
         self.driver = Driver.of(
-            num_pages=NUM_PAGES,
+            num_pages=self.num_pages,
             page_size=page_size,
             run_ahead=self.run_ahead,
             max_num_seqs=MAX_RUNNING,
-            max_model_len=24,
+            max_model_len=self.max_model_len,
+            kv_windows=self.kv_windows,
             max_waiting=MAX_WAITING,
-            token_budget=token_budget,
+            token_budget=min(token_budget, self.max_token_budget),
             overcommit=overcommit,
             priority_seconds=priority_seconds,
             target_step_seconds=target_seconds,
@@ -85,17 +94,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         in_series=st.sampled_from([False, False, True]),
     )
     def submit(self, prompt, n, max_tokens, prompt_logprobs, in_series, **options):
-        COUNTS["submit"] += 1
+        self.counts["submit"] += 1
         if prompt_logprobs is not None:
             options["readouts"] = (PromptLogprobs(prompt_logprobs),)
         options["series"] = Series() if in_series and n == 1 else None
         timeout = options.pop("timeout")
         options |= {"timeout_seconds": timeout, "queue_timeout_seconds": timeout and timeout / 2}
         try:
+            prompt = prompt * self.prompt_factor
             self.sequences += self.driver.add_group(prompt, n, max_tokens, **options)
         except QueueFull:
             assert self.scheduler.num_waiting + n > MAX_WAITING
-        COUNTS["fork"] += n > 1
+        self.counts["fork"] += n > 1
 
     def _ends_of_series(self) -> list[Sequence]:
         """Those with output, and room for another behind them."""
@@ -110,7 +120,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def go_on(self, index, width, max_tokens, timeout):
         """However many wait, and however late: in the place of the first."""
-        COUNTS["go_on"] += 1
+        self.counts["go_on"] += 1
         ends = self._ends_of_series()
         end = ends[index % len(ends)]
         assert end.series is not None
@@ -124,13 +134,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(_unfinished)
     @rule(count=st.integers(1, 6))
     def step(self, count):
-        COUNTS["step"] += 1
+        self.counts["step"] += 1
         self._run(count)
 
     @precondition(_unfinished)
     @rule(count=st.integers(6, 12))
     def step_often(self, count):
-        COUNTS["step_often"] += 1
+        self.counts["step_often"] += 1
         self._run(count)
 
     def _run(self, count: int) -> None:
@@ -139,23 +149,27 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.driver.step() or not is_busy or not self._unfinished(), "nothing can go on"
             self._look_at_the_newest_plan()
 
-    @precondition(lambda self: self._unfinished() and len(self.driver.in_flight) <= self.run_ahead)
+    @precondition(
+        lambda self: (
+            self._unfinished() and len(self.driver.in_flight) < self.run_ahead + self.num_steps_beyond
+        )
+    )
     @rule(fails=st.sampled_from([False, False, False, True]))
     def launch_only(self, fails):
-        COUNTS["launch_only"] += 1
+        self.counts["launch_only"] += 1
         self.driver.launch(fails=fails)
         self._look_at_the_newest_plan()
 
     @precondition(lambda self: self.driver.in_flight)
     @rule()
     def commit_only(self):
-        COUNTS["commit_only"] += 1
+        self.counts["commit_only"] += 1
         self.driver.commit()
 
     @precondition(_unfinished)
     @rule(index=st.integers(0, 100))
     def abort(self, index):
-        COUNTS["abort"] += 1
+        self.counts["abort"] += 1
         unfinished = self._unfinished()
         self.scheduler.mark(unfinished[index % len(unfinished)].id, FinishReason.ABORT)
 
@@ -167,7 +181,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 100), back=st.integers(0, 3))
     def finish(self, index, back):
         """A stop string was found, some tokens back."""
-        COUNTS["finish"] += 1
+        self.counts["finish"] += 1
         writing = self._writing()
         sequence = writing[index % len(writing)]
         count = max(1, sequence.num_output_tokens - back)
@@ -182,11 +196,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(num_drafts=st.integers(1, MAX_DRAFTS), num_right=st.integers(0, MAX_DRAFTS))
     def draft(self, num_drafts, num_right):
         """Guess the next tokens: the first ones right, the others wrong."""
-        COUNTS["draft"] += 1
+        self.counts["draft"] += 1
         for sequence in self._idle():
             tokens = sequence.token_ids.tolist()
             for place in range(num_drafts):
-                right = next_token(tokens, sequence.seed)
+                right = next_token(tokens, sequence.seed, self.kv_windows)
                 tokens.append(right if place < num_right else (right + 1) % VOCAB_SIZE)
             sequence.draft_token_ids = tuple(tokens[sequence.num_tokens :])
         self._run(1)
@@ -194,48 +208,50 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.num_running and not self.is_safe)
     @rule()
     def preempt(self):
-        COUNTS["preempt"] += 1
+        self.counts["preempt"] += 1
         self.scheduler._preempt(self.scheduler._running[-1])
 
     @precondition(lambda self: self.scheduler.pool.num_cached > NUM_PAGES // 3)
     @rule(count=st.integers(1, 6))
     def evict(self, count):
-        COUNTS["evict"] += 1
+        self.counts["evict"] += 1
         pool = self.scheduler.pool
         free, cached = pool.num_free, pool.num_cached
         self.scheduler.prefix_cache.evict(count)
-        assert pool.num_free == free + min(count, cached), "what nobody holds can be had"
+        expected = min(count, cached), min(count + len(self.kv_windows) - 1, cached)
+        assert expected[0] <= pool.num_free - free <= expected[1], "cached pages can be had, in whole columns"
 
     @precondition(lambda self: any(s.request.timeout_seconds for s in self._unfinished()))
     @rule(seconds=st.integers(1, 3))
     def let_time_pass(self, seconds):
-        COUNTS["let_time_pass"] += 1
+        self.counts["let_time_pass"] += 1
         self.driver.now += seconds
 
     def _look_at_the_newest_plan(self) -> None:
         if self.driver.plans:
             plan = self.driver.plans.pop()
-            COUNTS["copied"] += len(plan.page_copies)
-            COUNTS["drafted"] += any(num_logits > 1 for num_logits in plan.num_logits)
+            self.counts["copied"] += len(plan.page_copies)
+            self.counts["drafted"] += any(num_logits > 1 for num_logits in plan.num_logits)
             for index, init in plan.inits.items():
                 start = plan.starts[index]
-                COUNTS["hit"] += start > 0
-                COUNTS["full hit"] += start > 0 and plan.query_lens[index] == 1
-                COUNTS["resumed"] += bool(init.output_token_ids)
+                self.counts["hit"] += start > 0
+                self.counts["full hit"] += start > 0 and plan.query_lens[index] == 1
+                self.counts["resumed"] += bool(init.output_token_ids)
 
     # What holds after every one of them
 
     @invariant()
     def pages_add_up(self):
         pool = self.scheduler.pool
-        holders = Counter(page for sequence in self.scheduler._running for page in sequence.pages[0])
+        held = (group for sequence in self.scheduler._running for group in sequence.pages)
+        holders = Counter(page for pages in held for page in pages if page != NO_PAGE)
         in_tree = self._pages_in_tree()
-        assert pool._counts.tolist() == [holders[page] for page in range(NUM_PAGES)]
+        assert pool._counts.tolist() == [holders[page] for page in range(self.num_pages)]
         assert pool.num_used == len(holders)
         assert pool.num_cached == len(in_tree - holders.keys())
-        free = set(range(NUM_PAGES)) - holders.keys() - in_tree
+        free = set(range(self.num_pages)) - holders.keys() - in_tree
         assert sorted(pool._free[: pool.num_free].tolist()) == sorted(free)
-        COUNTS["shared"] += any(count > 1 for count in holders.values())
+        self.counts["shared"] += any(count > 1 for count in holders.values())
 
     def _pages_in_tree(self) -> set[int]:
         """All pages of the tree; each must hold exactly the tokens it is known by."""
@@ -246,11 +262,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             node = nodes.pop()
             nodes += node.children.values()
             tokens = memoryview(node.key).cast("i").tolist()
-            for index, page in enumerate(node.pages[0].tolist()):
-                known_by = tokens[index * page_size : (index + 1) * page_size]
-                assert self.driver.runner.cache[page].tolist() == known_by, "a page of other tokens"
-                assert page not in pages, "a page is in the tree twice"
-                pages.add(page)
+            for column, of_groups in enumerate(node.pages.T.tolist()):
+                known_by = tokens[column * page_size : (column + 1) * page_size]
+                for page in of_groups:
+                    if page != NO_PAGE:
+                        assert self.driver.runner.cache[page].tolist() == known_by, "a page of other tokens"
+                        assert page not in pages, "a page is in the tree twice"
+                        pages.add(page)
         return pages
 
     @invariant()
@@ -261,7 +279,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             most = MAX_DRAFTS if sequence.is_verifying else 0
             assert sequence.num_scheduled_tokens <= sequence.num_tokens + sequence.num_rows_in_flight + most
             num_columns = -(-sequence.num_scheduled_tokens // self.scheduler.pool.page_size)
-            assert len(sequence.pages[0]) >= num_columns
+            for pages, first in zip(sequence.pages, sequence.first_columns, strict=True):
+                assert len(pages) >= num_columns
+                assert [page == NO_PAGE for page in pages] == [column < first for column in range(len(pages))]
         slots = [sequence.slot for sequence in running]
         assert len(slots) == len(set(slots)) <= MAX_RUNNING
         ranks = [(sequence.rank, sequence.id) for sequence in running]
@@ -282,18 +302,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(ended[sequence.id] == 1 for sequence in self.sequences), "every request ends exactly once"
         for sequence in self.sequences:
             self._check_output(sequence)
-            COUNTS["timed out"] += sequence.finish_reason is FinishReason.ERROR and not sequence.has_started
-        COUNTS["failed"] += self.driver.num_failed_steps
-        COUNTS["preempted"] += self.scheduler.num_preemptions
-        COUNTS["evicted"] += self.scheduler.prefix_cache.num_evicted_pages
-        self.scheduler.prefix_cache.evict(NUM_PAGES)
-        assert self.scheduler.pool.num_free == NUM_PAGES
+            self.counts["timed out"] += (
+                sequence.finish_reason is FinishReason.ERROR and not sequence.has_started
+            )
+        self.counts["failed"] += self.driver.num_failed_steps
+        self.counts["preempted"] += self.scheduler.num_preemptions
+        self.counts["evicted"] += self.scheduler.prefix_cache.num_evicted_pages
+        self.scheduler.prefix_cache.evict(self.num_pages)
+        assert self.scheduler.pool.num_free == self.num_pages
         assert self.scheduler.predicted_peak == 0
 
     def _check_output(self, sequence: Sequence) -> None:
         sampling = sequence.request.sampling
         prompt = list(sequence.request.prompt_token_ids)
-        whole = reference(prompt, sampling.max_tokens, ignore_eos=sampling.ignore_eos, seed=sequence.seed)
+        options = {"ignore_eos": sampling.ignore_eos, "seed": sequence.seed, "windows": self.kv_windows}
+        whole = reference(prompt, sampling.max_tokens, **options)
         output = output_of(sequence)
         if sequence.request.readouts and (output or sequence.finish_reason is FinishReason.LENGTH):
             positions = self.driver.read.get(sequence.id, [])
@@ -310,22 +333,48 @@ class RunAheadMachine(SchedulerMachine):
     run_ahead = 1
 
 
+class WindowMachine(RunAheadMachine):
+    """All layers have a sliding window; prompts may be longer than the pool."""
+
+    kv_windows = (5,)
+    max_model_len = 40
+    prompt_factor = 2
+    max_token_budget = 5
+    num_steps_beyond = 0
+    counts: ClassVar[Counter[str]] = Counter()
+
+
+class MixedMachine(WindowMachine):
+    """Groups with and without a window share the pool."""
+
+    kv_windows = (4, 0, 7)
+    num_pages = 4 * NUM_PAGES
+    counts: ClassVar[Counter[str]] = Counter()
+
+
 TestRunAhead0 = SchedulerMachine.TestCase
 TestRunAhead1 = RunAheadMachine.TestCase
-TestRunAhead0.settings = TestRunAhead1.settings = settings(
-    max_examples=1500 if IS_LONG else 140, stateful_step_count=70, deadline=None
+TestWindow = WindowMachine.TestCase
+TestMixed = MixedMachine.TestCase
+for case, share in ((TestRunAhead0, 1), (TestRunAhead1, 1), (TestWindow, 2), (TestMixed, 2)):
+    num_examples = (1500 if IS_LONG else 140) // share
+    case.settings = settings(max_examples=num_examples, stateful_step_count=70, deadline=None)
+
+
+@pytest.mark.parametrize(
+    ("counts", "least"),
+    [(COUNTS, 100), (WindowMachine.counts, 5), (MixedMachine.counts, 5)],
+    ids=["full", "window", "mixed"],
 )
-
-
-def test_every_rule_and_event_was_seen_often():
-    """Comes last: counts what the two machines above have done."""
+def test_every_rule_and_event_was_seen_often(counts, least):
+    """Comes last: counts what the machines above have done."""
     rules = [
         name for name, value in vars(SchedulerMachine).items() if hasattr(value, "hypothesis_stateful_rule")
     ]
     names = {*rules, *EVENTS, "fork"} - {"begin"}
-    if not COUNTS:
+    if not counts:
         pytest.skip("the machines have not run")
-    total = sum(COUNTS[name] for name in rules)
-    print(f"{total} operations: {dict(COUNTS)}")
-    assert total >= (100_000 if IS_LONG else 10_000)
-    assert {name: COUNTS[name] for name in names if COUNTS[name] <= 100} == {}
+    total = sum(counts[name] for name in rules)
+    print(f"{total} operations: {dict(counts)}")
+    assert total >= (100_000 if IS_LONG else 10_000) * least / 100
+    assert {name: counts[name] for name in names if counts[name] <= least} == {}
