@@ -49,7 +49,7 @@ exit $$code
 endef
 
 # Left out: what is marked slow (tests that load the default model, start server processes or send generated
-# requests to every route), Triton's interpreter and GPUs. About 60 s on 2 idle cores.
+# requests to every route), Triton's interpreter and GPUs. 100 s of CPU time, about a minute on 2 idle cores.
 QUICK := -m pytest -q -rfE -p no:cacheprovider -m "not gpu and not slow"
 QUICK_LOG := .pytest-quick.log
 
