@@ -103,14 +103,15 @@ def output_length(
     """
     max_tokens, limit_param = wire.limit
     room = room_after(num_prompt_tokens, limits, prompt_param)
-    if room < (1 if max_tokens is None else min(1, max_tokens)):
+    requested = default_max_tokens if max_tokens is None else max_tokens
+    if room < (1 if requested is None else min(1, requested)):
         raise overflow(limits, f"there are {num_prompt_tokens} tokens in your {prompt_param}", prompt_param)
     if max_tokens is not None and max_tokens > room:
         asked = (
             f"you asked for {num_prompt_tokens} tokens of prompt and {max_tokens} of output ({limit_param})"
         )
         raise overflow(limits, asked, limit_param)
-    most = max_tokens if max_tokens is not None else min(room, default_max_tokens or room)
+    most = room if requested is None else min(room, requested)
     if wire.min_tokens and wire.min_tokens > most:
         raise InvalidRequest(f"min_tokens must be at most {limit_param}, which is {most}.", "min_tokens")
     return most

@@ -14,6 +14,7 @@ from engine.errors import InvalidRequest
 from server.body import check_structure
 from server.limits import Limits, check_ids, check_text, overflow
 from server.parsing.detect import has_place_for_tools
+from server.parsing.system_turns import merge_system_turns
 from server.parsing.tool_choice import offered_tools
 from server.parsing.tools_in_prompt import render_tools
 from server.schema.chat import ChatMessage, ChatRequest
@@ -63,6 +64,8 @@ def template_input(
     tools = [tool.function.for_template for tool in offered_tools(wire)]
     check_length(measure(tools, "tools"), tokenizer, limits, "tools")
     kwargs = template_kwargs(wire, tokenizer.reserved_variables)
+    if not tokenizer.takes_system_anywhere:
+        messages = merge_system_turns(messages)
     if not has_place_for_tools(tokenizer.chat_template or ""):
         return render_tools(messages, tools), kwargs
     return messages, kwargs | {"tools": tools} if tools else kwargs

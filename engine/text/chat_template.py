@@ -16,6 +16,10 @@ GIVEN = frozenset(("messages", "raise_exception", "strftime_now"))
 DATA = frozenset(("tools", "documents"))
 # Names that templates read a message's reasoning under. The first is the usual one.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+# Roles of messages that instruct the model.
+SYSTEM_ROLES = ("system", "developer")
+PROBE_SECONDS = 5.0
+PROBE_CHARS = 2**20
 # Marks the end of a message that is to be continued. Its last space shows if the template strips messages.
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -57,6 +61,32 @@ class ChatTemplate:
         final_text = self._tag(chat) if continue_final_message else None
         text = self._sandbox.render(self._template, given, rendering, max_chars)
         return text if final_text is None else _cut_at_tag(text, final_text)
+
+    def takes_system_anywhere(self) -> bool:
+        """Return True if the template renders every system message in its place, wherever it is.
+
+        Other templates raise for a second or a later system message, or leave it out.
+        """
+        roles = [role for role in SYSTEM_ROLES if role == "system" or role in self._source]
+        for role in roles:
+            for order in (("system", role, "user"), ("system", "user", role, "user")):
+                texts = [f"[message {number}]" for number in range(len(order))]
+                messages = [{"role": name, "content": text} for name, text in zip(order, texts, strict=True)]
+                try:
+                    rendered = self.render(
+                        messages,
+                        {},
+                        Rendering(PROBE_SECONDS),
+                        add_generation_prompt=True,
+                        continue_final_message=False,
+                        max_chars=PROBE_CHARS,
+                    )
+                except Exception:  # a template is a program: it may raise any exception for its input
+                    return False
+                places = [rendered.find(text) for text in texts]
+                if -1 in places or places != sorted(places):
+                    return False
+        return True
 
     def _tag(self, chat: list[dict[str, Any]]) -> str:
         """Put a tag at the end of the last message's text, and return the text."""

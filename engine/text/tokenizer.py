@@ -75,6 +75,14 @@ class Tokenizer:
         }
         self.response_template: dict[str, Any] | None = self._read_response_template()
         self.reserved_variables = reserved_variables(self._hf)
+        self.takes_system_anywhere = self._probe_system_messages()
+
+    def _probe_system_messages(self) -> bool:
+        """Return True if the chat template, if there is one, renders system messages anywhere."""
+        try:
+            return self.chat_template is None or self._compiled_template.takes_system_anywhere()
+        except Exception:  # the template does not compile
+            return True
 
     @cached_property
     def _compiled_template(self) -> ChatTemplate:
@@ -220,6 +228,11 @@ class TokenizerPool:
     def chat_template(self) -> str | None:
         """The source of the chat template; None if there is none."""
         return self._tokenizer.chat_template
+
+    @property
+    def takes_system_anywhere(self) -> bool:
+        """True if the chat template renders system messages in their places, wherever they are."""
+        return self._tokenizer.takes_system_anywhere
 
     @property
     def reserved_variables(self) -> frozenset[str]:

@@ -71,9 +71,9 @@ Blocks = Annotated[
 
 
 class InputMessage(WireRequest):
-    """One turn. Neighbouring turns of one role are merged."""
+    """One turn. Neighbouring turns of one role are merged. Instructions may come later than `system`, too."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Blocks
 
     @field_validator("content")
@@ -82,7 +82,8 @@ class InputMessage(WireRequest):
         """Check that calls are the assistant's and their results the user's."""
         role = info.data.get("role")
         for block in blocks:
-            if role and block.type != "text" and (block.type == "tool_result") != (role == "user"):
+            owner = "user" if block.type == "tool_result" else "assistant"
+            if role and block.type != "text" and role != owner:
                 raise ValueError(f"a block of type {block.type!r} has no place in a message of the {role}")
         return blocks
 
@@ -234,9 +235,10 @@ class MessagesRequest(Sampling, Conversation):
     """Body of POST /v1/messages. The sampling fields of chat that Anthropic does not know are extensions."""
 
     max_tokens: int = Field(
-        ge=1,
+        ge=0,
         lt=2**31,
-        description="output tokens at most; cut to what fits into the context, and stop_reason says so",
+        description="output tokens at most; cut to what fits into the context, and stop_reason says so; "
+        "0 only computes the prompt, which is then in the prefix cache",
     )
     stop_sequences: Stop | None = Field(None, description="strings that end the answer and are not shown")
 

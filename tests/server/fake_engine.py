@@ -50,6 +50,7 @@ class FakeTokenizer:
 
     max_prompt_chars = 8192
     infill: InfillTokens | None = None
+    takes_system_anywhere = True
     chat_template: str | None = "{{ messages }}{{ tools }}"
     reserved_variables = frozenset(("messages", "chat_template", "tokenize", "bos_token"))
     added_tokens: ClassVar[dict[str, int]] = {}

@@ -178,6 +178,74 @@ async def test_the_conversation_reaches_the_template(client: httpx.AsyncClient, 
     assert options["add_generation_prompt"] is True
 
 
+RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "r1"}
+LATER_SYSTEM = [
+    {"role": "user", "content": "one"},
+    {"role": "system", "content": "be brief"},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "f", "input": {}}]},
+    {"role": "user", "content": [RESULT]},
+    {
+        "role": "system",
+        "content": [{"type": "text", "text": "be kind", "cache_control": {"type": "ephemeral"}}],
+    },
+]
+
+
+@pytest.mark.parametrize(
+    ("anywhere", "expected"),
+    [
+        (
+            True,
+            [
+                ("system", "help"),
+                ("user", "one"),
+                ("system", "be brief"),
+                ("assistant", ""),
+                ("tool", "r1"),
+                ("system", "be kind"),
+            ],
+        ),
+        (
+            False,
+            [
+                ("system", "help"),
+                ("user", "one\n\nbe brief"),
+                ("assistant", ""),
+                ("tool", "r1\n\nbe kind"),
+            ],
+        ),
+    ],
+)
+async def test_later_system_messages_are_rendered_in_place_and_counted(
+    client: httpx.AsyncClient, engine: FakeEngine, anywhere: bool, expected: list[tuple[str, str]]
+) -> None:
+    engine.tokenizer.takes_system_anywhere = anywhere
+    fields = {"system": "help", "messages": LATER_SYSTEM}
+    answer = await ask(client, max_tokens=5, **fields)
+    counted = await client.post(f"{PATH}/count_tokens", json=fields)
+    for turns, options in engine.tokenizer.chats:
+        assert [(turn["role"], turn["content"]) for turn in turns] == expected
+        assert options["add_generation_prompt"] is True
+    assert counted.json() == {"input_tokens": answer["usage"]["input_tokens"]}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_no_output_tokens_compute_the_prompt(
+    client: httpx.AsyncClient, engine: FakeEngine, streaming: bool
+) -> None:
+    fields = body("x" * 4096, max_tokens=0)  # as long as the context
+    if streaming:
+        events = await stream(client, **fields)
+        assert [event["type"] for event in events] == ["message_start", "message_delta", "message_stop"]
+        stop_reason, usage = events[1]["delta"]["stop_reason"], events[1]["usage"]
+    else:
+        answer = await ask(client, **fields)
+        assert answer["content"] == []
+        stop_reason, usage = answer["stop_reason"], answer["usage"]
+    assert (stop_reason, usage["input_tokens"], usage["output_tokens"]) == ("max_tokens", 4096, 0)
+    assert engine.requests[0].sampling.max_tokens == 0
+
+
 async def test_a_last_turn_of_the_assistant_is_continued(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
@@ -312,11 +380,15 @@ def block(kind: str, **fields: Any) -> list[dict[str, Any]]:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "a"}]}, "max_tokens"),
-    (body(max_tokens=0), "max_tokens"),
+    (body(max_tokens=-1), "max_tokens"),
     (body(max_tokens="5"), "max_tokens"),
     ({"max_tokens": 5}, "messages"),
     (body(messages=[]), "messages"),
-    (body(messages=[{"role": "system", "content": "a"}]), "messages[0].role"),
+    (body(messages=[{"role": "tool", "content": "a"}]), "messages[0].role"),
+    (
+        body(messages=[{"role": "system", "content": block("tool_result", tool_use_id="1")}]),
+        "no place in a message of the system",
+    ),
     (body(messages=[{"role": "user"}]), "messages[0].content"),
     (body(None), "messages[0].content"),
     (body(5), "messages[0].content"),

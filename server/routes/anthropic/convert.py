@@ -29,8 +29,7 @@ def chat_request(wire: Conversation) -> ChatRequest:
             check_block(block, f"messages[{number}].content[{position}]")
         if sum(block.type == "tool_use" for block in message.content) > MAX_TOOL_CALLS:
             raise InvalidRequest(f"a turn has {MAX_TOOL_CALLS} calls at most.", f"messages[{number}].content")
-        turns = user_turns if message.role == "user" else assistant_turns
-        for turn in turns(message.content):
+        for turn in TURNS[message.role](message.content):
             add_turn(messages, turn)
     is_open = wire.messages[-1].role == "assistant"
     fields: dict[str, Any] = {
@@ -94,6 +93,14 @@ def assistant_turns(blocks: list[InputBlock]) -> list[dict[str, Any]]:
             {"id": call.id, "function": {"name": call.name, "arguments": call.input}} for call in calls
         ]
     return [turn]
+
+
+def system_turns(blocks: list[InputBlock]) -> list[dict[str, Any]]:
+    """Return the instructions as one turn."""
+    return [{"role": "system", "content": [text_part(block.text or "") for block in blocks]}]
+
+
+TURNS = {"user": user_turns, "assistant": assistant_turns, "system": system_turns}
 
 
 def add_turn(turns: list[dict[str, Any]], turn: dict[str, Any]) -> None:

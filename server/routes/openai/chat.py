@@ -38,12 +38,14 @@ async def submit(
     limits, tokenizer = context.limits, context.engine.tokenizer
     answer_format = AnswerFormat.of(wire, context.formats, tokenizer.chat_template)
     prompt = await encode_chat(wire, tokenizer, limits)
+    if default_max_tokens is None:
+        default_max_tokens = limits.generation_defaults.get("max_new_tokens") or None
     requests = await make_requests(
         wire,
         [prompt],
         answer.id,
         limits,
-        default_max_tokens=default_max_tokens or limits.generation_defaults.get("max_new_tokens"),
+        default_max_tokens=default_max_tokens,
         prompt_param="messages",
     )
     if (beams := beam_params(wire)) is not None:

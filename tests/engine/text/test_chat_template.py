@@ -229,3 +229,34 @@ def test_null_fields_are_dropped_and_reasoning_is_found_under_every_name():
             max_chars=99,
         )
         assert text == "Falsehmhm"
+
+
+EACH = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+FIRST_ONLY = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('later') }}"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (EACH, True),
+        (EACH.replace("<{{ m.role }}>", "<{{ 'system' if m.role == 'developer' else m.role }}>"), True),
+        (FIRST_ONLY, False),
+        (FIRST_ONLY.replace("m.role == 'system'", "m.role in ('system', 'developer')"), False),
+        (
+            EACH.replace("{% for", "{% set _ = 'developer' %}{% for").replace(
+                " in messages", " in messages if m.role != 'developer'"
+            ),
+            False,
+        ),
+        (
+            "{{ messages[0].content }}{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
+            False,
+        ),
+        ("{{ raise_exception('no') }}", False),
+    ],
+)
+def test_templates_that_render_system_messages_anywhere_are_found(source: str, expected: bool):
+    assert ChatTemplate(source).takes_system_anywhere() is expected
