@@ -149,6 +149,20 @@ class BeamParams:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Placeholder tokens of a prompt, at positions `start` to `end`, in place of content such as an image.
+
+    `content_hash` identifies the content among all of its `kind`: KV pages are shared only where both are
+    equal, so it must be a cryptographic hash of everything that the model reads there.
+    """
+
+    start: int
+    end: int
+    kind: str
+    content_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One continuation to compute: token ids in, at most `sampling.max_tokens` tokens out.
 
@@ -157,7 +171,7 @@ class Request:
     fails if it has not started after `queue_timeout_seconds` or not ended after `timeout_seconds`. With
     `return_tokens`, and always with log-probabilities, its deltas list their tokens. Engine.prepare() makes
     `constraints` from the sampling parameters. `readouts`, at most one of each class, are computed of the
-    prompt and returned by the stream.
+    prompt and returned by the stream. `spans` of the prompt are in order and do not overlap.
     """
 
     request_id: str
@@ -171,6 +185,7 @@ class Request:
     return_tokens: bool = False
     constraints: tuple[Constraint, ...] = field(default=(), repr=False)
     readouts: tuple[Readout, ...] = ()
+    spans: tuple[PromptSpan, ...] = ()
 
     def readout(self, kind: type[R]) -> R | None:
         """Return its readout of this class, or None."""
@@ -181,6 +196,11 @@ class Request:
         sampling = self.sampling
         for readout in self.readouts:
             readout.check()
+        end = 0
+        for span in self.spans:
+            if not end <= span.start < span.end <= len(self.prompt_token_ids):
+                raise InvalidRequest("The spans of a prompt must lie in it, one after the other.", "prompt")
+            end = span.end
         for param, token_ids in (
             ("prompt", self.prompt_token_ids),
             ("stop_token_ids", sampling.stop_token_ids),

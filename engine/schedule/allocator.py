@@ -11,6 +11,7 @@ from engine.schedule.admission import Admission
 from engine.schedule.groups import Groups
 from engine.schedule.pages import PagePool
 from engine.schedule.prefix import PrefixCache
+from engine.schedule.prefix_keys import PrefixKeys
 from engine.schedule.readouts import ReadoutProgress
 from engine.schedule.sequence import Sequence
 
@@ -56,6 +57,7 @@ class Allocator:
         self._readouts = readouts
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._with_prefix_cache = with_prefix_cache
+        self._prefix_keys = PrefixKeys()
         self._no_hit = PrefixHit(np.empty((layout.num_groups, 0), np.int32), 0)
 
     @property
@@ -78,8 +80,8 @@ class Allocator:
         if not self._is_cacheable(sequence):
             return self._no_hit
         page_size = self._pool.page_size
-        salt, token_ids = sequence.request.cache_salt, sequence.token_ids
-        pages = self._prefix_cache.match(salt, token_ids, num_tokens // page_size)
+        salt, key = sequence.request.cache_salt, self._prefix_keys.key(sequence)
+        pages = self._prefix_cache.match(salt, key, num_tokens // page_size)
         hit = PrefixHit(pages, pages.shape[1] * page_size)
         return hit if self._fits_alone(sequence, hit) else self._no_hit
 
@@ -200,7 +202,7 @@ class Allocator:
         if num_columns and self._is_cacheable(sequence):
             new = self._prefix_cache.insert(
                 sequence.request.cache_salt,
-                sequence.token_ids,
+                self._prefix_keys.key(sequence),
                 _columns(sequence.pages, num_columns),
                 is_leaving=is_leaving,
             )

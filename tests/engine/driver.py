@@ -20,6 +20,7 @@ REQUEST_FIELDS = (
     "queue_timeout_seconds",
     "timeout_seconds",
     "readouts",
+    "spans",
 )
 
 
