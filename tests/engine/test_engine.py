@@ -256,7 +256,7 @@ async def test_a_model_without_finite_numbers_ends_that_request_alone():
 
         def nothing_finite(slot, position):
             token = sample(slot, position)
-            first = engine.toy_runner.cache[engine.toy_runner.tables[slot][0], 0]
+            first = engine.toy_runner.cache[engine.toy_runner.tables[slot][0][0], 0]
             return NO_TOKEN if first in broken and position > 4 else token
 
         engine.toy_runner._sample = nothing_finite

@@ -188,16 +188,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.mark(sequence.id, FinishReason.STOP, stop_reason="s", num_output_tokens=count)
         self.stopped_at[sequence.id] = count
 
-    def _idle(self) -> list[Sequence]:
-        """Those that decode and have nothing in flight."""
-        return [s for s in self.scheduler._running if s.num_output_tokens and not s.num_rows_in_flight]
+    def _decoding(self) -> list[Sequence]:
+        return [s for s in self.scheduler._running if s.num_output_tokens]
 
-    @precondition(_idle)
+    @precondition(_decoding)
     @rule(num_drafts=st.integers(1, MAX_DRAFTS), num_right=st.integers(0, MAX_DRAFTS))
     def draft(self, num_drafts, num_right):
         """Guess the next tokens: the first ones right, the others wrong."""
         self.counts["draft"] += 1
-        for sequence in self._idle():
+        while self.driver.in_flight:
+            self.driver.commit()
+        for sequence in self._decoding():
             tokens = sequence.token_ids.tolist()
             for place in range(num_drafts):
                 right = next_token(tokens, sequence.seed, self.kv_windows)
