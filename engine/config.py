@@ -41,6 +41,13 @@ class EngineConfig(BaseModel):
     kv_tokens: int | None = Field(
         None, ge=1, description="size of the KV pool in tokens; default: from free memory"
     )
+    gpu_memory_utilization: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of the GPU's memory for weights, steps and KV pool together, as in vLLM; default: "
+        "the KV pool takes 0.92 of what weights and steps leave free",
+    )
     max_model_len: int | None = Field(
         None,
         ge=1,

@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-from server.flags import SettingsError
+from server.flags import SettingsError, did_you_mean
 from server.terminal import USAGE, fail
 from server.version import VERSION
 
@@ -28,7 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.write(overview())
         return 0 if given else USAGE
     if given[0] not in COMMANDS:
-        return fail(f"there is no command {given[0]!r}; there are {', '.join(COMMANDS)}", USAGE)
+        hint = did_you_mean(given[0], COMMANDS)
+        return fail(f"there is no command {given[0]!r}; there are {', '.join(COMMANDS)}{hint}", USAGE)
     try:
         code: int = import_module(f"server.commands.{given[0]}").main(given[1:])
     except SettingsError as error:

@@ -2,7 +2,7 @@
 
 import argparse
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -47,11 +47,22 @@ def parse_flags(arguments: list[str], command: str, model: type[Config]) -> Conf
         prog=f"monoloop {command}", description=model.__doc__, allow_abbrev=False
     )
     add_flags(parser, model, "settings")
-    given = given_flags(parser.parse_args(arguments), model)
+    given = given_flags(parse_arguments(parser, arguments), model)
     try:
         return model(**given)
     except ValidationError as error:
         raise explain(error, model, {name: flag(name) for name in given}) from None
+
+
+def parse_arguments(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+    """Parse a command line. An unknown flag ends the program (exit code 2) with the closest known one."""
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        known = [name for action in parser._actions for name in action.option_strings]
+        flags = (argument.partition("=")[0] for argument in unknown if argument.startswith("--"))
+        hints = "".join(did_you_mean(name, known) for name in flags)
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
+    return given
 
 
 def given_flags(arguments: argparse.Namespace, model: type[BaseModel]) -> dict[str, Any]:
@@ -120,7 +131,7 @@ def explain(error: ValidationError, model: type[BaseModel], origins: Mapping[str
         name = str(entry["loc"][0]) if entry["loc"] else ""
         origin = origins.get(name, name)
         if entry["type"] == "extra_forbidden":
-            lines.append(f"{origin}: there is no such setting{suggestion(name, model)}")
+            lines.append(f"{origin}: there is no such setting{did_you_mean(name, model.model_fields)}")
             continue
         line = f"{origin}: {entry['msg'].removeprefix('Value error, ')}"
         if not is_secret(model.model_fields.get(name)):
@@ -129,7 +140,7 @@ def explain(error: ValidationError, model: type[BaseModel], origins: Mapping[str
     return SettingsError("\n".join(lines))
 
 
-def suggestion(name: str, model: type[BaseModel]) -> str:
-    """`; did you mean ...?` when a setting's name is close."""
-    close = difflib.get_close_matches(name, model.model_fields, n=1)
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean ...?` with the known name that is closest to `name`, "" if none is close."""
+    close = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""

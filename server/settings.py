@@ -36,7 +36,17 @@ from pydantic_settings import (
 
 from engine.config import EngineConfig
 from engine.errors import ModelError
-from server.flags import SettingsError, add_flags, explain, flag, given_flags, is_text, members
+from server.flags import (
+    SettingsError,
+    add_flags,
+    did_you_mean,
+    explain,
+    flag,
+    given_flags,
+    is_text,
+    members,
+    parse_arguments,
+)
 from server.parsing.detect import ReasoningSetting, ToolSetting
 
 ENV_PREFIX = "MONOLOOP_"
@@ -215,6 +225,11 @@ SETTING = re.compile(
 )
 FlatSettings = create_model("FlatSettings", __base__=Sources, **flat_fields())
 
+# Other ways to give a setting on the command line. vLLM's names let its start scripts move over; its
+# --served-model-name, --max-model-len and --gpu-memory-utilization are the names of settings here.
+POSITIONAL_MODEL = "MODEL"
+VLLM_FLAGS = {"--max-num-batched-tokens": "token_budget", "--enable-prefix-caching": "prefix_cache"}
+
 
 def serve_parser() -> argparse.ArgumentParser:
     """The flags of `monoloop serve`."""
@@ -228,8 +243,16 @@ def serve_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help=f"YAML file with settings (or {CONFIG_VARIABLE})"
     )
+    parser.add_argument(POSITIONAL_MODEL, nargs="?", help="the model to serve, as --model")
     add_flags(parser, ServerConfig, "server")
     add_flags(parser, EngineConfig, "engine")
+    group = parser.add_argument_group("names of vLLM")
+    for alias, name in VLLM_FLAGS.items():
+        is_switch = EngineConfig.model_fields[name].annotation is bool
+        options: dict[str, Any] = (
+            {"action": argparse.BooleanOptionalAction} if is_switch else {"metavar": "N"}
+        )
+        group.add_argument(alias, dest=alias, default=None, help=f"as {flag(name)}", **options)
     return parser
 
 
@@ -239,19 +262,32 @@ def parse(arguments: list[str]) -> Settings:
     Raises SettingsError, naming the setting and where it came from; argparse ends the program itself for
     an unknown flag (exit code 2) and for --help.
     """
-    namespace = serve_parser().parse_args(arguments)
+    namespace = parse_arguments(serve_parser(), arguments)
     flags = given_flags(namespace, ServerConfig) | given_flags(namespace, EngineConfig)
+    names = {name: flag(name) for name in flags}
+    for alias, name in {POSITIONAL_MODEL: "model", **VLLM_FLAGS}.items():
+        if (value := getattr(namespace, alias)) is None:
+            continue
+        if name in flags:
+            hint = "; several names: --served-model-name A,B" if "served_model_name" in flags else ""
+            raise SettingsError(
+                f"{alias} ({value}) and {names[name]} ({flags[name]}) are the same setting: give one{hint}"
+            )
+        flags[name], names[name] = value, alias
     file = namespace.config or os.environ.get(CONFIG_VARIABLE)
-    return load(flags, Path(file) if file else None)
+    return load(flags, Path(file) if file else None, names)
 
 
-def load(flags: dict[str, Any], file: Path | None = None) -> Settings:
-    """Merge the sources and check every value. Raises SettingsError."""
+def load(flags: dict[str, Any], file: Path | None = None, names: Mapping[str, str] | None = None) -> Settings:
+    """Merge the sources and check every value. Raises SettingsError.
+
+    `names` says how each flag was written; by default it is the setting's own.
+    """
     values = {} if file is None else read_yaml(file)
     sources = type("FileSettings", (FlatSettings,), {"__annotations__": {}, "file_values": values})
     origins = {name: f"{file}: {name}" for name in values}
     origins |= {name: variable for name, variable in variables().items() if os.environ.get(variable)}
-    origins |= {name: flag(name) for name in flags}
+    origins |= {name: flag(name) for name in flags} if names is None else names
     try:
         flat = sources(**flags)
     except ValidationError as error:
@@ -297,7 +333,7 @@ def unknown_variables() -> tuple[str, ...]:
     """
     known = {*variables().values(), CONFIG_VARIABLE}
     return tuple(
-        f"{variable} is not a setting and is ignored"
+        f"{variable} is not a setting and is ignored{did_you_mean(variable, known)}"
         for variable in sorted(os.environ)
         if variable.startswith(ENV_PREFIX) and variable not in known and not variable.startswith(KUBERNETES)
     )

@@ -42,12 +42,13 @@ class KVCache:
         if config.kv_tokens is not None:
             num_pages = -(-config.kv_tokens // config.page_size)
         elif model.device.type == "cuda":
-            num_pages = _free_cuda_bytes(model, config.page_size, token_budget) // page_bytes
+            num_pages = _free_cuda_bytes(model, config, token_budget) // page_bytes
         else:
             max_tokens = max(CPU_MAX_TOKENS, model.spec.max_position)
             num_pages = min(_free_cpu_bytes() // page_bytes, max_tokens // config.page_size)
         if num_pages < 1:
-            raise ValueError(f"kv_tokens: no memory is left for KV pages of {page_bytes:,} bytes each")
+            hint = "" if config.gpu_memory_utilization is None else "; raise gpu_memory_utilization"
+            raise ValueError(f"kv_tokens: no memory is left for KV pages of {page_bytes:,} bytes each{hint}")
         try:
             layers = _layers(model, num_pages, config.page_size)
         except (
@@ -92,11 +93,12 @@ def _free_cpu_bytes() -> int:
     return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_MEMORY_SHARE)
 
 
-def _free_cuda_bytes(model: Decoder, page_size: int, token_budget: int) -> int:
-    """What the largest step leaves free: one is run, its prompt's log-probabilities included, on pages that
-    nobody reads again.
+def _free_cuda_bytes(model: Decoder, config: EngineConfig, token_budget: int) -> int:
+    """Return the bytes for the KV pool beside weights and the largest step.
+
+    One such step is run, its prompt's log-probabilities included, on pages that are not read again.
     """
-    device = model.device
+    device, page_size = model.device, config.page_size
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -123,5 +125,15 @@ def _free_cuda_bytes(model: Decoder, page_size: int, token_budget: int) -> int:
     torch.cuda.synchronize(device)
     step_bytes = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(device)
-    return int((free - step_bytes) * CUDA_MEMORY_SHARE)
+    free, total = torch.cuda.mem_get_info(device)
+    return cuda_pool_bytes(free, total, step_bytes, config.gpu_memory_utilization)
+
+
+def cuda_pool_bytes(free: int, total: int, step_bytes: int, utilization: float | None) -> int:
+    """Return the bytes for the KV pool of a GPU that has `free` of `total` bytes left after loading.
+
+    With `utilization`, all that is in use by then, steps and pool together take that share of `total`.
+    """
+    if utilization is None:
+        return int((free - step_bytes) * CUDA_MEMORY_SHARE)
+    return int(total * utilization) - (total - free) - step_bytes

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import engine
 from engine.errors import FetchFailed, ModelError
+from server.flags import parse_arguments
 from server.terminal import USAGE, fail
 
 
@@ -15,7 +16,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="monoloop pull", description="Fetch a model without serving it.")
     parser.add_argument("model", help="catalog name or hub id")
     parser.add_argument("--cache-dir", type=Path, help="folder for fetched models")
-    given = parser.parse_args(arguments)
+    given = parse_arguments(parser, arguments)
     try:
         weights = asyncio.run(engine.pull(given.model, given.cache_dir))
     except FetchFailed as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import engine
 from engine.errors import FetchFailed, ModelError
+from server.flags import parse_arguments
 from server.terminal import USAGE, fail, print_status
 
 
@@ -16,7 +17,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--model", help="the recorded model, if it lies elsewhere on this machine")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: that of the record")
     parser.add_argument("--cache-dir", type=Path, help="folder for fetched models")
-    given = parser.parse_args(arguments)
+    given = parse_arguments(parser, arguments)
     try:
         found = engine.replay(
             given.record,

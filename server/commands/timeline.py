@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 import engine
+from server.flags import parse_arguments
 from server.terminal import USAGE, fail, print_status
 
 
@@ -14,7 +15,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("record", type=Path, help="file that `monoloop serve --record` has written")
     parser.add_argument("target", type=Path, help="file to write, such as timeline.json")
-    given = parser.parse_args(arguments)
+    given = parse_arguments(parser, arguments)
     try:
         ending = engine.write_timeline(given.record, given.target)
     except ValueError as error:

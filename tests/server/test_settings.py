@@ -157,7 +157,8 @@ def test_empty_key_does_not_open_the_door(monkeypatch: pytest.MonkeyPatch, value
 def test_unknown_variables_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONOLOOP_PROT", "1")
     monkeypatch.setenv("MONOLOOP_SERVICE_HOST", "10.0.0.1")
-    assert parse([]).warnings == ("MONOLOOP_PROT is not a setting and is ignored",)
+    [warning] = parse([]).warnings
+    assert warning == "MONOLOOP_PROT is not a setting and is ignored; did you mean MONOLOOP_PORT?"
 
 
 def test_keys_are_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +201,42 @@ def test_sample_file_holds_the_defaults(tmp_path: Path) -> None:
     assert parse(["--config", str(file)])[:2] == parse([])[:2]
 
 
+# Other ways to give a setting
+
+
+def test_the_model_may_be_given_without_its_flag() -> None:
+    settings = parse(["some/model", "--port", "3"])
+    assert (settings.engine.model, settings.server.port) == ("some/model", 3)
+    assert str(settings.explain(ModelError("not there"))) == "MODEL: not there"
+
+
+def test_flags_of_vllm_set_what_they_mean_here() -> None:
+    flags = (
+        "--max-num-batched-tokens 99 --gpu-memory-utilization 0.8 --max-model-len 77 --served-model-name a"
+    )
+    settings = parse(["m", *flags.split(), "--no-enable-prefix-caching"])
+    assert (settings.engine.token_budget, settings.engine.prefix_cache) == (99, False)
+    assert (settings.engine.gpu_memory_utilization, settings.engine.max_model_len) == (0.8, 77)
+    assert settings.server.served_model_name == ("a",)
+    assert parse(["--enable-prefix-caching"]).engine.prefix_cache
+    with pytest.raises(SettingsError, match=r"--max-num-batched-tokens: .*greater than or equal to 1"):
+        parse(["--max-num-batched-tokens", "0"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["a", "--model", "b"], ["MODEL (a)", "--model (b)"]),
+        (["--model", "m", "--served-model-name", "a", "b"], ["MODEL (b)", "--served-model-name A,B"]),
+        (["--token-budget", "1", "--max-num-batched-tokens", "2"], ["--token-budget (1)", "tokens (2)"]),
+    ],
+)
+def test_a_setting_given_in_two_ways_is_refused(flags: list[str], words: list[str]) -> None:
+    with pytest.raises(SettingsError) as wrong:
+        parse(flags)
+    assert all(word in str(wrong.value) for word in words), wrong.value
+
+
 # The command
 
 
@@ -221,6 +258,28 @@ def test_wrong_usage_ends_with_2_and_no_traceback(
     shown = capsys.readouterr()
     assert "Traceback" not in shown.err
     assert not arguments or arguments[-2:][0].lstrip("-") in shown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["serve", "--prot", "1"], "--port"),
+        (["serve", "--enable-prefix-cache"], "--enable-prefix-caching"),
+        (["serve", "--max_num_seqs=4"], "--max-num-seqs"),
+        (["chat", "--temprature=1"], "--temperature"),
+        (["pull", "m", "--cache_dir", "x"], "--cache-dir"),
+        (["sevre"], "serve"),
+    ],
+)
+def test_the_closest_known_name_is_suggested(
+    arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = cli.main(arguments)
+    except SystemExit as ended:  # argparse
+        code = int(ended.code or 0)
+    assert code == 2
+    assert f"; did you mean {meant}?" in capsys.readouterr().err
 
 
 def test_module_is_the_command_and_help_is_quick() -> None:
