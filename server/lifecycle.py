@@ -12,6 +12,7 @@ is there. hypercorn gets no signals: left to itself it cuts streams, or, on Pyth
 import asyncio
 import errno
 import gc
+import json
 import logging
 import os
 import resource
@@ -54,6 +55,8 @@ BACKLOG = 2048
 ACCEPTS_PER_TURN = 8
 HTTP2_STREAMS = 4096
 MAX_FILES = 65_536
+# Of the model's sampling defaults, those that the example request shows.
+SHOWN_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 def run(settings: Settings) -> int:
@@ -82,6 +85,7 @@ class Server:
         self.stop_requested = asyncio.Event()
         self.http_may_end = asyncio.Event()
         self.first_signal_at = 0.0
+        self.has_shown_url = False
 
     async def run(self) -> int:
         """Load, serve, drain, stop."""
@@ -113,8 +117,8 @@ class Server:
 
         Raises SettingsError.
         """
-        print_status(f"loading {self.settings.engine.model}; answering on {self.url}")
-        loading = asyncio.create_task(start_engine(self.settings, metrics), name="load")
+        print_status(f"loading {self.settings.engine.model}")
+        loading = asyncio.create_task(start_engine(self.settings, metrics, self.report), name="load")
         await asyncio.wait((loading, stop, http), return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             if http.done():
@@ -128,10 +132,20 @@ class Server:
         except (ModelError, ValueError) as error:  # a setting that cannot be met
             raise self.settings.explain(error) from error
 
+    def report(self, progress: str) -> None:
+        """Print a line about loading, the first of them (the model is found) with the address."""
+        if not self.has_shown_url:
+            progress += f"; until it is loaded, {self.url} answers 503"
+            self.has_shown_url = True
+        print_status(progress)
+
     def announce(self, context: ServerContext, seconds: float) -> None:
         """Print the address and an example request."""
         key = ' -H "Authorization: Bearer $MONOLOOP_API_KEY"' if self.settings.server.api_key else ""
-        body = '{"messages": [{"role": "user", "content": "Hello!"}], "stream": true}'
+        defaults = context.engine.model.generation_defaults
+        sampling = {name: defaults[name] for name in SHOWN_SAMPLING if name in defaults}
+        request = {"messages": [{"role": "user", "content": "Hello!"}], **sampling, "stream": True}
+        body = json.dumps(request)
         print_status(f"{context.model_names[0]} is ready after {seconds:.1f} s: {self.url}")
         print_status(
             f"  curl -N {self.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
@@ -199,11 +213,11 @@ class Server:
             exit_now(128 + number)
 
 
-async def start_engine(settings: Settings, metrics: Metrics) -> "Engine":
+async def start_engine(settings: Settings, metrics: Metrics, on_progress: Callable[[str], None]) -> "Engine":
     """Import and start the engine. Raises ModelError, ValueError."""
     from engine import Engine
 
-    engine = await Engine.start(settings.engine, observer=metrics, on_progress=print_status)
+    engine = await Engine.start(settings.engine, observer=metrics, on_progress=on_progress)
     # What start-up made stays for good. Taken out of the collector's sight, or each full collection would
     # walk a million objects of torch and transformers while all streams wait.
     gc.collect()

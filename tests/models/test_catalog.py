@@ -49,6 +49,16 @@ def test_end_tokens_are_the_union_of_all_sources(folder):
     assert locate(str(folder)).eos_token_ids == (3, 5, 7)
 
 
+def test_the_catalog_has_sampling_defaults_for_a_model_without_its_own(folder, monkeypatch):
+    entry = {"hub": "owner/model", "sampling": {"temperature": 0.2, "top_p": 0.9}}
+    monkeypatch.setattr(catalog, "_read_catalog", lambda: {"short": entry})
+    monkeypatch.setattr(catalog, "fetch_from_hub", lambda *_, **__: folder)
+    write(folder, "generation_config.json", {"max_new_tokens": 5})
+    assert locate("short").generation_defaults == {"temperature": 0.2, "top_p": 0.9, "max_new_tokens": 5}
+    write(folder, "generation_config.json", {"do_sample": True, "top_k": 3})
+    assert locate("short").generation_defaults == {"top_k": 3}
+
+
 @pytest.mark.parametrize(
     ("tokenizer_config", "expected"),
     [

@@ -301,7 +301,7 @@ async def test_queue_full_and_draining_say_when_to_come_back(
     engine.is_draining = True
     response = await client.post("/v1/chat/completions", json=body())
     assert (response.status_code, response.headers["retry-after"]) == (503, "5")
-    assert response.json()["error"]["code"] == "server_is_overloaded"
+    assert response.json()["error"]["code"] == "server_is_shutting_down"
 
 
 async def test_failed_step_is_a_server_error(client: httpx.AsyncClient, engine: FakeEngine) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from server.context import ServerContext
 from server.flags import SettingsError
 from server.lifecycle import (
     ONE_SIGNAL_SECONDS,
@@ -23,8 +24,10 @@ from server.lifecycle import (
     url_of,
     warn_if_open,
 )
+from server.metrics import Metrics
 from server.settings import ServerConfig, parse
 from tests.server.conftest import LiveServer
+from tests.server.fake_engine import FakeEngine
 
 Start = Callable[..., LiveServer]
 
@@ -72,6 +75,7 @@ def error_of(event: str) -> dict[str, Any]:
 def test_answers_probes_while_the_model_loads(start: Start, tmp_path: Path) -> None:
     loaded = tmp_path / "loaded"
     live = start(FAKE_LOADED=str(loaded))
+    live.wait_for("found fake-model; until it is loaded, http://.* answers 503")
     assert live.get("/health").status_code == 200
     ready = live.get("/ready")
     assert ready.status_code == 503
@@ -94,7 +98,8 @@ def test_first_signal_lets_streams_finish(start: Start, number: signal.Signals) 
     assert live.get("/health").status_code == 200
     assert live.get("/ready").status_code == 503
     refused = live.post("/v1/chat/completions", json={"messages": user("hi")})
-    assert refused.status_code == 503
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_is_shutting_down")
+    assert refused.headers["retry-after"] == "5"
     data = reader.data()
     assert data[-1] == "[DONE]"
     assert json.loads(data[-2])["choices"][0]["finish_reason"] == "stop"
@@ -137,7 +142,7 @@ def test_what_outlives_the_drain_ends_with_an_error(start: Start) -> None:
     live.send(signal.SIGTERM)
     data = reader.data()
     assert data[-1] == "[DONE]"
-    assert error_of(data[-2])["code"] == "server_is_overloaded"
+    assert error_of(data[-2])["code"] == "server_is_shutting_down"
     assert live.exit_code() == 0
 
 
@@ -167,6 +172,19 @@ def test_two_signals_in_quick_succession_are_one(monkeypatch: pytest.MonkeyPatch
     assert codes == [128 + signal.SIGTERM]
 
 
+def test_the_example_request_shows_the_models_sampling(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine()
+    engine.model.generation_defaults.update(temperature=0.2, top_p=0.9, max_new_tokens=7)
+    context = ServerContext(ServerConfig(), Metrics())
+    context.attach(engine)  # type: ignore[arg-type]
+    with bind("127.0.0.1", 0) as listener:
+        server = Server(parse(["--port", "0"]), listener)
+        server.announce(context, 1.0)
+    body = json.loads(capsys.readouterr().err.split("-d '")[1].rstrip("'\n"))
+    assert body.pop("messages")
+    assert body == {"temperature": 0.2, "top_p": 0.9, "stream": True}
+
+
 def test_signal_while_loading_ends_at_once(start: Start, tmp_path: Path) -> None:
     live = start(FAKE_LOADED=str(tmp_path / "never"))
     live.get("/health")
@@ -191,6 +209,7 @@ def test_model_that_cannot_be_found_ends_the_start(start: Start) -> None:
     live = start("--model", "missing")
     assert live.exit_code() == 2
     assert "error: --model: there is no model called missing" in live.log
+    assert "http://" not in live.log, "the address was shown before the model was found"
     assert "Traceback" not in live.log, live.log
 
 
