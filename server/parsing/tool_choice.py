@@ -5,25 +5,30 @@ from collections.abc import Sequence
 from engine.errors import InvalidRequest
 from server.parsing.parser import Tools
 from server.schema.chat import ChatRequest
-from server.schema.tools import FunctionDefinition, Tool, ToolChoice
+from server.schema.tools import FunctionDefinition, Tool, ToolChoice, is_none_allowed
 
 
 def offered_tools(wire: ChatRequest) -> Sequence[Tool]:
-    """Return the tools that the prompt lists; with the choice none it lists none, so the model calls none."""
-    return () if wire.tool_choice and wire.tool_choice.type == "none" else wire.tools or ()
+    """Return the tools that the prompt lists: none if none may be called, so that the model calls none."""
+    return () if is_none_allowed(wire.tool_choice) else wire.tools or ()
 
 
 def check_choice(wire: ChatRequest) -> None:
     """Check that a choice names tools of the request. Raises InvalidRequest."""
     choice = wire.tool_choice
-    if choice is None or choice.type == "none" or (choice.type == "auto" and not wire.tools):
+    if choice is None or is_none_allowed(choice) or (choice.type == "auto" and not wire.tools):
         return
     if not wire.tools:
-        raise InvalidRequest("tool_choice needs tools to choose from.", "tool_choice")
+        raise InvalidRequest(
+            "tool_choice needs tools to choose from: functions of the client.", "tool_choice"
+        )
     names = {tool.function.name for tool in wire.tools}
     for name in chosen_names(choice):
         if name not in names:
-            raise InvalidRequest(f"tool_choice names {name[:128]!r}, which is not in tools.", "tool_choice")
+            raise InvalidRequest(
+                f"tool_choice names {name[:128]!r}, which is not in tools or is no function of the client.",
+                "tool_choice",
+            )
 
 
 def is_forced(choice: ToolChoice | None) -> bool:

@@ -10,7 +10,7 @@ from server.schema.errors import AnthropicError
 from server.schema.foreign import SEPARATE, TURNS, prompt_field
 from server.schema.refused_fields import Refused
 from server.schema.sampling import Sampling, Stop
-from server.schema.tools import MAX_TOOLS, NAME, ObjectSchema
+from server.schema.tools import MAX_TOOLS, NAME, ObjectSchema, leave_out_tools
 from server.schema.wire import ModelRequest, Needed, TypedRequest, Wire, WireRequest, WireResponse
 
 
@@ -105,23 +105,15 @@ class Thinking(WireRequest):
 
 
 class InputTool(WireRequest):
-    """A tool the model may call. Those that a server would run itself are refused by name."""
+    """A tool the model may call."""
 
-    type: str | None = Field(None, max_length=64, description="custom, which is the default")
+    type: Literal["custom"] | None = Field(None, description="custom, which is the default")
     name: str = Field(pattern=NAME)
     description: str | None = None
     input_schema: ObjectSchema | None = Field(None, validate_default=True, description="JSON schema")
     strict: bool | None = Field(
         None, description="a schema that cannot be obeyed to the letter is refused where a call is demanded"
     )
-
-    @field_validator("type")
-    @classmethod
-    def check_type(cls, value: str | None) -> str | None:
-        """Refuse tools that a server would run."""
-        if value not in (None, "custom"):
-            raise ValueError(f"tools of type {value!r} are not supported; only those with an input_schema")
-        return value
 
     @field_validator("input_schema")
     @classmethod
@@ -207,8 +199,11 @@ class Conversation(ModelRequest):
         ]
         | None
     ) = Field(None, description="instructions in front of the messages")
-    tools: list[InputTool] | None = Field(
-        None, max_length=MAX_TOOLS, description="what the model may call; an empty list is none"
+    tools: Annotated[list[InputTool] | None, leave_out_tools(("custom", None), "input_schema")] = Field(
+        None,
+        max_length=MAX_TOOLS,
+        description="what the model may call; an empty list is none; tools that the API itself defines are "
+        "left out",
     )
     tool_choice: InputChoice | None = Field(None, description="default auto if there are tools")
     thinking: Thinking | None = None

@@ -25,6 +25,7 @@ from server.schema.tools import (
     Tool,
     ToolCall,
     ToolCallDelta,
+    leave_out_tools,
 )
 from server.schema.wire import Needed, TypedRequest, Wire, WireRequest, WireResponse
 
@@ -187,8 +188,15 @@ class ChatRequest(Extensions, Beams, Structured, Sampling):
     separate_reasoning: Annotated[bool | None, Wire(neutral=(False,))] = Field(
         None, description="take the reasoning out of the content; default true"
     )
-    tools: Annotated[list[Tool] | None, Wire(neutral=([],), shapes_prompt=True)] = Field(
-        None, max_length=MAX_TOOLS, description="what the model may call; an empty list is none"
+    tools: Annotated[
+        list[Tool] | None,
+        Wire(neutral=([],), shapes_prompt=True),
+        leave_out_tools(("function", None), "function"),
+    ] = Field(
+        None,
+        max_length=MAX_TOOLS,
+        description="functions that the model may call; an empty list is none; tools of other types are "
+        "left out",
     )
     tool_choice: Annotated[Choice | None, Wire(neutral=("none", "auto"), shapes_prompt=True)] = Field(
         None,

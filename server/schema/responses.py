@@ -11,11 +11,20 @@ from server.schema.foreign import SEPARATE, TURNS, prompt_field
 from server.schema.logprobs import TokenLogprob, in_turns
 from server.schema.refused_fields import Refused
 from server.schema.sampling import Sampling, StreamOptions
-from server.schema.tools import MAX_TOOLS, NAME, ObjectSchema, ToolName, allow_word, as_choice
+from server.schema.tools import (
+    MAX_TOOLS,
+    NAME,
+    AllowedNames,
+    ObjectSchema,
+    allow_word,
+    as_choice,
+    leave_out_tools,
+)
 from server.schema.wire import Needed, TypedRequest, Wire, WireRequest, WireResponse, check_entries
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
 MAX_METADATA = 16
+STATELESS = "nothing is stored; send the whole conversation"
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
@@ -59,10 +68,20 @@ Parts = Annotated[
 ]
 
 
+def refuse_reference(value: Any) -> Any:
+    """Refuse the reference to an item of an earlier response, with what to send in its place."""
+    if value == "item_reference":
+        raise ValueError(f"{STATELESS}: each item itself instead of its id, as clients do with store false")
+    return value
+
+
 class InputItem(TypedRequest):
     """One item of the conversation: a message, a call of a function, its result, or earlier reasoning."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Annotated[
+        Literal["message", "function_call", "function_call_output", "reasoning"],
+        BeforeValidator(refuse_reference),
+    ] = "message"
     role: Literal["developer", "system", "user", "assistant"] | None = Field(None, description="of a message")
     content: Parts | None = Field(None, description="of a message, or of reasoning")
     call_id: str | None = Field(None, description="of a function_call and its output")
@@ -114,9 +133,9 @@ class TextOptions(WireRequest):
 
 
 class InputTool(TypedRequest):
-    """A function the model may call. Tools that a server would run itself are refused by name."""
+    """A function the model may call."""
 
-    type: str = Field(max_length=64)
+    type: Literal["function"]
     name: str | None = Field(None, pattern=NAME)
     description: str | None = None
     parameters: ObjectSchema | None = Field(
@@ -127,14 +146,6 @@ class InputTool(TypedRequest):
     )
 
     NEEDED: ClassVar[Needed] = {"function": ("name",)}
-
-    @field_validator("type")
-    @classmethod
-    def check_type(cls, value: str) -> str:
-        """Refuse tools that a server would run."""
-        if value not in cls.NEEDED:
-            raise ValueError(f"tools of type {value!r} are not supported; only functions")
-        return value
 
     @property
     def for_chat(self) -> dict[str, Any]:
@@ -149,20 +160,19 @@ class InputChoice(TypedRequest):
     type: Literal["none", "auto", "required", "function", "allowed_tools"]
     name: str | None = None
     mode: Literal["auto", "required"] | None = None
-    tools: list[ToolName] | None = Field(None, min_length=1, max_length=MAX_TOOLS)
+    tools: AllowedNames | None = None
 
     NEEDED: ClassVar[Needed] = {"function": ("name",), "allowed_tools": ("mode", "tools")}
 
     @property
     def for_chat(self) -> dict[str, Any]:
         """Return the choice as chat has it."""
+        if self.type == "allowed_tools" and not self.tools:
+            return {"type": "none"}
         if self.type == "allowed_tools":
             names = [{"type": "function", "function": {"name": tool.name}} for tool in self.tools or ()]
             return {"type": self.type, "allowed_tools": {"mode": self.mode, "tools": names}}
         return {"type": self.type, "name": self.name}
-
-
-STATELESS = "nothing is stored; send the whole conversation"
 
 
 class ResponsesRequest(Sampling):
@@ -214,8 +224,13 @@ class ResponsesRequest(Sampling):
     metadata: Annotated[dict[str, str] | None, check_entries(MAX_METADATA)] = Field(
         None, max_length=MAX_METADATA, description="given back with the response"
     )
-    tools: list[InputTool] | None = Field(
-        None, max_length=MAX_TOOLS, description="what the model may call; an empty list is none"
+    tools: Annotated[list[InputTool] | None, leave_out_tools(("function", None), "name", "parameters")] = (
+        Field(
+            None,
+            max_length=MAX_TOOLS,
+            description="functions that the model may call; an empty list is none; tools of other types are "
+            "left out, and the response's tools are those that are left",
+        )
     )
     tool_choice: (
         Annotated[InputChoice, Field(json_schema_extra=allow_word), BeforeValidator(as_choice)] | None

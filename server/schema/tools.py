@@ -1,5 +1,6 @@
 """Tools in chat: what a request offers and demands, calls of earlier turns, calls in an answer."""
 
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -30,6 +31,26 @@ def check_object_schema(value: dict[str, Any]) -> dict[str, Any]:
 
 
 ObjectSchema = Annotated[dict[str, Any], AfterValidator(check_object_schema)]
+
+
+def leave_out_tools(types: Collection[str | None], *fields: str) -> BeforeValidator:
+    """Return a validator of a list that leaves out tools which only some other server, or client, has.
+
+    These are tools of a type not among `types`, the types of functions (None: none is given). A tool with
+    all `fields` is a function with a wrong type: it stays, for the schema to refuse.
+    """
+
+    def is_left_out(tool: Any) -> bool:
+        if not isinstance(tool, dict):
+            return False
+        kind = tool.get("type")
+        is_function = kind in types if isinstance(kind, str | None) else True
+        return not is_function and not all(field in tool for field in fields)
+
+    def leave_out(value: Any) -> Any:
+        return [tool for tool in value if not is_left_out(tool)] if isinstance(value, list) else value
+
+    return BeforeValidator(leave_out)
 
 
 class FunctionCall(WireRequest):
@@ -99,11 +120,34 @@ class ToolName(WireRequest):
         return function.name if value is None and function else value
 
 
+def check_any_allowed(tools: list[ToolName], info: ValidationInfo) -> list[ToolName]:
+    """Refuse to demand a call of tools that are all left out."""
+    if not tools and info.data.get("mode") == "required":
+        raise ValueError("none of these tools can be called here: only functions can")
+    return tools
+
+
+def check_not_empty(value: Any) -> Any:
+    """Refuse a list without tools; one may be empty after some are left out."""
+    if value == []:
+        raise ValueError("names no tool")
+    return value
+
+
+AllowedNames = Annotated[
+    list[ToolName],
+    Field(max_length=MAX_TOOLS),
+    AfterValidator(check_any_allowed),
+    leave_out_tools(("function",), "function"),
+    BeforeValidator(check_not_empty),
+]
+
+
 class AllowedTools(WireRequest):
     """A part of the tools, and whether one of them has to be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[ToolName] = Field(min_length=1, max_length=MAX_TOOLS)
+    tools: AllowedNames
 
 
 class ToolChoice(TypedRequest):
@@ -138,6 +182,14 @@ def allow_word(schema: dict[str, Any]) -> None:
 
 
 Choice = Annotated[ToolChoice, Field(json_schema_extra=allow_word), BeforeValidator(as_choice)]
+
+
+def is_none_allowed(choice: ToolChoice | None) -> bool:
+    """Return True if no tool may be called: all that the choice allows may have been left out."""
+    if choice is None:
+        return False
+    is_empty = choice.type == "allowed_tools" and choice.allowed_tools and not choice.allowed_tools.tools
+    return choice.type == "none" or bool(is_empty)
 
 
 class AnswerPart(BaseModel):

@@ -279,6 +279,8 @@ WEATHER = {
     "cache_control": {"type": "ephemeral"},
 }
 NOW = {"type": "custom", "name": "now", "input_schema": {"type": "object"}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+BASH = {"type": "bash_20250124", "name": "bash"}
 SAY = f"say:<think>Hm.</think>I look.\n{CALL}\n{CALL_NOW}"
 
 
@@ -364,6 +366,14 @@ async def test_thinking_is_told_to_the_template(
     assert engine.tokenizer.chats[-1][1]["template_kwargs"] == {"enable_thinking": is_on}
 
 
+async def test_tools_of_the_api_itself_are_left_out(thinker: httpx.AsyncClient, engine: FakeEngine) -> None:
+    fields = body(f"say:{CALL_NOW}", max_tokens=500, tools=[SEARCH, BASH, NOW], tool_choice={"type": "any"})
+    assert [found["name"] for found in (await ask(thinker, **fields))["content"]] == ["now"]
+    listed = engine.tokenizer.chats[-1][1]["template_kwargs"]["tools"]
+    assert [tool["function"]["name"] for tool in listed] == ["now"]
+    await ask(thinker, **body("say:a", tools=[SEARCH], tool_choice={"type": "auto"}))
+
+
 async def test_tools_count_as_part_of_the_prompt(thinker: httpx.AsyncClient, engine: FakeEngine) -> None:
     fields = {
         "messages": [{"role": "user", "content": "hi"}],
@@ -435,7 +445,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (body(tools=[{"name": "f"}]), "tools[0].input_schema"),
     (body(tools=[{"name": "f g", "input_schema": {}}]), "tools[0].name"),
     (body(tools=[{"name": "f", "input_schema": {}}] * 2), "names of tools must differ"),
-    (body(tools=[{"type": "web_search_20250305", "name": "web_search"}]), "'web_search_20250305'"),
+    (body(tools=[{"type": "x", "name": "f", "input_schema": {}}]), "tools[0].type"),
+    (body(tools=[SEARCH], tool_choice={"type": "any"}), "tool_choice needs tools"),
+    (body(tools=[SEARCH, NOW], tool_choice={"type": "tool", "name": "web_search"}), "'web_search'"),
     (body(tool_choice={"type": "any"}), "tool_choice needs tools"),
     (body(tool_choice={"type": "tool"}, tools=[{"name": "f", "input_schema": {}}]), "tool_choice.name"),
     (body(tool_choice={"type": "tool", "name": "g"}, tools=[{"name": "f", "input_schema": {}}]), "'g'"),

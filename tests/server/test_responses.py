@@ -346,6 +346,58 @@ async def test_the_end_of_a_long_text_is_written_off_the_loop(
     assert ends == [(5, True), (5, True), (100, False), (100, True)]
 
 
+CODEX_TOOLS = [
+    {"type": "web_search", "external_web_access": False},
+    {"type": "local_shell"},
+    {"type": "image_generation", "output_format": "png"},
+    {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}},
+    {"type": "mcp", "server_label": "x", "server_url": "http://x"},
+    {"type": "namespace", "name": "n", "description": "d", "tools": [{"type": "function", "name": "g"}]},
+    {"type": "tool_search", "description": "d", "parameters": {"type": "object"}},
+]
+SHELL = {"type": "function", "name": "shell", "parameters": {"type": "object"}, "strict": False}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_tools_that_are_no_functions_are_left_out(
+    thinker: httpx.AsyncClient, engine: FakeEngine, streaming: bool
+) -> None:
+    names = [{"type": "web_search"}, {"type": "function", "name": "shell"}]
+    for tools, choice, kept in (
+        ([*CODEX_TOOLS, SHELL], "auto", ["shell"]),
+        ([*CODEX_TOOLS, SHELL], {"type": "allowed_tools", "mode": "auto", "tools": names}, ["shell"]),
+        (CODEX_TOOLS, "auto", []),
+        (CODEX_TOOLS, {"type": "allowed_tools", "mode": "auto", "tools": CODEX_TOOLS}, []),
+    ):
+        fields = {"input": "a", "tools": tools, "tool_choice": choice}
+        response = (
+            (await stream(thinker, **fields))[-1]["response"] if streaming else await ask(thinker, **fields)
+        )
+        assert [tool["name"] for tool in response["tools"]] == kept
+        listed = engine.tokenizer.chats[-1][1]["template_kwargs"].get("tools", ())
+        assert [tool["function"]["name"] for tool in listed] == kept
+
+
+async def test_instructions_and_a_developer_item_are_one_system_message(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    items = [{"role": "developer", "content": "be kind"}, {"role": "user", "content": "hi"}]
+    for anywhere, turns in (
+        (True, [("system", "be brief"), ("system", "be kind"), ("user", "hi")]),
+        (False, [("system", "be brief\n\nbe kind"), ("user", "hi")]),
+    ):
+        engine.tokenizer.takes_system_anywhere = anywhere
+        await ask(client, instructions="be brief", input=items)
+        assert [(turn["role"], turn["content"]) for turn in engine.tokenizer.chats[-1][0]] == turns
+
+
+async def test_a_reference_to_an_item_is_refused_with_what_to_send(client: httpx.AsyncClient) -> None:
+    items = [{"type": "item_reference", "id": "msg_1"}, {"role": "user", "content": "hi"}]
+    response = await client.post(PATH, json={"input": items})
+    assert response.status_code == 400
+    assert "each item itself instead of its id" in response.json()["error"]["message"]
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "input"),
     ({"input": []}, "input"),
@@ -375,7 +427,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": "a", "conversation": "conv_1"}, "conversation"),
     ({"input": "a", "background": True}, "background"),
     ({"input": "a", "prompt": {"id": "p"}}, "prompt"),
-    ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"input": "a", "tools": [{"type": "x", "name": "f", "parameters": {}}]}, "tools[0].type"),
+    ({"input": "a", "tools": [{"type": 5}]}, "tools[0].type"),
+    ({"input": "a", "tools": CODEX_TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+    ({"input": "a", "tools": CODEX_TOOLS, "tool_choice": "required"}, "tool_choice"),
+    (
+        {"input": "a", "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": CODEX_TOOLS}},
+        "tool_choice.tools",
+    ),
+    (
+        {"input": "a", "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+        "tool_choice.tools",
+    ),
     ({"input": "a", "tools": [{"type": "function"}]}, "tools[0].name"),
     ({"input": "a", "tools": [{"type": "function", "name": "f g"}]}, "tools[0].name"),
     ({"input": "a", "tools": [{"type": "function", "name": "f"}] * 2}, "tools"),

@@ -7,7 +7,7 @@ import pytest
 
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
-from tests.server.tool_chat import CALL, CALL_NOW, HERMES, TOOL, URL, answer, body, chunks, error
+from tests.server.tool_chat import CALL, CALL_NOW, HERMES, NOW, TOOL, URL, answer, body, chunks, error
 
 pytestmark = pytest.mark.usefixtures("calls_and_thinks")
 
@@ -28,9 +28,16 @@ async def test_allowed_tools_keep_the_others_from_being_called(client: httpx.Asy
     assert message["content"] == CALL
 
 
+CUSTOM = {"type": "custom", "custom": {"name": "x"}}
 NAMED = {"type": "function", "function": {"name": "now"}}
 REQUIRED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
 ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+
+
+def allowed(mode: str, *names: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(names)}}
+
+
 NO_OBJECT = {"type": "function", "function": {"name": "a", "parameters": []}}
 NO_OBJECT_SCHEMA = {"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}
 
@@ -45,7 +52,11 @@ NO_OBJECT_SCHEMA = {"type": "function", "function": {"name": "a", "parameters": 
         ({"tool_choice": "required", "tools": []}, "tool_choice", None),
         ({"tool_choice": NAMED, "tools": None}, "tool_choice", None),
         ({"tools": [TOOL, TOOL]}, "tools", None),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", None),
+        ({"tools": [{"type": "x", "function": {"name": "x"}}]}, "tools[0].type", None),
+        ({"tools": [CUSTOM], "tool_choice": "required"}, "tool_choice", None),
+        ({"tools": [TOOL, CUSTOM], "tool_choice": CUSTOM}, "tool_choice.type", None),
+        ({"tool_choice": allowed("required", CUSTOM)}, "tool_choice.allowed_tools.tools", None),
+        ({"tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools", None),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", None),
         ({"tools": [NO_OBJECT]}, "tools[0].function.parameters", None),
         ({"tools": [NO_OBJECT_SCHEMA]}, "tools[0].function.parameters", None),
@@ -82,6 +93,24 @@ async def test_a_forced_call_is_a_grammar(
     told = [name for name in ("get_weather", "now") if f'\\"name\\": \\"{name}\\"' in sampling.grammar.source]
     assert told == names
     assert sampling.reasoning is not None, "the grammar binds what follows"
+
+
+async def test_tools_that_are_no_functions_are_left_out(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    for choice, names in (
+        (None, ["now"]),
+        ("required", ["now"]),
+        (allowed("auto", CUSTOM, NAMED), ["now"]),
+        (allowed("auto", CUSTOM), None),
+    ):
+        found = (await answer(client, CALL_NOW, tools=[CUSTOM, NOW], tool_choice=choice))["choices"][0]
+        options = engine.tokenizer.chats[-1][1]["template_kwargs"]
+        listed = [tool["function"]["name"] for tool in options["tools"]] if "tools" in options else None
+        called = [call["function"]["name"] for call in found["message"].get("tool_calls", ())] or None
+        assert listed == called == names
+    await answer(client, "a", tools=[CUSTOM], tool_choice="auto")
+    assert "tools" not in engine.tokenizer.chats[-1][1]["template_kwargs"]
 
 
 @pytest.mark.parametrize("choice", ["required", "auto"])
