@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.kv_layer import KVLayer
 from models.formats.base import WHOLE, LinearShape, MakeLinear, Shard
 from models.forward_batch import ForwardBatch
-from models.layers import Attention, Embedding, Leaf, Linear, Mlp, Norm, NormMaker, Part, Rotary
+from models.layers import Attention, Embedding, Leaf, Linear, Mlp, Norm, NormMaker, Part, Rotary, ScoreHead
 from models.spec import DecoderSpec, LayerSpec
 
 
@@ -27,11 +27,12 @@ class DecoderLayer(Part):
 
 
 class Decoder(Part):
-    """Computes hidden states and logits from token ids. Keeps no state between steps.
+    """Computes hidden states, and logits or scores, from token ids. Keeps no state between steps.
 
     It is built without weights: the loader fills `parameters()`, then calls `finish()`. `make_linear` makes
     the weights of each linear, in whatever format. With a shard of several ranks it computes its rank's part
-    of each linear; combining the parts is left to the caller.
+    of each linear; combining the parts is left to the caller. The head is `output`, or `score` if the spec
+    has labels.
     """
 
     def __init__(
@@ -51,7 +52,10 @@ class Decoder(Part):
         norm = partial(Norm, eps=spec.norm_eps, dtype=dtype, device=device)
         self.layers = [DecoderLayer(layer, spec, rotary, shard, norm) for layer in spec.layers]
         self.norm = norm(spec.hidden_size)
-        self.output = Linear(LinearShape(spec.hidden_size, {"": spec.vocab_size}, shard="column"))
+        if spec.num_labels:
+            self.score = ScoreHead(spec.num_labels, spec.hidden_size, device)
+        else:
+            self.output = Linear(LinearShape(spec.hidden_size, {"": spec.vocab_size}, shard="column"))
         # The norm before the next block is fused with the residual addition after this one.
         self._next_norms = [*(layer.attention_norm for layer in self.layers[1:]), self.norm]
         for address, leaf in self.leaves():
@@ -69,7 +73,7 @@ class Decoder(Part):
         return {
             f"{path}.{name}": (leaf, name, shape)
             for path, leaf in self.leaves()
-            if not (leaf is self.output and self.spec.tie_embeddings)
+            if not (self.spec.tie_embeddings and leaf is self.output)
             for name, shape in leaf.parameters().items()
         }
 

@@ -111,6 +111,17 @@ class Embedding(_SingleTensor):
         return F.embedding(batch.token_ids, self.weight)
 
 
+class ScoreHead(_SingleTensor):
+    """A linear map to scores, weight fp32 [num_labels, hidden_size]."""
+
+    def __init__(self, num_labels: int, hidden_size: int, device: torch.device) -> None:
+        super().__init__((num_labels, hidden_size), torch.float32, device)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Return scores fp32 [num_rows, num_labels] of hidden [num_rows, hidden_size]."""
+        return F.linear(hidden.float(), self.weight)
+
+
 class Norm(_SingleTensor):
     """RMSNorm (Zhang and Sennrich, 2019)."""
 

@@ -77,7 +77,10 @@ class KVGroup:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder-only transformer. `max_position` is its context window in tokens."""
+    """A decoder-only transformer. `max_position` is its context window in tokens.
+
+    It has one head: a language model head, or with `num_labels` above 0 a score head of that many outputs.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -86,6 +89,7 @@ class DecoderSpec:
     tie_embeddings: bool
     rope: RopeSpec
     layers: tuple[LayerSpec, ...]
+    num_labels: int = 0
 
     @property
     def num_layers(self) -> int:

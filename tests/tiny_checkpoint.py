@@ -1,10 +1,16 @@
-"""A Llama of random weights, and as a checkpoint on disk that loads in a moment: one character a token."""
+"""Llamas of random weights, and as checkpoints on disk that load in a moment: one character a token."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from tests.engine.toy import EOS, VOCAB_SIZE
 from tests.engine.toy_engine import toy_tokenizer
@@ -12,8 +18,8 @@ from tests.engine.toy_engine import toy_tokenizer
 ASCII = [chr(ord(" ") + token_id) for token_id in range(VOCAB_SIZE)]
 
 
-def tiny_llama(seed: int, **config: Any) -> LlamaForCausalLM:
-    """A two-layer Llama whose random weights depend on `seed`; `config` says what is not as usual."""
+def tiny_config(**config: Any) -> LlamaConfig:
+    """Return the configuration of a two-layer Llama; `config` says what is not as usual."""
     usual = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -24,12 +30,28 @@ def tiny_llama(seed: int, **config: Any) -> LlamaForCausalLM:
         "max_position_embeddings": 256,
         "initializer_range": 0.5,  # or all tokens would be about as likely
     }
+    return LlamaConfig(**(usual | config))
+
+
+def tiny_llama(seed: int, **config: Any) -> LlamaForCausalLM:
+    """Return a language model whose random weights depend on `seed`."""
     torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(**(usual | config))).eval()
+    return LlamaForCausalLM(tiny_config(**config)).eval()
+
+
+def tiny_classifier(num_labels: int) -> LlamaForSequenceClassification:
+    """Return a model with a score head."""
+    torch.manual_seed(3)
+    return LlamaForSequenceClassification(tiny_config(num_labels=num_labels)).eval()
 
 
 def write_checkpoint(folder: Path, seed: int = 0) -> Path:
     """Write a Llama and a tokenizer; returns the folder."""
-    tiny_llama(seed, eos_token_id=EOS, bos_token_id=None).save_pretrained(folder)
+    return write_model(folder, tiny_llama(seed, eos_token_id=EOS, bos_token_id=None))
+
+
+def write_model(folder: Path, model: PreTrainedModel) -> Path:
+    """Write a model and a tokenizer; returns the folder."""
+    model.save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=toy_tokenizer(ASCII)).save_pretrained(folder)
     return folder

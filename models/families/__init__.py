@@ -12,6 +12,9 @@ _BY_ARCHITECTURE = {
     "LlamaForCausalLM": "models.families.llama",
     "MistralForCausalLM": "models.families.llama",
     "Qwen3ForCausalLM": "models.families.qwen3",
+    "LlamaForSequenceClassification": "models.families.llama",
+    "MistralForSequenceClassification": "models.families.llama",
+    "Qwen3ForSequenceClassification": "models.families.qwen3",
 }
 _BY_GGUF_ARCHITECTURE = {
     "llama": "models.families.llama",

@@ -25,6 +25,7 @@ WEIGHT_MAP: dict[str, str | None] = {
     "model.layers.*.mlp.down_proj": "layers.*.mlp.down",
     "model.norm": "norm",
     "lm_head": "output",
+    "score": "score",
 }
 
 GGUF_WEIGHT_MAP: dict[str, str | None] = {
@@ -76,6 +77,7 @@ def read_spec(
         )
         for window in _windows(config)
     )
+    num_labels = _num_labels(config)
     max_position = int(config.get("max_position_embeddings", 2048))
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
@@ -84,10 +86,21 @@ def read_spec(
         hidden_size=int(config["hidden_size"]),
         max_position=max_position,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        tie_embeddings=bool(config.get("tie_word_embeddings", False)) and not num_labels,
         rope=RopeSpec(theta, head_dim, parse_scaling(rope, max_position)),
         layers=layers,
+        num_labels=num_labels,
     )
+
+
+def _num_labels(config: dict[str, Any]) -> int:
+    """Return the outputs of the score head, 0 for a language model.
+
+    transformers writes `id2label` only for a number of labels other than its default, 2.
+    """
+    if not any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
+        return 0
+    return int(config.get("num_labels") or len(config.get("id2label") or ()) or 2)
 
 
 def _windows(config: dict[str, Any]) -> list[int]:

@@ -30,8 +30,12 @@ def files_of(weights: Path) -> ModelFiles:
 
 
 def forward_logits(decoder: Decoder, token_ids: list[int], chunks: list[int] | None = None) -> torch.Tensor:
-    """Logits [num_tokens, vocab_size] on the CPU of one sequence, computed in chunks of the given lengths."""
+    """Return logits [num_tokens, vocab_size] of one sequence on the CPU, computed in chunks of these lengths.
+
+    Of a model with a score head they are the scores, [num_tokens, num_labels].
+    """
     spec, device = decoder.spec, decoder.device
+    head = decoder.score if spec.num_labels else decoder.logits
     num_pages = -(-len(token_ids) // PAGE_SIZE)
     # Pages in descending order, so that a slot is never its position.
     page_table = torch.arange(num_pages - 1, -1, -1, dtype=torch.int32, device=device)[None]
@@ -53,7 +57,7 @@ def forward_logits(decoder: Decoder, token_ids: list[int], chunks: list[int] | N
                 context_lens_host=[start + length],
             )
             ids = torch.tensor(token_ids[start : start + length], device=device)
-            found.append(decoder.logits(decoder(ForwardBatch(ids, positions, attention), kv)).cpu())
+            found.append(head(decoder(ForwardBatch(ids, positions, attention), kv)).cpu())
             start += length
     assert start == len(token_ids)
     return torch.cat(found)

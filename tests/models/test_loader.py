@@ -108,6 +108,22 @@ def test_stored_copy_of_a_tied_output_is_ignored(checkpoint):
     torch.testing.assert_close(decoder.logits(hidden), hidden @ embedding.t(), rtol=1e-4, atol=1e-5)
 
 
+def test_a_head_of_the_other_kind(checkpoint):
+    score = torch.ones(1, 32)
+    change_weights(checkpoint, lambda weights: weights.update({"score.weight": score}))
+    with pytest.raises(ModelError, match=r"no place for: score\.weight"):
+        load_folder(checkpoint)
+    classifier = {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    change_json(checkpoint / "config.json", **classifier)
+    with pytest.raises(ModelError, match=r"no place for: output\.weight"):
+        load_folder(checkpoint)
+    change_weights(checkpoint, lambda weights: weights.pop("lm_head.weight"))
+    assert load_folder(checkpoint).score(torch.ones(2, 32)).tolist() == [[32.0], [32.0]]
+    change_weights(checkpoint, lambda weights: weights.pop("score.weight"))
+    with pytest.raises(ModelError, match=r"lacks score\.weight"):
+        load_folder(checkpoint)
+
+
 @pytest.mark.parametrize(
     "name", ["../other.safetensors", "/etc/passwd", "a/../../b", "..\\b", "C:\\b", "", 7]
 )

@@ -10,10 +10,13 @@ import torch
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     MistralConfig,
     MistralForCausalLM,
+    MistralForSequenceClassification,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
 )
 
 from models.loader import load
@@ -68,6 +71,11 @@ FAMILIES = {
     "mistral": (MistralConfig, MistralForCausalLM, MISTRAL),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, QWEN3),
 }
+CLASSIFIERS = {
+    "llama": LlamaForSequenceClassification,
+    "mistral": MistralForSequenceClassification,
+    "qwen3": Qwen3ForSequenceClassification,
+}
 GGUF_FAMILIES = ["llama", "qwen3"]
 # Two float32 models that differ in the order of their sums only: about 1e-6 of logits of size 1.
 TOLERANCE = 2e-5
@@ -115,6 +123,32 @@ def test_chunked_prefill_and_decode(family, chunks, tmp_path):
     model = make(family)
     model.save_pretrained(tmp_path)
     assert_parity(model, tmp_path, chunks)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("num_labels", [1, 2, 3])
+@pytest.mark.parametrize("tied", [False, True])
+def test_scores_of_a_sequence_classification_head(family, num_labels, tied, tmp_path):
+    """transformers returns those of the last token. A head has no language model head to tie."""
+    config_class, _, config = FAMILIES[family]
+    made = config_class(**config, num_labels=num_labels, tie_word_embeddings=tied)
+    made._attn_implementation = "eager"
+    model = randomised(CLASSIFIERS[family](made))
+    model.save_pretrained(tmp_path)
+    decoder = load(files_of(tmp_path), torch.float32, CPU)
+    assert decoder.spec.num_labels == num_labels
+    ids = prompt(70)
+    expected = transformers_logits(model, ids)
+    for chunks in (None, [16, 16, 38], [69, 1]):
+        torch.testing.assert_close(forward_logits(decoder, ids, chunks)[-1], expected, rtol=1e-5, atol=1e-4)
+
+
+def test_the_score_head_computes_in_float32(tmp_path):
+    model = randomised(CLASSIFIERS["llama"](LlamaConfig(**BASE, num_labels=1)))
+    model.save_pretrained(tmp_path)
+    decoder = load(files_of(tmp_path), torch.bfloat16, CPU)
+    hidden = torch.randn(3, BASE["hidden_size"], dtype=torch.bfloat16)
+    torch.testing.assert_close(decoder.score(hidden), hidden.float() @ model.score.weight.T)
 
 
 @pytest.mark.parametrize(
