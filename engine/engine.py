@@ -177,6 +177,7 @@ class Engine:
         for request in requests:
             if series is None or series.first is None:  # else the new tokens are the model's own
                 request.check(self.model.vocab_size)
+                request.check_heads(self.model.num_labels)
             if not is_prepared(request):
                 raise ValueError("a request with constraints goes through prepare() before it is submitted")
         now = time.perf_counter()

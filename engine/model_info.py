@@ -6,7 +6,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The served model. `vocab_size` is the width of the logits: valid token ids are below it."""
+    """The served model. `vocab_size` is the width of the logits: valid token ids are below it.
+
+    With `num_labels` above 0 it has a score head of that many outputs and no language model head.
+    """
 
     name: str
     max_model_len: int
@@ -20,3 +23,4 @@ class ModelInfo:
     page_size: int
     created: int
     quantization: str | None = None
+    num_labels: int = 0

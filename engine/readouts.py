@@ -12,12 +12,17 @@ from engine.errors import InvalidRequest
 MAX_LOGPROBS = 20
 
 Pooling = Literal["mean", "last"]
+Head = Literal["language model", "score"]
 
 
 class Readout(Protocol):
     """A frozen dataclass: what is asked for. Its class selects the implementation on the device."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def head(self) -> Head | None:
+        """Return the head of the model that it applies to hidden states, None for none."""
 
     @property
     def comes_in_parts(self) -> bool:
@@ -38,6 +43,7 @@ class PromptLogprobs:
     """
 
     num_top: int
+    head: ClassVar[Head] = "language model"
     comes_in_parts = True
 
     def positions(self, num_prompt_tokens: int) -> range:
@@ -55,6 +61,7 @@ class PooledHidden:
     """One vector of the prompt, fp32 [hidden_size]: the mean of its hidden states, or the last one."""
 
     pooling: Pooling
+    head: ClassVar[Head | None] = None
     comes_in_parts = False
 
     def positions(self, num_prompt_tokens: int) -> range:
@@ -64,4 +71,20 @@ class PooledHidden:
         """Accept every value: the type allows no wrong one."""
 
 
-READOUTS: dict[str, type[Readout]] = {kind.__name__: kind for kind in (PromptLogprobs, PooledHidden)}
+@dataclass(frozen=True, slots=True)
+class RewardScore:
+    """The scores of the last token, fp32 [num_labels]: those of a reward model or a classifier."""
+
+    head: ClassVar[Head] = "score"
+    comes_in_parts = False
+
+    def positions(self, num_prompt_tokens: int) -> range:
+        return range(num_prompt_tokens - 1, num_prompt_tokens)
+
+    def check(self) -> None:
+        """Accept it: there are no parameters."""
+
+
+READOUTS: dict[str, type[Readout]] = {
+    kind.__name__: kind for kind in (PromptLogprobs, PooledHidden, RewardScore)
+}

@@ -191,6 +191,21 @@ class Request:
         """Return its readout of this class, or None."""
         return next((readout for readout in self.readouts if isinstance(readout, kind)), None)
 
+    def check_heads(self, num_labels: int) -> None:
+        """Raise InvalidRequest if it needs a head that the model does not have.
+
+        A model with `num_labels` has a score head, one without has a language model head.
+        """
+        heads = {readout.head for readout in self.readouts}
+        if num_labels and (self.sampling.max_tokens or "language model" in heads):
+            raise InvalidRequest(
+                "The served model has a score head in place of a language model head: it computes scores, "
+                "not text or log-probabilities.",
+                "model",
+            )
+        if not num_labels and "score" in heads:
+            raise InvalidRequest("The served model has no score head.", "model")
+
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest for a value out of range, which would index wrong memory on the device."""
         sampling = self.sampling

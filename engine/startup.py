@@ -87,6 +87,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
             page_size=config.page_size,
             created=int(time.time()),
             quantization=config.quantization,
+            num_labels=runner.num_labels,
         ),
         tokenizer=TokenizerPool(
             tokenizer, num_threads=config.tokenizer_threads, max_model_len=runner.max_model_len

@@ -11,7 +11,7 @@ import torch
 
 from engine.device.staging import to_host, upload
 from engine.outputs import PromptLogprobColumns, RowReadout, StepPlan
-from engine.readouts import MAX_LOGPROBS, PooledHidden, PromptLogprobs, Readout
+from engine.readouts import MAX_LOGPROBS, PooledHidden, PromptLogprobs, Readout, RewardScore
 from kernels.logprobs import top_logprobs
 from models.decoder import Decoder
 
@@ -138,9 +138,20 @@ class PooledHiddenRecipe:
         return total if is_first else total + self._sums[slot]
 
 
+class RewardScoreRecipe:
+    """The score head applied to the last token of each prompt."""
+
+    def __init__(self, model: Decoder, num_slots: int) -> None:
+        self._head = model.score
+
+    def compute(self, parts: Sequence[Part], hidden: torch.Tensor) -> Pending:
+        return Pending([self._head(hidden)], lambda arrays: list(arrays[0]))
+
+
 RECIPES: dict[type[Readout], type[Recipe]] = {
     PromptLogprobs: PromptLogprobsRecipe,
     PooledHidden: PooledHiddenRecipe,
+    RewardScore: RewardScoreRecipe,
 }
 
 

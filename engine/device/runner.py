@@ -7,6 +7,8 @@ Owns model, KV cache, slots, sampler and graphs. How much of a step is launched 
     rows of several tokens               build_batch, step_inputs graph   graph    graph
     the same, with readouts              build_batch, step_inputs graph   eager    eager
     on a CPU, or larger than any graph   build_batch, step_inputs eager   eager    eager
+
+A model with a score head has no logits to sample from: its steps are eager.
 """
 
 import time
@@ -104,6 +106,7 @@ class ModelRunner:
         self._mixed_graphs: MixedGraphs | None = None
         if self._device.type == "cuda":
             self._clock = CudaClock()
+        if self._device.type == "cuda" and not model.spec.num_labels:
             self._graphs = DecodeGraphs(model, kv_cache.layers, self._slots, self._sampler, num_slots)
             self._mixed_graphs = MixedGraphs(
                 model,
@@ -119,6 +122,7 @@ class ModelRunner:
         self._last_step: QueuedStep | None = None
         self.vocab_size = model.spec.vocab_size
         self.hidden_size = model.spec.hidden_size
+        self.num_labels = model.spec.num_labels
         self.num_pages = kv_cache.num_pages
         self.max_model_len = max_model_len
         self.dtype = str(model.dtype).removeprefix("torch.")
