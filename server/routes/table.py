@@ -3,8 +3,8 @@
 from server.endpoint import Endpoint
 from server.routes import status, tokenize
 from server.routes.anthropic import messages
-from server.routes.native import generate
-from server.routes.openai import chat, completions, embeddings, models
+from server.routes.native import generate, get_score
+from server.routes.openai import chat, completions, embeddings, models, score
 from server.routes.responses import create
 from server.schema.dialects import refused_tables
 
@@ -15,6 +15,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *messages.ENDPOINTS,
     *generate.ENDPOINTS,
     embeddings.ENDPOINT,
+    score.ENDPOINT,
+    get_score.ENDPOINT,
     *tokenize.ENDPOINTS,
     *models.ENDPOINTS,
     *status.ENDPOINTS,

@@ -19,6 +19,7 @@ from server.schema.tools import MAX_TOOLS, Choice, Tool
 from server.schema.wire import ModelRequest, Wire, WireResponse
 
 TEXT_ONLY = "the model reads text only"
+MULTIMODAL = prompt_field(({}, {"images": []}), TEXT_ONLY)
 
 
 class TokenizeRequest(ModelRequest):
@@ -146,9 +147,7 @@ class TokensRequest(ModelRequest):
 
     DIALECT = "/tokens"
     REFUSES = "own"
-    REFUSED: ClassVar[Mapping[str, Refused]] = {
-        "multimodal_params": prompt_field(({}, {"images": []}), TEXT_ONLY)
-    }
+    REFUSED: ClassVar[Mapping[str, Refused]] = {"multimodal_params": MULTIMODAL}
 
     text: str
     parameters: dict[str, Any] | None = Field(

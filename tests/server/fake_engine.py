@@ -19,7 +19,7 @@ from engine.config import EngineConfig
 from engine.constraints.grammar_source import translate
 from engine.errors import Draining, EngineDead, EngineError, InvalidRequest, QueueFull, StepFailed
 from engine.outputs import FinishReason, OutputToken, TextDelta, TokenPiece
-from engine.readouts import PooledHidden, PromptLogprobs, Readout
+from engine.readouts import PooledHidden, PromptLogprobs, Readout, RewardScore
 from engine.request import Request
 from engine.schedule.sequence import Series
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
@@ -137,7 +137,7 @@ class FakeStream:
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.num_reasoning_tokens = 0
-        self.pooled: np.ndarray | None = None
+        self.readouts: dict[type[Readout], np.ndarray] = {}
         self.waiting: list[TextDelta] = []
         self.error: EngineError | None = None
         self.news = asyncio.Event()
@@ -146,8 +146,7 @@ class FakeStream:
         self._is_over = False
 
     def readout(self, kind: type[Readout]) -> Any:
-        assert kind is PooledHidden and self.pooled is not None
-        return self.pooled
+        return self.readouts[kind]
 
     def abort(self) -> None:
         self._abort()
@@ -204,9 +203,15 @@ class FakeStream:
 
 
 class FakeEngine:
-    """The public contract of engine.Engine."""
+    """The public contract of engine.Engine. It has both heads, unless `num_labels` says which one."""
 
-    def __init__(self, config: EngineConfig | None = None, observer: EngineObserver | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig | None = None,
+        observer: EngineObserver | None = None,
+        num_labels: int | None = None,
+    ) -> None:
+        self.has_both_heads = num_labels is None
         self.config = config or EngineConfig(max_num_seqs=16)
         self.observer = observer or NullObserver()
         self.tokenizer = FakeTokenizer()
@@ -222,6 +227,7 @@ class FakeEngine:
             num_pages=1000,
             page_size=16,
             created=1_700_000_000,
+            num_labels=num_labels or 0,
         )
         self.requests: list[Request] = []
         self.aborted: list[str] = []
@@ -245,6 +251,8 @@ class FakeEngine:
             raise Draining("The server is shutting down and takes no new requests.")
         if self.is_full:
             raise QueueFull("Too many requests wait.", retry_after_seconds=7)
+        if not self.has_both_heads:
+            request.check_heads(self.model.num_labels)
         self.requests.append(request)
         stream = FakeStream(request, lambda: self._abort(request.request_id))
         stream.num_cached_tokens = self.num_cached_tokens
@@ -288,9 +296,11 @@ class FakeEngine:
         request, offset = stream.request, 0
         if "hang" in orders:
             await asyncio.Event().wait()
-        if request.readout(PooledHidden) is not None:
-            first = math.nan if "nan" in orders else request.prompt_token_ids[0]
-            stream.pooled = np.array([first, *range(1, self.model.hidden_size)], np.float32)
+        first = math.nan if "nan" in orders else request.prompt_token_ids[0]
+        sizes = {PooledHidden: self.model.hidden_size, RewardScore: self.model.num_labels or 1}
+        stream.readouts = {
+            kind: np.array([first, *range(1, size)], np.float32) for kind, size in sizes.items()
+        }
         if limit == 0:
             del self.live[stream.request_id]
             stream.put(TextDelta("", 0, FinishReason.LENGTH, None, (), fake_prompt(request)))

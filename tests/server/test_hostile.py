@@ -18,6 +18,7 @@ from server.schema.completions import CompletionRequest
 from server.schema.embeddings import EmbeddingsRequest
 from server.schema.errors import ErrorResponse
 from server.schema.responses import ResponsesRequest
+from server.schema.score import ScoreRequest
 from server.schema.tokenize import DetokenizeRequest
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
@@ -417,6 +418,7 @@ async def test_branches_of_unions_are_no_part_of_a_name(
         (CompletionRequest, {"prompt": [1, *"x" * 1000]}),
         (DetokenizeRequest, {"tokens": ["x"] * 1000}),
         (EmbeddingsRequest, {"input": [1, *"x" * 1000]}),
+        (ScoreRequest, {"input": [1, *"x" * 1000]}),
     ],
 )
 def test_a_list_of_bad_items_is_one_error(model: type[BaseModel], fields: dict[str, Any]) -> None:

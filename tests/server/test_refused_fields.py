@@ -17,6 +17,7 @@ from server.schema.generate_parameters import GenerateParameters
 from server.schema.native import GenerateRequest
 from server.schema.refused_fields import Refused
 from server.schema.responses import ResponsesRequest
+from server.schema.score import ScoreRequest
 from server.schema.tokenize import TokenizeRequest
 from server.schema.wire import ModelRequest, Wire, WireRequest, wire_of
 from tests.server.fake_engine import FakeEngine
@@ -28,6 +29,7 @@ DIALECTS: dict[str, tuple[str, dict[str, Any], type[WireRequest]]] = {
     "responses": ("/v1/responses", {"input": "a"}, ResponsesRequest),
     "messages": ("/v1/messages", {"messages": HELLO, "max_tokens": 5}, MessagesRequest),
     "embeddings": ("/v1/embeddings", {"input": "a"}, EmbeddingsRequest),
+    "score": ("/score", {"input": "a"}, ScoreRequest),
     "generate": ("/generate", {"inputs": "a"}, GenerateRequest),
     "parameters": ("/generate", {"inputs": "a"}, GenerateParameters),
 }

@@ -201,6 +201,8 @@ async def test_more_tokens_than_can_be_listed_are_counted(
         ("/detokenize", {"tokens": [97]}, "decode"),
         ("/v1/messages/count_tokens", {"messages": user("a")}, "encode_chat"),
         ("/v1/embeddings", {"input": "a"}, "encode_batch"),
+        ("/score", {"input": "a"}, "encode_batch"),
+        ("/get_score", {"chat": "a"}, "encode_batch"),
         ("/generate", {"inputs": "a"}, "encode_batch"),
     ],
 )

@@ -10,15 +10,13 @@ import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from engine.errors import InvalidRequest, StepFailed
+from engine.errors import InvalidRequest
 from engine.readouts import PooledHidden
-from engine.request import Request, SamplingParams
-from server.answer import Answer, collect_all
+from server.answer import Answer
 from server.context import ServerContext
 from server.endpoint import Endpoint, run_generation
-from server.limits import check_num_answers, room_after
 from server.parsing.output import ParsedStream
-from server.prompt import encode_each
+from server.routes.openai.inputs import compute, finite_readout
 from server.schema.embeddings import EmbeddingsRequest, EmbeddingsResponse, EmbeddingsUsage
 
 if TYPE_CHECKING:
@@ -31,41 +29,13 @@ async def embeddings(http: HttpRequest) -> Response:
 
 
 async def reply(context: ServerContext, wire: EmbeddingsRequest, answer: Answer) -> Response:
-    """Encode, submit, collect."""
+    """Compute the vectors, and write them."""
     hidden_size = context.engine.model.hidden_size
     if wire.dimensions is not None and wire.dimensions > hidden_size:
         raise InvalidRequest(f"dimensions must be at most {hidden_size} for this model.", "dimensions")
-    await answer.submit(context.engine, await make_requests(context, wire, answer.id), n=1)
-    await collect_all(answer.streams)
+    await compute(context, wire, answer, PooledHidden(context.engine.config.pooling))
     body = await asyncio.to_thread(render, answer, wire.dimensions, wire.encoding_format == "base64")
     return Response(body, media_type="application/json")
-
-
-async def make_requests(context: ServerContext, wire: EmbeddingsRequest, answer_id: str) -> list[Request]:
-    """A request for each input. Raises InvalidRequest, ContextLengthExceeded."""
-    limits = context.limits
-    check_num_answers(len(wire.input), limits, "input")
-    prompts = await encode_each(
-        wire.input,
-        context.engine.tokenizer,
-        limits,
-        add_special_tokens=wire.add_special_tokens is not False,
-        param="input",
-    )
-    requests: list[Request] = []
-    for token_ids in prompts:
-        room_after(len(token_ids), limits, "input")
-        requests.append(
-            Request(
-                f"{answer_id}-{len(requests)}",
-                tuple(token_ids),
-                SamplingParams(max_tokens=0),
-                use_prefix_cache=wire.cache_prompt is not False,
-                cache_salt=wire.cache_salt,
-                readouts=(PooledHidden(context.engine.config.pooling),),
-            )
-        )
-    return requests
 
 
 def render(answer: Answer, dimensions: int | None, as_base64: bool) -> bytes:
@@ -89,11 +59,7 @@ def encode(
     """The vector of each stream as JSON."""
     encoded: list[bytes] = []
     for stream in streams:
-        assert not isinstance(stream, ParsedStream), "an embedding is no text"
-        pooled = stream.readout(PooledHidden)
-        if not np.isfinite(pooled).all():
-            raise StepFailed("The model computed no finite numbers for this input.")
-        vector = normalised(pooled[:dimensions])
+        vector = normalised(finite_readout(stream, PooledHidden)[:dimensions])
         if as_base64:
             encoded.append(b'"%s"' % base64.b64encode(vector.astype("<f4").tobytes()))
         else:
