@@ -37,6 +37,7 @@ from server.flags import SettingsError
 from server.metrics import Metrics
 from server.settings import ServerConfig, Settings
 from server.terminal import print_status
+from server.throughput import ThroughputLog
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -156,6 +157,7 @@ class Server:
     ) -> int:
         """Wait for a signal or a death, then end everything in order."""
         death = asyncio.create_task(engine.wait_dead(), name="engine death")
+        throughput = asyncio.create_task(ThroughputLog(engine.stats).run(), name="throughput")
         await asyncio.wait((stop, death, http), return_when=asyncio.FIRST_COMPLETED)
         died = not engine.is_alive or http.done()
         context.drain()
@@ -170,7 +172,8 @@ class Server:
         with suppress(TimeoutError):
             await asyncio.wait_for(context.all_answered.wait(), FLUSH_SECONDS)
         await self.end_http(http)
-        death.cancel()
+        for task in (death, throughput):
+            task.cancel()
         try:
             await asyncio.wait_for(engine.stop(), STOP_SECONDS)
         except TimeoutError:
