@@ -18,6 +18,7 @@ from engine.text.tokenizer import TokenizerPool
 
 if TYPE_CHECKING:
     from engine.record.replay import Replayed
+    from models.cache import CachedModel
 
 
 async def pull(name: str, cache_dir: Path | None = None) -> str:
@@ -25,6 +26,20 @@ async def pull(name: str, cache_dir: Path | None = None) -> str:
     from engine.startup import locate  # torch takes seconds to import
 
     return str((await locate(name, cache_dir)).weights)
+
+
+def cached_models(cache_dir: Path | None = None) -> "list[CachedModel]":
+    """Return the models that were fetched, with folder and size."""
+    from models.cache import cached_models
+
+    return cached_models(cache_dir)
+
+
+def remove_model(name: str, cache_dir: Path | None = None) -> "CachedModel | None":
+    """Delete a fetched model's files and return what it was; None if it is not there. Raises OSError."""
+    from models.cache import remove
+
+    return remove(name, cache_dir)
 
 
 def replay(
@@ -59,7 +74,9 @@ __all__ = [
     "ModelInfo",
     "RequestStream",
     "TokenizerPool",
+    "cached_models",
     "pull",
+    "remove_model",
     "replay",
     "search_beams",
     "write_timeline",

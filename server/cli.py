@@ -13,6 +13,8 @@ COMMANDS = {
     "chat": "talk to a model in the terminal",
     "bench": "measure a running server with many streams; bench static, bench kernel: the device alone",
     "pull": "fetch a model without serving it",
+    "list": "list the models in the cache",
+    "rm": "remove a model from the cache",
     "replay": "run the steps of a record again (serve --record FILE): 0 if all tokens are equal, 1 if not",
     "timeline": "draw a record (serve --record FILE) as a timeline that Perfetto opens",
 }

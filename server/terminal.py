@@ -16,3 +16,8 @@ def fail(message: str, code: int) -> int:
     for line in message.splitlines():
         print_status(f"error: {line}")
     return code
+
+
+def megabytes(num_bytes: int) -> str:
+    """Return a size as people read it: `1,234 MB`."""
+    return f"{num_bytes / 1e6:,.0f} MB"

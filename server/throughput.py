@@ -19,7 +19,7 @@ class ThroughputLog:
         self._last = stats()
 
     async def run(self) -> None:
-        """Log a line every INTERVAL_SECONDS in which tokens were computed or requests wait, until cancelled."""
+        """Log a line every INTERVAL_SECONDS, unless the engine was idle, until cancelled."""
         loop = asyncio.get_running_loop()
         since = loop.time()
         while True:

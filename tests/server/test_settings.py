@@ -295,7 +295,7 @@ def test_module_is_the_command_and_help_is_quick() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "bench", "pull"])
+@pytest.mark.parametrize("command", ["serve", "chat", "bench", "pull", "list", "rm"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])
@@ -358,3 +358,18 @@ def test_pull_says_where_the_weights_lie(
     monkeypatch.setattr(engine, "pull", far)
     assert cli.main(["pull", "m"]) == 1
     assert "error: no network" in capsys.readouterr().err
+
+
+def test_list_and_rm_name_the_models_of_the_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "SmolLM2-135M-Instruct"
+    folder.mkdir()
+    (folder / "model.gguf").write_bytes(b"x" * 2_000_000)
+    cache = ["--cache-dir", str(tmp_path)]
+    assert cli.main(["list", *cache]) == 0
+    assert capsys.readouterr().out == f"SmolLM2-135M-Instruct        2 MB  {folder}\n"
+    assert cli.main(["rm", "SmolLM2-135M", *cache]) == 2
+    assert "did you mean SmolLM2-135M-Instruct?" in capsys.readouterr().err
+    assert cli.main(["rm", folder.name, *cache]) == 0
+    assert "removed SmolLM2-135M-Instruct: 2 MB" in capsys.readouterr().err
+    assert cli.main(["list", *cache]) == 0
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,56 @@
+"""The models in the cache folders of this machine: lists them, and removes one."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.catalog import catalog_source, default_cache_dir
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A fetched model: its name as `--model` takes it, the folder with all its files, their size."""
+
+    name: str
+    folder: Path
+    size_bytes: int
+
+
+def cached_models(cache_dir: Path | None = None) -> list[CachedModel]:
+    """Return the models of the catalog and of the hub that were fetched, by name.
+
+    Without `cache_dir` those of the hub are in the hub's own cache, which other programs use, too.
+    """
+    return sorted((*_from_wheels(cache_dir), *_from_hub(cache_dir)), key=lambda model: model.name.lower())
+
+
+def remove(name: str, cache_dir: Path | None = None) -> CachedModel | None:
+    """Delete a model's files from the cache and return what it was; None if it is not there."""
+    source = catalog_source(name) or name
+    for model in cached_models(cache_dir):
+        if model.name == source:
+            shutil.rmtree(model.folder)
+            return model
+    return None
+
+
+def _from_wheels(cache_dir: Path | None) -> Iterator[CachedModel]:
+    cache = (cache_dir or default_cache_dir()).expanduser()
+    for folder in cache.iterdir() if cache.is_dir() else ():
+        if catalog_source(folder.name) == folder.name:
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            yield CachedModel(folder.name, folder, sum(path.stat().st_size for path in files))
+
+
+def _from_hub(cache_dir: Path | None) -> Iterator[CachedModel]:
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = scan_cache_dir(cache_dir / "hub" if cache_dir else None).repos
+    except CacheNotFound:
+        return
+    for repository in repositories:
+        if repository.repo_type == "model":
+            yield CachedModel(repository.repo_id, repository.repo_path, repository.size_on_disk)
