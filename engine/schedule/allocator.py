@@ -124,6 +124,7 @@ class Allocator:
             sequence.pages.append(array("i", hit.pages[group].tobytes()))
             sequence.pages[group].extend(pages[start:end])
             start = end
+        sequence.num_unsent_columns = min(columns)
         sequence.num_history_tokens = sequence.num_tokens
         sequence.num_scheduled_tokens = hit.num_tokens
         sequence.num_computed_tokens = 0 if self._groups.start(sequence, hit.leader) else hit.num_tokens
@@ -142,14 +143,11 @@ class Allocator:
         pages = self._allocate_pages(len(sequences) * num_groups)
         if pages is None:
             return None
-        grown: list[GroupPages] = []
-        for index, sequence in enumerate(sequences):
-            column = pages[index * num_groups : (index + 1) * num_groups]
-            for group, page in zip(sequence.pages, column, strict=True):
-                group.append(page)
-            sequence.num_sent_columns += 1
-            grown.append(tuple([(page,) for page in column]))
-        return grown
+        for group in range(num_groups):
+            for sequence, page in zip(sequences, pages[group::num_groups], strict=True):
+                sequence.pages[group].append(page)
+        columns = [[(page,) for page in pages[group::num_groups]] for group in range(num_groups)]
+        return list(zip(*columns, strict=True))
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> int | None:
         """Allocate pages for `num_tokens` tokens of a decoding sequence; return the number of new columns.
@@ -166,6 +164,7 @@ class Allocator:
             return None
         for group, column in enumerate(sequence.pages):
             column.extend(pages[group * num_new : (group + 1) * num_new])
+        sequence.num_unsent_columns += num_new
         return num_new
 
     def extend(self, sequence: Sequence, room: int) -> int:
@@ -179,6 +178,7 @@ class Allocator:
         start = sequence.num_scheduled_tokens
         end = min(start + room, sequence.num_history_tokens + len(sequence.draft_token_ids))
         num_columns = layout.num_columns(end)
+        num_complete = min(map(len, sequence.pages))
         sizes = [len(sequence.pages[group]) for group in layout.window_groups]
         num_available = self._pool.num_free + self._pool.num_cached
         while sum(max(0, num_columns - size) for size in sizes) > num_available:
@@ -187,13 +187,16 @@ class Allocator:
             pages = self._allocate_pages(max(0, num_columns - size))
             assert pages is not None, "free and cached pages can be had"
             sequence.pages[group].extend(pages)
+        sequence.num_unsent_columns += min(map(len, sequence.pages)) - num_complete
         return max(0, min(end, num_columns * layout.page_size) - start)
 
     def unsent_pages(self, sequence: Sequence) -> GroupPages:
         """Return the pages in columns that no row of a plan has named yet, equally many in each group."""
-        start, end = sequence.num_sent_columns, min(map(len, sequence.pages))
-        sequence.num_sent_columns = end
-        return tuple(tuple(pages[start:end]) for pages in sequence.pages) if start < end else ()
+        if not sequence.num_unsent_columns:
+            return ()
+        end = min(map(len, sequence.pages))
+        start, sequence.num_unsent_columns = end - sequence.num_unsent_columns, 0
+        return tuple(tuple(pages[start:end]) for pages in sequence.pages)
 
     def cache_pages(self, sequence: Sequence, *, is_leaving: bool = False) -> None:
         """Insert the sequence's full computed pages into the prefix cache."""
@@ -235,7 +238,7 @@ class Allocator:
         self._admission.on_pages_freed(sequence, self._pool.free(self._layout.present(pages)))
         self._free_slots.append(sequence.slot)
         sequence.pages = []
-        sequence.num_sent_columns = 0
+        sequence.num_unsent_columns = 0
         sequence.slot = -1
         sequence.num_scheduled_tokens = 0
         sequence.num_computed_tokens = 0

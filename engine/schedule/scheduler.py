@@ -14,6 +14,7 @@ from array import array
 from bisect import insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from itertools import islice
 from typing import NamedTuple
 
 from engine.errors import QueueFull
@@ -440,21 +441,23 @@ class Scheduler:
 
     def _apply_output(self, plan: StepPlan, output: StepOutput) -> Iterator[Progress]:
         """Count what was computed of each sequence that still exists; yield those whose rows were sampled."""
-        history, sequences = plan.token_ids, self._sequences
-        columns = zip(plan.sequence_ids, plan.starts, plan.query_lens, output.tokens, strict=True)
-        for index, (sequence_id, start, query_len, sampled) in enumerate(columns):
+        sequences = self._sequences
+        decode = zip(plan.sequence_ids, plan.starts, output.tokens, strict=True)
+        for sequence_id, start, sampled in islice(decode, plan.num_decode_rows):
             sequence = sequences.get(sequence_id)
+            if sequence is not None:
+                sequence.num_rows_in_flight -= 1
+                if sequence.slot >= 0:  # else it was preempted meanwhile: the token counts, its KV is lost
+                    sequence.num_computed_tokens = start + 1
+                yield sequence, sampled
+        for index in plan.token_ids:
+            sequence = sequences.get(plan.sequence_ids[index])
             if sequence is None:
                 continue
             sequence.num_rows_in_flight -= 1
-            if index not in history:
-                if sequence.slot >= 0:  # else it was preempted meanwhile: the token counts, its KV is lost
-                    sequence.num_computed_tokens = start + query_len
-                yield sequence, sampled
-                continue
             self._groups.land(sequence)
-            end = start + query_len
-            num_logits = plan.num_logits[index]
+            sampled, num_logits = output.tokens[index], plan.num_logits[index]
+            end = plan.starts[index] + plan.query_lens[index]
             if sequence.is_verifying:
                 sequence.is_verifying = False
                 end -= num_logits - max(1, len(sampled))  # the rest were rejected drafts

@@ -66,7 +66,7 @@ class Sequence:
     is_verifying: bool = False
     pages: "list[array[int]]" = field(default_factory=list, repr=False)
     first_columns: list[int] = field(default_factory=list, repr=False)
-    num_sent_columns: int = 0
+    num_unsent_columns: int = 0
     slot: int = -1
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
