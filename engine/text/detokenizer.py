@@ -40,6 +40,7 @@ class BatchDecoder(Protocol):
 class OpenStream:
     """Begin the text of a sequence. `context_token_ids` are the last tokens of its prompt.
 
+    A stop string that is the text of a control token matches that token, too, shown or not.
     With `return_tokens` its deltas list their tokens, with the log-probabilities that are added with them.
     The text of `healed_token_ids`, with which the output begins, is not shown.
     """
@@ -108,10 +109,12 @@ class _Stream:
     that may begin a stop string; stop strings are searched for from `search_from` on. `boundary` is the
     newest place in the window, before its last tokens, where the text was complete: the window may be cut
     there. The next `num_singly` tokens are decoded one by one; the current round decodes `round_size`. The
-    next `num_healed` characters are part of the prompt already.
+    next `num_healed` characters are part of the prompt already. `stop_tokens` are the control tokens whose
+    text is a stop string, by id.
     """
 
     stop: tuple[str, ...]
+    stop_tokens: dict[int, str]
     include_stop: bool
     min_tokens: int
     skip_special_tokens: bool
@@ -177,6 +180,7 @@ class Detokenizer:
         num_settled = len(settled)
         self._streams[job.sequence_id] = _Stream(
             stop=job.stop,
+            stop_tokens=self._pieces.added_tokens(job.stop),
             include_stop=job.include_stop,
             min_tokens=job.min_tokens,
             skip_special_tokens=job.skip_special_tokens,
@@ -219,12 +223,16 @@ class Detokenizer:
                 if stream.round_size:
                     self._settle(stream)
                 is_answer = stream.tracker is None or stream.tracker.is_answer
-                if stream.stop and is_answer and stream.num_output_tokens > stream.min_tokens:
+                is_searched = stream.stop and is_answer and stream.matched_stop is None
+                if is_searched and stream.num_output_tokens > stream.min_tokens:
                     self._search_stop(stream)
             self._cut_windows([s for s in streams if len(s.window) > MAX_WINDOW_TOKENS and not s.num_singly])
 
     def _take_tokens(self, stream: _Stream) -> None:
-        """Move the tokens of a round into the window: none if only marked ones were left."""
+        """Move the tokens of a round into the window: none if only marked ones were left, or one ends it."""
+        if _meets_stop_token(stream, stream.new_token_ids[0]):
+            self._end_at_stop_token(stream)
+            return
         is_single = stream.stop or stream.num_singly or stream.log is not None
         stream.round_size = 1 if is_single else min(MAX_ROUND_TOKENS, len(stream.new_token_ids))
         if stream.tracker is not None:
@@ -234,6 +242,20 @@ class Detokenizer:
             stream.window.append(stream.new_token_ids.popleft())
         stream.num_output_tokens += stream.round_size
         stream.num_unreported_tokens += stream.round_size
+
+    def _end_at_stop_token(self, stream: _Stream) -> None:
+        """End the text at its next token, whose own text is shown only if stop strings are."""
+        stream.matched_stop = stream.stop_tokens[stream.new_token_ids[0]]
+        stream.new_token_ids.clear()
+        stream.round_size = 0
+        stream.num_output_tokens += 1
+        stream.num_unreported_tokens += 1
+        tail = strip(_unfinished_tail(stream)[stream.num_healed :])
+        shown = stream.matched_stop if stream.include_stop else ""
+        if stream.log is not None:
+            stream.log.settled(len(tail))
+            stream.log.decoded(len(shown), is_whole=stream.include_stop)
+        stream.held += tail + shown
 
     def _take_back(self, stream: _Stream) -> None:
         """Undo _take_tokens, and have its tokens decoded one by one."""
@@ -246,6 +268,8 @@ class Detokenizer:
     def _num_unmarked(self, stream: _Stream, tracker: ReasoningTracker, num_tokens: int) -> int:
         """Put leading marked tokens into the text; return how many others can be decoded at once."""
         while stream.new_token_ids and (token_id := stream.new_token_ids[0]) in tracker.marks:
+            if _meets_stop_token(stream, token_id):
+                return 0
             stream.new_token_ids.popleft()
             stream.num_output_tokens += 1
             stream.num_unreported_tokens += 1
@@ -260,6 +284,8 @@ class Detokenizer:
             stream.window, stream.text, stream.num_settled = window, text, len(text)
             stream.last_settled = text[-1:]
             stream.boundary, stream.next_boundary = 0, 1
+        if stream.new_token_ids and _meets_stop_token(stream, stream.new_token_ids[0]):
+            return 0
         num_tokens = min(num_tokens if tracker.is_answer else 1, len(stream.new_token_ids))
         for number in range(num_tokens):
             if stream.new_token_ids[number] in tracker.marks:
@@ -340,10 +366,13 @@ class Detokenizer:
 
     def _deliver(self, job: AddTokens, stream: _Stream) -> Decoded | None:
         """Return the delta of this step: settled text that cannot begin a stop string, or all at the end."""
-        finish_reason, stop_reason = job.finish_reason, job.stop_reason
+        finish_reason, stop_reason, shown = job.finish_reason, job.stop_reason, ""
         if stream.matched_stop is not None:
             finish_reason, stop_reason = FinishReason.STOP, stream.matched_stop
         elif job.hide_last:
+            if stop_reason is None and _meets_stop_token(stream, job.token_ids[-1]):
+                stop_reason = stream.stop_tokens[job.token_ids[-1]]
+                shown = stop_reason if stream.include_stop else ""
             stream.num_output_tokens += 1
             stream.num_unreported_tokens += 1
         if stream.tracker is not None and stream.tracker.is_reasoning:
@@ -358,7 +387,7 @@ class Detokenizer:
         else:
             text = stream.held
             if stream.matched_stop is None:
-                text += _unfinished_tail(stream)[stream.num_healed :]
+                text += _unfinished_tail(stream)[stream.num_healed :] + shown
             del self._streams[job.sequence_id]
             tokens = ()
             if stream.log is not None:
@@ -370,6 +399,13 @@ class Detokenizer:
         )
         stream.num_unreported_tokens = 0
         return Decoded(job.sequence_id, delta, stream.num_output_tokens, stream.num_reasoning_tokens)
+
+
+def _meets_stop_token(stream: _Stream, token_id: int) -> bool:
+    """Return True if a stop string is the text of the next token, a control token, and may end the output."""
+    if token_id not in stream.stop_tokens or stream.num_output_tokens < stream.min_tokens:
+        return False
+    return stream.tracker is None or not stream.tracker.is_reasoning
 
 
 def _settle_tracked(stream: _Stream, tracker: ReasoningTracker, text: str) -> None:

@@ -2,6 +2,7 @@
 
 import codecs
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -50,6 +51,7 @@ class TokenPieces:
             token_id: (token.content.encode(), token.special)
             for token_id, token in backend.get_added_tokens_decoder().items()
         }
+        self._added_ids = {data.decode(): token_id for token_id, (data, _) in self._added.items()}
         self._is_byte_level = False
         self._has_byte_fallback = False
         self.strips_first_space = False  # the tokenizer puts a space in front of a text
@@ -72,6 +74,10 @@ class TokenPieces:
     def is_special(self, token_id: int) -> bool:
         """Return True for a control token, which `skip_special_tokens` hides."""
         return token_id in self._added and self._added[token_id][1]
+
+    def added_tokens(self, texts: Iterable[str]) -> dict[int, str]:
+        """Return those of `texts` that an added token has, special or not, by its id."""
+        return {self._added_ids[text]: text for text in texts if text in self._added_ids}
 
     def settled(self, token_ids: list[int], text: str, *, skip_special_tokens: bool) -> str:
         """Return `text`, decoded from `token_ids`, without a last character that later tokens may complete.

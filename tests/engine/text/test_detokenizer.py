@@ -280,3 +280,51 @@ def test_a_closed_stream_is_forgotten_and_late_tokens_are_ignored():
     detokenizer.process([OpenStream(1, (), (), False, 0, True)])
     assert detokenizer.process([CloseStream(1), AddTokens(1, (5,))]) == []
     assert detokenizer.num_streams == 0
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("include_stop", [False, True])
+@pytest.mark.parametrize("skip_special", [False, True])
+@pytest.mark.parametrize("size", [1, 3, 40])
+def test_a_stop_string_matches_the_control_token_it_spells(name, include_stop, skip_special, size):
+    tokenizer = TOKENIZERS[name]()
+    eos = tokenizer.token_to_id(EOS)
+    ids = tokenizer.encode("and ab", add_special_tokens=False).ids
+    options = {"stop": ("zz", EOS), "include_stop": include_stop, "skip_special": skip_special}
+    results = stream(tokenizer, [*ids, eos, *ids], pieces=[size] * 40, **options)
+    assert joined(results) == tokenizer.decode(ids) + (EOS if include_stop else "")
+    last = results[-1]
+    assert (last.delta.finish_reason, last.delta.stop_reason) == (FinishReason.STOP, EOS)
+    assert last.num_output_tokens == len(ids) + 1
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_stop_token_waits_for_min_tokens(name):
+    tokenizer = TOKENIZERS[name]()
+    eos = tokenizer.token_to_id(EOS)
+    [a] = tokenizer.encode("b", add_special_tokens=False).ids[-1:]
+    results = stream(tokenizer, [a, eos, a, eos, a], stop=(EOS,), min_tokens=3)
+    assert (results[-1].num_output_tokens, results[-1].delta.stop_reason) == (4, EOS)
+
+
+@pytest.mark.parametrize("include_stop", [False, True])
+def test_the_end_token_is_the_stop_string_that_spells_it(include_stop):
+    tokenizer = byte_level()
+    detokenizer = Detokenizer(tokenizer, TokenPieces(tokenizer))
+    ids = (*tokenizer.encode("hi").ids, tokenizer.token_to_id(EOS))
+    detokenizer.process([OpenStream(1, (), (EOS,), include_stop, 0, True)])
+    [result] = detokenizer.process([AddTokens(1, ids, FinishReason.STOP, None, hide_last=True)])
+    assert result.delta.text == "hi" + (EOS if include_stop else "")
+    assert result.delta.stop_reason == EOS
+
+
+def test_bytes_before_a_stop_token_are_shown_and_its_own_token_is_not():
+    tokenizer = byte_level()
+    detokenizer = Detokenizer(tokenizer, TokenPieces(tokenizer))
+    half = tokenizer.encode("é", add_special_tokens=False).ids[:1]
+    ids = (*tokenizer.encode("hi").ids, *half, tokenizer.token_to_id(EOS), *half)
+    detokenizer.process([OpenStream(1, (), (EOS,), False, 0, False, return_tokens=True)])
+    [result] = detokenizer.process([AddTokens(1, ids)])
+    assert result.delta.text == "hi\ufffd"
+    assert [token.piece.token_id for token in result.delta.tokens] == list(ids[:-1])
+    assert [token.is_shown for token in result.delta.tokens] == [True, True, True, False]

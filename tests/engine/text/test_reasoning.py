@@ -131,6 +131,29 @@ def test_only_text_that_may_begin_reasoning_waits() -> None:
     assert texts == ["<think>a", "b", "c", "</think>", "d", "bc"]
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("text", "stop", "shown"),
+    [
+        ("<think>a<end>b</think> c<end>d", "<end>", "<think>ab</think> c"),
+        (" <end>a", "<end>", " "),
+        ("<think>a</think>b<call>c", "<call>", "<think>a</think>b"),
+        ("<think>a</think>b</think>c", "</think>", "<think>a</think>b"),
+    ],
+)
+@pytest.mark.parametrize("has_marks", [False, True])
+def test_stop_tokens_wait_for_the_end_of_the_reasoning(
+    text: str, stop: str, shown: str, has_marks: bool, seed: int
+) -> None:
+    marked = marks("<think>", "</think>", "<call>") if has_marks else ()
+    mark = MARK if has_marks else ""
+    span = ReasoningSpan(f"{mark}<think>", f"{mark}</think>")
+    results = stream(encode(text), seed=seed, stop=(stop,), marked=marked, span=span)
+    assert joined(results).replace(MARK, "") == shown
+    last = results[-1].delta
+    assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, stop)
+
+
 def test_a_tracker_finds_where_the_answer_begins() -> None:
     tracker = ReasoningTracker({}, THINK)
     assert [tracker.advance(text) for text in (" <th", "ink>a</th", "ink")] == [None, None, None]
