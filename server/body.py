@@ -96,7 +96,11 @@ class BodyLimit:
 
 
 class IncomingBody:
-    """The body of one request: counts what arrives, by when."""
+    """The body of one request: counts what arrives, by when, and remembers that the client has left.
+
+    The transport reports a disconnect once. Two readers may take turns within one turn of the loop (the watch
+    of `while_connected`, then that of the stream it returns), so whoever comes later is given it again.
+    """
 
     def __init__(self, receive: Receive, context: ServerContext) -> None:
         self._receive = receive
@@ -105,17 +109,18 @@ class IncomingBody:
         self._num_bytes = 0
         self._deadline = asyncio.get_running_loop().time() + context.config.body_timeout_seconds
         self.is_complete = False
+        self._has_left = False
 
     async def receive(self) -> Message:
         """The next message. Raises BodyTooLarge, BodyTimeout, Draining."""
         if self.is_complete:  # what comes now is the client's leaving, and that may take its time
-            return await self._receive()
+            return await self._next()
         arriving = self._context.arriving
         try:
             async with asyncio.timeout_at(self._deadline) as timeout:
                 arriving.add(timeout)
                 try:
-                    message = await self._receive()
+                    message = await self._next()
                 finally:
                     arriving.discard(timeout)
         except TimeoutError:
@@ -126,6 +131,14 @@ class IncomingBody:
         self.is_complete = not message.get("more_body", False)
         if self._num_bytes > self._max_bytes:
             raise self.too_large()
+        return message
+
+    async def _next(self) -> Message:
+        """The transport's next message; every one after a disconnect is a disconnect."""
+        if self._has_left:
+            return {"type": "http.disconnect"}
+        message = await self._receive()
+        self._has_left = message["type"] == "http.disconnect"
         return message
 
     def too_large(self) -> BodyTooLarge:
@@ -139,13 +152,13 @@ class IncomingBody:
         try:
             async with asyncio.timeout(LINGER_SECONDS):
                 while not self.is_complete:
-                    self.is_complete = not (await self._receive()).get("more_body", False)
+                    self.is_complete = not (await self._next()).get("more_body", False)
         except TimeoutError:
             pass
 
     async def drop_rest(self) -> None:
         """Take what is queued until the connection is closed: a full queue would block that for ever."""
-        while (await self._receive())["type"] != "http.disconnect":
+        while (await self._next())["type"] != "http.disconnect":
             pass
 
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from server.answer import Answer, while_connected
+from server.answer import Answer, abort_all, while_connected
 from server.body import read_json
 from server.context import ServerContext, context_of
 from server.errors import OPENAI, Envelope
@@ -78,6 +78,10 @@ async def run_generation(
     body, name = await read_request(http, schema)
     answer = Answer(id_prefix, name, context.engine.model)
     http.state.answer = answer
-    return await while_connected(
-        http, context.config.request_timeout_seconds, lambda: reply(context, body, answer)
-    )
+    try:
+        return await while_connected(
+            http, context.config.request_timeout_seconds, lambda: reply(context, body, answer)
+        )
+    except BaseException:  # also if this handler is cancelled in the turn in which its answer is ready
+        abort_all(answer.streams)
+        raise
