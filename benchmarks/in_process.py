@@ -95,6 +95,7 @@ async def engine_around(
         dtype=runner.dtype,
         device=runner.device,
         num_pages=runner.num_pages,
+        kv_windows=runner.kv_windows,
         page_size=config.page_size,
         created=int(time.time()),
     )

@@ -8,6 +8,7 @@ from typing import Any
 class ModelInfo:
     """The served model. `vocab_size` is the width of the logits: valid token ids are below it.
 
+    `kv_windows`: for each KV group the tokens that a query sees, its own included; 0: all of them.
     With `num_labels` above 0 it has a score head of that many outputs and no language model head.
     """
 
@@ -22,5 +23,6 @@ class ModelInfo:
     num_pages: int
     page_size: int
     created: int
+    kv_windows: tuple[int, ...] = (0,)
     quantization: str | None = None
     num_labels: int = 0

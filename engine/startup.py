@@ -68,10 +68,9 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
     except BaseException:
         await device.stop()
         raise
-    num_tokens = runner.num_pages * config.page_size
     report(
         f"loaded weights and tokenizer; {runner.dtype} on {runner.device}, "
-        f"KV pool of {num_tokens:,} tokens, context of {runner.max_model_len:,}"
+        f"KV pool of {runner.num_kv_tokens:,} tokens, context of {runner.max_model_len:,}"
     )
     return EngineParts(
         model=ModelInfo(
@@ -85,6 +84,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
             device=runner.device,
             num_pages=runner.num_pages,
             page_size=config.page_size,
+            kv_windows=runner.kv_windows,
             created=int(time.time()),
             quantization=config.quantization,
             num_labels=runner.num_labels,

@@ -38,10 +38,10 @@ _BLOCK = 1024
 class StepInputs(NamedTuple):
     """Tensors that a step is written to; they may have room for more than it has.
 
-    Per token, int64: `token_ids`, `positions`, and `slot_mapping`, page * page_size + offset of its keys.
-    Per row, int32: `context_lens`; `query_start`, with room for one more; `page_table` [rows, pages];
-    `num_rows` [1]. Per logits position, int64: `logits_indices`, its token's index in the step, and
-    `logits_slots` and `logits_positions`, slot and position of that token.
+    Per token, int64: `token_ids`, `positions`, and `slot_mapping` [groups, tokens], page * page_size + offset
+    of its keys in each KV group. Per row, int32: `context_lens`; `query_start`, with room for one more;
+    `page_table` [groups, rows, pages]; `num_rows` [1]. Per logits position, int64: `logits_indices`, its
+    token's index in the step, and `logits_slots` and `logits_positions`, slot and position of that token.
     """
 
     token_ids: torch.Tensor
@@ -57,18 +57,25 @@ class StepInputs(NamedTuple):
 
     @classmethod
     def empty(
-        cls, num_tokens: int, num_rows: int, num_pages: int, num_logits: int, device: torch.device
+        cls,
+        num_tokens: int,
+        num_rows: int,
+        num_pages: int,
+        num_logits: int,
+        device: torch.device,
+        num_groups: int = 1,
     ) -> "StepInputs":
         """Allocate them uninitialized."""
-        sizes = [num_tokens] * 3 + [num_logits] * 3
+        sizes = [num_tokens, num_tokens, num_groups * num_tokens, *[num_logits] * 3]
         token_ids, positions, slot_mapping, *of_logits = torch.empty(
             sum(sizes), dtype=torch.int64, device=device
         ).split(sizes)
-        sizes = [num_rows, num_rows + 1, num_rows * num_pages, 1]
+        sizes = [num_rows, num_rows + 1, num_groups * num_rows * num_pages, 1]
         context_lens, query_start, pages, count = torch.empty(
             sum(sizes), dtype=torch.int32, device=device
         ).split(sizes)
-        page_table = pages.view(num_rows, num_pages)
+        slot_mapping = slot_mapping.view(num_groups, num_tokens)
+        page_table = pages.view(num_groups, num_rows, num_pages)
         return cls(
             token_ids, positions, slot_mapping, context_lens, query_start, page_table, count, *of_logits
         )
@@ -78,14 +85,15 @@ class StepInputs(NamedTuple):
         return self._replace(
             token_ids=self.token_ids[:num_tokens],
             positions=self.positions[:num_tokens],
-            slot_mapping=self.slot_mapping[:num_tokens],
+            slot_mapping=self.slot_mapping[:, :num_tokens],
         )
 
 
 # Not specialized on values that change every step, which would recompile.
 @triton.jit(
     do_not_specialize=[
-        "page_table_stride", "num_tokens", "num_logits", "token_room", "row_room", "logits_room"
+        "new_pages_stride", "slot_mapping_stride", "group_stride", "page_table_stride", "num_tokens",
+        "num_logits", "token_room", "row_room", "logits_room",
     ],
     do_not_specialize_on_alignment=[
         "rows_ptr", "host_token_ids_ptr", "new_pages_ptr", "token_ids_ptr", "positions_ptr",
@@ -109,15 +117,19 @@ def _step_inputs_kernel(
     logits_indices_ptr,
     logits_slots_ptr,
     logits_positions_ptr,
+    slot_tables_group_stride,
     slot_tables_stride,
+    new_pages_stride,
+    slot_mapping_stride,
+    group_stride,
     page_table_stride,
     num_tokens,
     num_logits,
     token_room,
     row_room,
     logits_room,
-    padding_kv_slot,
     padding_slot,
+    NUM_GROUPS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -129,8 +141,12 @@ def _step_inputs_kernel(
         tl.store(num_rows_ptr, num_rows)
         for first in range(num_rows, row_room + 1, BLOCK):
             tl.store(query_start_ptr + first + lane, num_tokens, mask=first + lane <= row_room)
-        for first in range(num_tokens, token_room, BLOCK):
-            tl.store(slot_mapping_ptr + first + lane, padding_kv_slot, mask=first + lane < token_room)
+        for group in tl.static_range(NUM_GROUPS):
+            table = slot_tables_ptr + group * slot_tables_group_stride + padding_slot * slot_tables_stride
+            kv_slot = tl.load(table).to(tl.int64) * PAGE_SIZE
+            target = slot_mapping_ptr + group * slot_mapping_stride
+            for first in range(num_tokens, token_room, BLOCK):
+                tl.store(target + first + lane, kv_slot, mask=first + lane < token_room)
         for first in range(num_logits, logits_room, BLOCK):
             there = first + lane < logits_room
             tl.store(logits_indices_ptr + first + lane, 0, mask=there)
@@ -159,16 +175,19 @@ def _step_inputs_kernel(
         tl.store(logits_positions_ptr + first_logits + first + lane, start + index, mask=there)
 
     # Old pages are read where no new ones are written, so nothing waits for a store.
-    table = slot_tables_ptr + slot * slot_tables_stride
     num_columns = tl.cdiv(context_len, PAGE_SIZE)
-    for first in range(0, tl.maximum(num_columns, end_column), BLOCK):
-        column = first + lane
-        is_new = (column >= first_column) & (column < end_column)
-        page = tl.load(new_pages + column, mask=is_new, other=0).to(tl.int32)
-        old = tl.load(table + column, mask=(column < num_columns) & ~is_new, other=0)
-        page = tl.where(is_new, page, old)
-        tl.store(page_table_ptr + row * page_table_stride + column, page, mask=column < num_columns)
-        tl.store(table + column, page, mask=is_new)
+    for group in tl.static_range(NUM_GROUPS):
+        table = slot_tables_ptr + group * slot_tables_group_stride + slot * slot_tables_stride
+        row_table = page_table_ptr + group * group_stride + row * page_table_stride
+        group_pages = new_pages + group * new_pages_stride
+        for first in range(0, tl.maximum(num_columns, end_column), BLOCK):
+            column = first + lane
+            is_new = (column >= first_column) & (column < end_column)
+            page = tl.load(group_pages + column, mask=is_new, other=0).to(tl.int32)
+            old = tl.load(table + column, mask=(column < num_columns) & ~is_new, other=0)
+            page = tl.where(is_new, page, old)
+            tl.store(row_table + column, page, mask=column < num_columns)
+            tl.store(table + column, page, mask=is_new)
 
     last_token = tl.load(last_token_ptr + slot)
     for first in range(0, length, BLOCK):
@@ -177,15 +196,18 @@ def _step_inputs_kernel(
         position = start + index
         column = position // PAGE_SIZE
         is_new = (column >= first_column) & (column < end_column)
-        page = tl.load(new_pages + column, mask=there & is_new, other=0)
-        page += tl.load(table + column, mask=there & ~is_new, other=0)
+        for group in tl.static_range(NUM_GROUPS):
+            table = slot_tables_ptr + group * slot_tables_group_stride + slot * slot_tables_stride
+            page = tl.load(new_pages + group * new_pages_stride + column, mask=there & is_new, other=0)
+            page += tl.load(table + column, mask=there & ~is_new, other=0)
+            kv_slot = page * PAGE_SIZE + position % PAGE_SIZE
+            target = slot_mapping_ptr + group * slot_mapping_stride + first_token
+            tl.store(target + index, kv_slot, mask=there)
         place = first_host + index
         token_id = tl.load(host_token_ids_ptr + place, mask=there & (place >= 0), other=0)
         token_id = tl.where(place < 0, last_token, token_id)
         tl.store(token_ids_ptr + first_token + index, token_id, mask=there)
         tl.store(positions_ptr + first_token + index, position, mask=there)
-        kv_slot = page * PAGE_SIZE + position % PAGE_SIZE
-        tl.store(slot_mapping_ptr + first_token + index, kv_slot, mask=there)
 
 
 def step_inputs_triton(
@@ -199,10 +221,10 @@ def step_inputs_triton(
     num_tokens: int,
     num_logits: int,
     page_size: int,
-    padding_kv_slot: int,
     padding_slot: int,
 ) -> None:
-    assert rows.is_contiguous() and slot_tables.stride(1) == inputs.page_table.stride(1) == 1
+    assert rows.is_contiguous() and new_pages.is_contiguous()
+    assert slot_tables.stride(2) == inputs.page_table.stride(2) == inputs.slot_mapping.stride(1) == 1
     _step_inputs_kernel[(rows.shape[1] + 1,)](
         rows,
         host_token_ids,
@@ -211,14 +233,18 @@ def step_inputs_triton(
         slot_tables,
         *inputs,
         slot_tables.stride(0),
+        slot_tables.stride(1),
+        new_pages.stride(0),
+        inputs.slot_mapping.stride(0),
         inputs.page_table.stride(0),
+        inputs.page_table.stride(1),
         num_tokens,
         num_logits,
         inputs.token_ids.shape[0],
         inputs.context_lens.shape[0],
         inputs.logits_indices.shape[0],
-        padding_kv_slot,
         padding_slot,
+        NUM_GROUPS=slot_tables.shape[0],
         PAGE_SIZE=page_size,
         BLOCK=_BLOCK,
         num_warps=4,
@@ -236,20 +262,19 @@ def step_inputs_torch(
     num_tokens: int,
     num_logits: int,
     page_size: int,
-    padding_kv_slot: int,
     padding_slot: int,
 ) -> None:
     """Write a step to `inputs`, and its new pages to the page tables of the rows' slots.
 
     rows int64 [NUM_COLUMNS, num_rows]: a record per row; each row has at least one token, and its tokens
-    follow those of the row before. host_token_ids int64; new_pages int64: page numbers; last_token int64
-    [num_slots]: each slot's last sampled token; slot_tables int32 [num_slots, max_pages]. Every row has its
-    own slot.
+    follow those of the row before. host_token_ids int64; new_pages int64 [num_groups, num_new_pages]: page
+    numbers, row after row; last_token int64 [num_slots]: each slot's last sampled token; slot_tables int32
+    [num_groups, num_slots, max_pages]. Every row has its own slot.
 
-    Where `inputs` have room for more than the num_tokens tokens, the rest of `slot_mapping` is
-    `padding_kv_slot`; after the rows each `query_start` is num_tokens; after the num_logits logits positions
-    come some of `padding_slot`, with token and position 0. Of a row of `page_table` only the pages of its
-    context are sure to be written.
+    Where `inputs` have room for more than the num_tokens tokens, the rest of `slot_mapping` is the start of
+    the first page of `padding_slot`; after the rows each `query_start` is num_tokens; after the num_logits
+    logits positions come some of `padding_slot`, with token and position 0. Of a row of `page_table` only the
+    pages of its context are sure to be written.
     """
     # In numpy, on the tensors' own memory: for so few numbers a call into torch takes several times as long.
     token_ids, positions, slot_mapping, context_lens, query_start, page_table, count, *of_logits = (
@@ -260,11 +285,11 @@ def step_inputs_torch(
     )
     tables, num_rows = slot_tables.numpy(), len(slots)
     ends = starts + lengths
-    if len(new_pages):
+    if new_pages.shape[1]:
         row = np.repeat(np.arange(num_rows), new_counts)  # of each new page
-        columns = (first_columns - first_new)[row] + np.arange(len(new_pages))
-        tables[slots[row], columns] = new_pages.numpy()
-    page_table[:num_rows] = tables[slots, : page_table.shape[1]]
+        columns = (first_columns - first_new)[row] + np.arange(new_pages.shape[1])
+        tables[:, slots[row], columns] = new_pages.numpy()
+    page_table[:, :num_rows] = tables[:, slots, : page_table.shape[2]]
     context_lens[:num_rows] = ends
     query_start[:num_rows] = first_tokens
     query_start[num_rows:] = num_tokens
@@ -274,8 +299,8 @@ def step_inputs_torch(
     position = (starts - first_tokens)[row] + place
     column, offset = np.divmod(position, page_size)
     positions[:num_tokens] = position
-    slot_mapping[:num_tokens] = tables[slots[row], column].astype(np.int64) * page_size + offset
-    slot_mapping[num_tokens:] = padding_kv_slot
+    slot_mapping[:, :num_tokens] = tables[:, slots[row], column].astype(np.int64) * page_size + offset
+    slot_mapping[:, num_tokens:] = tables[:, padding_slot, :1].astype(np.int64) * page_size
     is_on_host = first_host >= 0
     token_ids[first_tokens[~is_on_host]] = last_token.numpy()[slots[~is_on_host]]
     place = place[is_on_host[row]]
@@ -293,8 +318,9 @@ step_inputs = dispatch(step_inputs_triton, step_inputs_torch)
 
 
 class DecodeInputs(NamedTuple):
-    """`token_ids` and `slot_mapping` int64 [num_rows], `context_lens` int32 [num_rows], `page_table` int32
-    [num_rows, max_pages], of which only the pages of a row's context are written.
+    """`token_ids` int64 [num_rows], `slot_mapping` int64 [num_groups, num_rows], `context_lens` int32
+    [num_rows], `page_table` int32 [num_groups, num_rows, max_pages], of which only the pages of a row's
+    context are written.
     """
 
     token_ids: torch.Tensor
@@ -313,8 +339,10 @@ def _decode_inputs_kernel(
     context_lens_ptr,
     page_table_ptr,
     staging_stride,
+    slot_tables_group_stride,
     slot_tables_stride,
     max_pages,
+    NUM_GROUPS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -322,33 +350,35 @@ def _decode_inputs_kernel(
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(staging_ptr + row)
     position = tl.load(staging_ptr + staging_stride + row)
-    new_page = tl.load(staging_ptr + 2 * staging_stride + row).to(tl.int32)
     column = position // PAGE_SIZE
-    table = slot_tables_ptr + slot * slot_tables_stride
-    page = new_page
-    if new_page < 0:
-        page = tl.load(table + column)
     tl.store(token_ids_ptr + row, tl.load(last_token_ptr + slot))
-    tl.store(slot_mapping_ptr + row, page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE)
     tl.store(context_lens_ptr + row, (position + 1).to(tl.int32))
-    for start in range(0, column + 1, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        pages = tl.load(table + columns, mask=columns < column, other=0)
-        pages = tl.where(columns == column, page, pages)
-        tl.store(page_table_ptr + row * max_pages + columns, pages, mask=columns <= column)
-    tl.store(table + column, page)
+    num_rows = tl.num_programs(0)
+    for group in tl.static_range(NUM_GROUPS):
+        page = tl.load(staging_ptr + (2 + group) * staging_stride + row).to(tl.int32)
+        table = slot_tables_ptr + group * slot_tables_group_stride + slot * slot_tables_stride
+        if page < 0:
+            page = tl.load(table + column)
+        place = group * num_rows + row
+        tl.store(slot_mapping_ptr + place, page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE)
+        for start in range(0, column + 1, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            pages = tl.load(table + columns, mask=columns < column, other=0)
+            pages = tl.where(columns == column, page, pages)
+            tl.store(page_table_ptr + place * max_pages + columns, pages, mask=columns <= column)
+        tl.store(table + column, page)
 
 
 def decode_inputs_triton(
     staging: torch.Tensor, last_token: torch.Tensor, slot_tables: torch.Tensor, page_size: int
 ) -> DecodeInputs:
-    num_rows, max_pages = staging.shape[1], slot_tables.shape[1]
-    assert staging.stride(1) == slot_tables.stride(1) == 1
+    num_rows, (num_groups, _, max_pages) = staging.shape[1], slot_tables.shape
+    assert staging.stride(1) == slot_tables.stride(2) == 1
     inputs = DecodeInputs(
         token_ids=torch.empty(num_rows, dtype=torch.int64, device=staging.device),
-        slot_mapping=torch.empty(num_rows, dtype=torch.int64, device=staging.device),
+        slot_mapping=torch.empty(num_groups, num_rows, dtype=torch.int64, device=staging.device),
         context_lens=torch.empty(num_rows, dtype=torch.int32, device=staging.device),
-        page_table=torch.empty(num_rows, max_pages, dtype=torch.int32, device=staging.device),
+        page_table=torch.empty(num_groups, num_rows, max_pages, dtype=torch.int32, device=staging.device),
     )
     if num_rows:
         _decode_inputs_kernel[(num_rows,)](
@@ -358,7 +388,9 @@ def decode_inputs_triton(
             *inputs,
             staging.stride(0),
             slot_tables.stride(0),
+            slot_tables.stride(1),
             max_pages,
+            NUM_GROUPS=num_groups,
             PAGE_SIZE=page_size,
             BLOCK=_BLOCK,
             num_warps=1,
@@ -371,19 +403,20 @@ def decode_inputs_torch(
 ) -> DecodeInputs:
     """Return the inputs of decode rows, and write their new pages to `slot_tables`.
 
-    staging int64 [3, num_rows]: slot, position of its last token, and the page for that position if it is the
-    first of a page, else negative. last_token int64 [num_slots]: each slot's last sampled token; slot_tables
-    int32 [num_slots, max_pages]. Every row but padding has a slot of its own.
+    staging int64 [2 + num_groups, num_rows]: slot, position of its last token, and for each KV group the page
+    for that position if it is the first of a page, else negative. last_token int64 [num_slots]: each slot's
+    last sampled token; slot_tables int32 [num_groups, num_slots, max_pages]. Every row but padding has a slot
+    of its own.
     """
-    slots, positions, new_pages = staging
+    (slots, positions), new_pages = staging[:2], staging[2:]
     columns = positions // page_size
-    pages = torch.where(new_pages >= 0, new_pages.to(torch.int32), slot_tables[slots, columns])
-    slot_tables[slots, columns] = pages
+    pages = torch.where(new_pages >= 0, new_pages.to(torch.int32), slot_tables[:, slots, columns])
+    slot_tables[:, slots, columns] = pages
     return DecodeInputs(
         token_ids=last_token[slots],
         slot_mapping=pages.to(torch.int64) * page_size + positions % page_size,
         context_lens=(positions + 1).to(torch.int32),
-        page_table=slot_tables[slots],
+        page_table=slot_tables[:, slots],
     )
 
 

@@ -17,11 +17,17 @@ class DecoderLayer(Part):
     """Attention and MLP, each after its norm."""
 
     def __init__(
-        self, layer: LayerSpec, spec: DecoderSpec, rotary: Rotary, shard: Shard, norm: NormMaker
+        self,
+        layer: LayerSpec,
+        spec: DecoderSpec,
+        rotary: Rotary,
+        shard: Shard,
+        norm: NormMaker,
+        kv_group: int,
     ) -> None:
         size = spec.hidden_size
         self.attention_norm = norm(size)
-        self.attention = Attention(layer.attention, size, rotary, shard, norm)
+        self.attention = Attention(layer.attention, size, rotary, shard, norm, kv_group)
         self.mlp_norm = norm(size)
         self.mlp = Mlp(layer.mlp, size)
 
@@ -50,7 +56,10 @@ class Decoder(Part):
         self.embedding = Embedding((spec.vocab_size, spec.hidden_size), dtype, device)
         rotary = Rotary(spec.rope, spec.max_position, device)
         norm = partial(Norm, eps=spec.norm_eps, dtype=dtype, device=device)
-        self.layers = [DecoderLayer(layer, spec, rotary, shard, norm) for layer in spec.layers]
+        self.layers = [
+            DecoderLayer(layer, spec, rotary, shard, norm, kv_group)
+            for layer, (kv_group, _) in zip(spec.layers, spec.kv_places, strict=True)
+        ]
         self.norm = norm(spec.hidden_size)
         if spec.num_labels:
             self.score = ScoreHead(spec.num_labels, spec.hidden_size, device)
@@ -86,8 +95,8 @@ class Decoder(Part):
     def __call__(self, batch: ForwardBatch, kv: Sequence[KVLayer]) -> Tensor:
         """Return hidden states after the final norm at `batch.hidden_indices`, [num_hidden, hidden_size].
 
-        kv: one KVLayer per layer; keys and values of this step are written at `batch.attention.slot_mapping`.
-        Positions must be below `spec.max_position`.
+        kv: one KVLayer per layer; keys and values of this step are written at the `slot_mapping` of the
+        layer's KV group. Positions must be below `spec.max_position`.
         """
         return self.tail(*self.body(batch, kv), batch)
 

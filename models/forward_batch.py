@@ -14,12 +14,13 @@ class ForwardBatch:
 
     Every part of the model receives it next to its activations, so data per token that only some parts need
     (an adapter, an expert, an image) becomes a field here and no argument anywhere else.
+    `attention` has an entry for each of the model's KV groups.
     hidden_indices int64 [num_hidden]: tokens whose final hidden states are returned; None: all tokens.
     """
 
     token_ids: Tensor
     positions: Tensor
-    attention: AttentionBatch
+    attention: tuple[AttentionBatch, ...]
     hidden_indices: Tensor | None = None
 
     def only_hidden(self) -> "ForwardBatch":

@@ -156,14 +156,20 @@ class Rotary:
 
         They are gathered once per step.
         """
-        return batch.attention.once(self, lambda: self._cos_sin[batch.positions])
+        return batch.attention[0].once(self, lambda: self._cos_sin[batch.positions])
 
 
 class Attention(Part):
     """Grouped-query self-attention over pages, with rotary positions: attend(), then `output`."""
 
     def __init__(
-        self, spec: AttentionSpec, hidden_size: int, rotary: Rotary, shard: Shard, norm: NormMaker
+        self,
+        spec: AttentionSpec,
+        hidden_size: int,
+        rotary: Rotary,
+        shard: Shard,
+        norm: NormMaker,
+        kv_group: int,
     ) -> None:
         if spec.num_kv_heads % shard.world:
             raise ModelError(
@@ -180,6 +186,7 @@ class Attention(Part):
         num_kv_heads = spec.num_kv_heads // shard.world
         self._heads = (spec.num_heads // shard.world, num_kv_heads, num_kv_heads)
         self._options = AttentionOptions(spec.scale, spec.window)
+        self._kv_group = kv_group
 
     def attend(self, hidden: Tensor, batch: ForwardBatch, kv: KVLayer, out: Tensor | None = None) -> Tensor:
         """Write keys and values of hidden [num_tokens, hidden_size] to `kv` and attend to its pages.
@@ -191,10 +198,11 @@ class Attention(Part):
         norm = None
         if self.q_norm is not None and self.k_norm is not None:
             norm = QKNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        rope_kv_write(q, k, v, self._rotary.angles(batch), kv, batch.attention.slot_mapping, norm)
+        attention = batch.attention[self._kv_group]
+        rope_kv_write(q, k, v, self._rotary.angles(batch), kv, attention.slot_mapping, norm)
         if out is not None:
             out = out.view(q.shape)
-        attended = paged_attention(q, kv, batch.attention, self._options, out)
+        attended = paged_attention(q, kv, attention, self._options, out)
         return attended.view(q.shape[0], -1)
 
 

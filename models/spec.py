@@ -124,3 +124,13 @@ class DecoderSpec:
             for shape, layers in kinds.items()
             for first in range(-(-len(layers) // size))
         )
+
+    @property
+    def kv_places(self) -> tuple[tuple[int, int], ...]:
+        """For each layer the index of its KV group, and its own index in that."""
+        places = {
+            layer: (group_index, index)
+            for group_index, group in enumerate(self.kv_groups)
+            for index, layer in enumerate(group.layers)
+        }
+        return tuple(places[layer] for layer in range(self.num_layers))

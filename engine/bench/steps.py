@@ -17,7 +17,6 @@ import torch
 from engine.bench.probe import Ceilings, Probe
 from engine.config import EngineConfig
 from engine.device.devices import choose_device, set_up_thread
-from engine.device.kv_cache import bytes_per_token
 from engine.device.runner import ModelRunner
 from engine.device.thread import LaunchedStep
 from engine.outputs import Row, SlotInit, StepOutput, StepPlan
@@ -150,7 +149,8 @@ class Floors:
 
     def decode_seconds(self, batch: int, context: int) -> float:
         """Return a lower bound for a decode step of `batch` rows with `context` keys each."""
-        kv_bytes = batch * context * bytes_per_token(self.spec, self.dtype)
+        per_token = sum(2 * len(group.layers) * group.token_size for group in self.spec.kv_groups)
+        kv_bytes = batch * context * per_token * self.dtype.itemsize
         return self.matmul_seconds[batch, batch] + kv_bytes / self.ceilings.bytes_per_second
 
     def prefill_seconds(self, length: int) -> float:

@@ -56,14 +56,18 @@ class StepBatch:
     def forward(self) -> ForwardBatch:
         """Return the batch for a model, of a step that has its inputs to itself."""
         inputs = self.inputs
-        attention = AttentionBatch(
-            page_table=inputs.page_table,
-            query_start=inputs.query_start,
-            context_lens=inputs.context_lens,
-            slot_mapping=inputs.slot_mapping,
-            num_decode_rows=self.num_single_rows,
-            query_lens=self.query_lens.tolist(),
-            context_lens_host=self.context_lens.tolist(),
+        query_lens, context_lens = self.query_lens.tolist(), self.context_lens.tolist()
+        attention = tuple(
+            AttentionBatch(
+                page_table=page_table,
+                query_start=inputs.query_start,
+                context_lens=inputs.context_lens,
+                slot_mapping=slot_mapping,
+                num_decode_rows=self.num_single_rows,
+                query_lens=query_lens,
+                context_lens_host=context_lens,
+            )
+            for page_table, slot_mapping in zip(inputs.page_table, inputs.slot_mapping, strict=True)
         )
         return ForwardBatch(inputs.token_ids, inputs.positions, attention, self.hidden_indices)
 
@@ -100,7 +104,10 @@ def build_batch(
         slots.start(inits, *on_device[4:])
     if inputs is None:
         num_pages = -(-int(context_lens.max()) // page_size)
-        inputs = StepInputs.empty(plan.num_tokens, plan.num_rows, num_pages, len(logits_slots), device)
+        num_groups = slots.page_table.shape[0]
+        inputs = StepInputs.empty(
+            plan.num_tokens, plan.num_rows, num_pages, len(logits_slots), device, num_groups
+        )
     step_inputs(
         device_rows,
         device_token_ids,
@@ -111,7 +118,6 @@ def build_batch(
         num_tokens=plan.num_tokens,
         num_logits=len(logits_slots),
         page_size=page_size,
-        padding_kv_slot=slots.padding_page * page_size,
         padding_slot=slots.padding_slot,
     )
     hidden_indices = inputs.logits_indices[: len(logits_slots)]
@@ -130,7 +136,7 @@ def build_batch(
 
 
 def _rows(plan: StepPlan, slots: StateSlots) -> tuple[np.ndarray, np.ndarray]:
-    """Return the records of `step_inputs`, int64 [NUM_COLUMNS, num_rows], and all new pages, int64."""
+    """Return the records of `step_inputs`, int64 [NUM_COLUMNS, num_rows], and new pages [num_groups, ...]."""
     num_decode = plan.num_decode_rows
     rows = np.zeros((NUM_COLUMNS, plan.num_rows), np.int64)
     rows[SLOT] = plan.slots
@@ -141,10 +147,12 @@ def _rows(plan: StepPlan, slots: StateSlots) -> tuple[np.ndarray, np.ndarray]:
     rows[FIRST_HOST_TOKEN, num_decode:] = rows[FIRST_TOKEN, num_decode:] - num_decode
     rows[NUM_LOGITS] = plan.num_logits
     rows[FIRST_LOGITS] = rows[NUM_LOGITS].cumsum() - rows[NUM_LOGITS]
-    new_pages: list[int] = []
-    for row, (pages,) in plan.new_pages.items():
-        rows[FIRST_NEW_PAGE, row] = len(new_pages)
-        rows[NUM_NEW_PAGES, row] = len(pages)
-        rows[FIRST_COLUMN, row] = slots.take_columns(plan.slots[row], len(pages), is_new=row in plan.inits)
-        new_pages += pages
-    return rows, np.array(new_pages, np.int64)
+    new_pages: list[list[int]] = [[] for _ in slots.page_table]
+    for row, pages in plan.new_pages.items():
+        num_pages = len(pages[0])
+        rows[FIRST_NEW_PAGE, row] = len(new_pages[0])
+        rows[NUM_NEW_PAGES, row] = num_pages
+        rows[FIRST_COLUMN, row] = slots.take_columns(plan.slots[row], num_pages, is_new=row in plan.inits)
+        for group, of_group in zip(new_pages, pages, strict=True):
+            group += of_group
+    return rows, slots.to_group_pages(np.array(new_pages, np.int64))

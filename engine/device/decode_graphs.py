@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -47,7 +48,8 @@ class CapturedSampling:
 
 
 class DecodeGraphs:
-    """Captures and replays. `staging` int64 [3, max_num_seqs]: slot, position, and new page (-1: none).
+    """Captures and replays. `staging` int64 [2 + num_groups, max_num_seqs]: slot, position, and of each KV
+    group the new page (-1: none).
 
     `logits` fp32 [max_num_seqs, vocab_size] are written by a forward pass, which need not be one of decode
     rows, and read by sampling, together with slots and positions of `staging`.
@@ -69,7 +71,8 @@ class DecodeGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._forwards: dict[int, torch.cuda.CUDAGraph] = {}
         self._samplings: dict[int, CapturedSampling] = {}
-        self.staging = torch.zeros(3, max_num_seqs, dtype=torch.int64, device=slots.last_token.device)
+        num_rows = NEW_PAGES + slots.page_table.shape[0]
+        self.staging = torch.zeros(num_rows, max_num_seqs, dtype=torch.int64, device=slots.last_token.device)
         self.logits = torch.zeros(max_num_seqs, model.spec.vocab_size, device=self.staging.device)
         self._query_start = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=self.staging.device)
         shape = tuple(self.staging.shape)
@@ -82,7 +85,7 @@ class DecodeGraphs:
         """Capture all sizes, largest first so that the smaller ones fit into its memory."""
         self._slots.allocate_counts()
         self.staging[SLOTS] = self._slots.padding_slot
-        self.staging[NEW_PAGES] = NO_PAGE
+        self.staging[NEW_PAGES:] = NO_PAGE
         console = Console(stderr=True)
         for size in track(self.sizes[::-1], "capturing CUDA graphs", console=console, transient=True):
             # Kernels are compiled and workspaces allocated outside the capture.
@@ -123,11 +126,14 @@ class DecodeGraphs:
         buffer = next(self._pinned)
         columns = buffer.numpy()
         columns[:NEW_PAGES, :num_rows] = plan.slots, plan.starts
-        columns[NEW_PAGES, :num_rows] = NO_PAGE
-        for row, (pages,) in plan.new_pages.items():
-            self._slots.take_columns(plan.slots[row], len(pages), is_new=False)
-            columns[NEW_PAGES, row] = pages[0]
-        columns[:, num_rows:size] = [[self._slots.padding_slot], [0], [NO_PAGE]]
+        columns[NEW_PAGES:, :num_rows] = NO_PAGE
+        if plan.new_pages:
+            for row in plan.new_pages:
+                self._slots.take_columns(plan.slots[row], 1, is_new=False)
+            pages = np.array(list(plan.new_pages.values()), np.int64)[:, :, 0].T
+            columns[NEW_PAGES:, list(plan.new_pages)] = self._slots.to_group_pages(pages)
+        columns[:NEW_PAGES, num_rows:size] = [[self._slots.padding_slot], [0]]
+        columns[NEW_PAGES:, num_rows:size] = NO_PAGE
         self.staging.copy_(buffer, non_blocking=True)
         self._forwards[size].replay()
 
@@ -136,12 +142,15 @@ class DecodeGraphs:
         inputs = decode_inputs(
             self.staging[:, :size], self._slots.last_token, self._slots.page_table, self._page_size
         )
-        attention = AttentionBatch(
-            page_table=inputs.page_table,
-            query_start=self._query_start[: size + 1],
-            context_lens=inputs.context_lens,
-            slot_mapping=inputs.slot_mapping,
-            num_decode_rows=size,
+        attention = tuple(
+            AttentionBatch(
+                page_table=page_table,
+                query_start=self._query_start[: size + 1],
+                context_lens=inputs.context_lens,
+                slot_mapping=slot_mapping,
+                num_decode_rows=size,
+            )
+            for page_table, slot_mapping in zip(inputs.page_table, inputs.slot_mapping, strict=True)
         )
         batch = ForwardBatch(inputs.token_ids, self.staging[POSITIONS, :size], attention)
         self._model.logits(self._model(batch, self._kv_layers), self.logits[:size])

@@ -14,7 +14,6 @@ from kernels.kv_layer import KVLayer
 from kernels.paged_attention import AttentionBatch
 from models.decoder import Decoder
 from models.forward_batch import ForwardBatch
-from models.spec import DecoderSpec
 
 # A CPU shares its memory with everything else on the machine, and more tokens than this are rarely of use to
 # one that computes a few hundred a second.
@@ -26,9 +25,18 @@ CUDA_MEMORY_SHARE = 0.92
 
 @dataclass(frozen=True)
 class KVCache:
-    """Keys and values of every layer, of num_pages + 1 pages: padded rows write to the last page."""
+    """Keys and values of all layers, in pages that the KV groups of a model share.
+
+    A page is one row of each tensor in `pools`, [num_pages + 1, page elements], a pair (keys, values) for
+    every layer of the largest group: layer i of any group reads pair i. `layers` are views of them, one for
+    each layer of the model. A layer with smaller tokens than those of another group sees several pages of
+    its own in one: `page_scales`, one for each group. Padded rows write to the last page.
+    """
 
     layers: tuple[KVLayer, ...]
+    pools: tuple[KVLayer, ...]
+    page_scales: tuple[int, ...]
+    windows: tuple[int, ...]
     num_pages: int
     page_size: int
 
@@ -38,55 +46,78 @@ class KVCache:
 
         Raises ValueError when it does not fit.
         """
-        page_bytes = bytes_per_token(model.spec, model.dtype) * config.page_size
+        page_bytes = _page_bytes(model, config.page_size)
+        num_groups = len(model.spec.kv_groups)
         if config.kv_tokens is not None:
-            num_pages = -(-config.kv_tokens // config.page_size)
+            num_pages = -(-config.kv_tokens // config.page_size) * num_groups
         elif model.device.type == "cuda":
             num_pages = _free_cuda_bytes(model, config, token_budget) // page_bytes
         else:
             max_tokens = max(CPU_MAX_TOKENS, model.spec.max_position)
-            num_pages = min(_free_cpu_bytes() // page_bytes, max_tokens // config.page_size)
+            num_pages = min(_free_cpu_bytes() // page_bytes, max_tokens // config.page_size * num_groups)
         if num_pages < 1:
             hint = "" if config.gpu_memory_utilization is None else "; raise gpu_memory_utilization"
             raise ValueError(f"kv_tokens: no memory is left for KV pages of {page_bytes:,} bytes each{hint}")
         try:
-            layers = _layers(model, num_pages, config.page_size)
+            return cls.of(model, num_pages, config.page_size)
         except (
             RuntimeError,
             MemoryError,
             ValueError,
         ) as error:  # ValueError: numpy's, for what no array can be
             raise ValueError(
-                f"kv_tokens: a pool of {num_pages * config.page_size:,} tokens takes "
+                f"kv_tokens: a pool of {num_pages * config.page_size // num_groups:,} tokens takes "
                 f"{num_pages * page_bytes / 2**30:.2f} GiB, more than is free"
             ) from error
-        return cls(layers, num_pages, config.page_size)
+
+    @classmethod
+    def of(cls, model: Decoder, num_pages: int, page_size: int) -> "KVCache":
+        """Allocate a pool of `num_pages` pages. Raises what torch and numpy raise when it does not fit."""
+        spec, world = model.spec, model.shard.world
+        size = _page_elements(model, page_size)
+        pools = tuple(
+            KVLayer(*(_zeros(model, num_pages + 1, size) for _ in range(2)))
+            for _ in range(max(len(group.layers) for group in spec.kv_groups))
+        )
+        layers = []
+        for layer, (_, index) in zip(spec.layers, spec.kv_places, strict=True):
+            shape = (-1, page_size, layer.attention.num_kv_heads // world, layer.attention.head_dim)
+            layers.append(KVLayer(*(tensor.view(shape) for tensor in pools[index])))
+        scales = tuple(size * world // (page_size * group.token_size) for group in spec.kv_groups)
+        windows = tuple(group.window for group in spec.kv_groups)
+        return cls(tuple(layers), pools, scales, windows, num_pages, page_size)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the pool holds."""
-        return self.num_pages * self.page_size
+        """Tokens the pool holds, with a page in every group."""
+        return self.num_pages // len(self.windows) * self.page_size
+
+    def copy_pages(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy pages, int64 [num_copies] each, of all layers of their groups."""
+        for pool in self.pools:
+            for pages in pool:
+                pages[targets] = pages[sources]
 
 
-def bytes_per_token(spec: DecoderSpec, dtype: torch.dtype) -> int:
-    """Bytes of keys and values of one token in all layers."""
-    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+def _page_elements(model: Decoder, page_size: int) -> int:
+    """Elements of the keys of a page in one layer: a whole number of pages of every group."""
+    return page_size * math.lcm(*(group.token_size // model.shard.world for group in model.spec.kv_groups))
 
 
-def _layers(model: Decoder, num_pages: int, page_size: int) -> tuple[KVLayer, ...]:
+def _page_bytes(model: Decoder, page_size: int) -> int:
+    num_layers = max(len(group.layers) for group in model.spec.kv_groups)
+    return 2 * num_layers * _page_elements(model, page_size) * model.dtype.itemsize
+
+
+def _zeros(model: Decoder, *shape: int) -> torch.Tensor:
     """Zeros, not empty: a masked position still enters a product with weight 0, and 0 * NaN is NaN.
 
     numpy's zeros come from the kernel untouched, so memory is used as pages are; torch writes its own.
     """
-    shape = (num_pages + 1, page_size, model.spec.num_kv_heads, model.spec.head_dim)
-
-    def zeros() -> torch.Tensor:
-        if model.device.type == "cpu":
-            num_bytes = math.prod(shape) * model.dtype.itemsize
-            return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(model.dtype).view(shape)
-        return torch.zeros(shape, dtype=model.dtype, device=model.device)
-
-    return tuple(KVLayer(zeros(), zeros()) for _ in range(model.spec.num_layers))
+    if model.device.type == "cpu":
+        num_bytes = math.prod(shape) * model.dtype.itemsize
+        return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(model.dtype).view(shape)
+    return torch.zeros(shape, dtype=model.dtype, device=model.device)
 
 
 def _free_cpu_bytes() -> int:
@@ -113,9 +144,11 @@ def _free_cuda_bytes(model: Decoder, config: EngineConfig, token_budget: int) ->
         query_lens=[num_tokens],
         context_lens_host=[num_tokens],
     )
+    of_groups = (attention,) * len(model.spec.kv_groups)
     try:
         hidden = model(
-            ForwardBatch(torch.zeros_like(positions), positions, attention), _layers(model, 1, page_size)
+            ForwardBatch(torch.zeros_like(positions), positions, of_groups),
+            KVCache.of(model, 1, page_size).layers,
         )
         prompt_logprobs(model, hidden, torch.zeros_like(positions))
     except torch.OutOfMemoryError as error:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from engine.device.capture import POSITIONS, SLOTS, capture, ladder
+from engine.device.slots import StateSlots
 from kernels.kv_layer import KVLayer
 from kernels.paged_attention import AttentionBatch
 from kernels.step_inputs import StepInputs
@@ -62,8 +63,8 @@ class MixedGraphs:
     """Captures and replays. All sizes work in the first rows of the same tensors.
 
     `_inputs` have room for `token_budget` tokens and `max_num_seqs` rows; `_attention_out` and `_residual`
-    [token_budget, ...]. Sampling finds slots and positions in `staging` int64 [3, max_num_seqs], and `logits`
-    fp32 [max_num_seqs, vocab_size], those of DecodeGraphs.
+    [token_budget, ...]. Sampling finds slots and positions in `staging`, and `logits` fp32
+    [max_num_seqs, vocab_size], those of DecodeGraphs.
     """
 
     def __init__(
@@ -73,8 +74,7 @@ class MixedGraphs:
         *,
         token_budget: int,
         max_num_seqs: int,
-        max_pages: int,
-        padding_kv_slot: int,
+        slots: StateSlots,
         staging: torch.Tensor,
         logits: torch.Tensor,
     ) -> None:
@@ -88,10 +88,12 @@ class MixedGraphs:
         self._logits = logits
         device = model.device
         attention = model.spec.layers[-1].attention
-        inputs = StepInputs.empty(token_budget, max_num_seqs, max_pages, max_num_seqs, device)
+        num_groups, _, max_pages = slots.page_table.shape
+        inputs = StepInputs.empty(token_budget, max_num_seqs, max_pages, max_num_seqs, device, num_groups)
         for tensor in inputs:
             tensor.zero_()
-        inputs.slot_mapping.fill_(padding_kv_slot)
+        page_size = kv_layers[0].keys.shape[1]
+        inputs.slot_mapping.copy_(slots.page_table[:, slots.padding_slot, :1] * page_size)
         self._inputs = inputs._replace(logits_slots=staging[SLOTS], logits_positions=staging[POSITIONS])
         width = attention.num_heads * attention.head_dim
         self._attention_out = torch.zeros(token_budget, width, dtype=model.dtype, device=device)
@@ -122,13 +124,16 @@ class MixedGraphs:
     def _batch(self, inputs: StepInputs, hidden_indices: torch.Tensor | None = None) -> ForwardBatch:
         """Return the batch of the tokens and rows there is room for in `inputs`."""
         num_rows = min(inputs.token_ids.shape[0], inputs.context_lens.shape[0])
-        attention = AttentionBatch(
-            page_table=inputs.page_table[:num_rows],
-            query_start=inputs.query_start[: num_rows + 1],
-            context_lens=inputs.context_lens[:num_rows],
-            slot_mapping=inputs.slot_mapping,
-            num_decode_rows=num_rows,
-            num_rows=inputs.num_rows,
+        attention = tuple(
+            AttentionBatch(
+                page_table=page_table[:num_rows],
+                query_start=inputs.query_start[: num_rows + 1],
+                context_lens=inputs.context_lens[:num_rows],
+                slot_mapping=slot_mapping,
+                num_decode_rows=num_rows,
+                num_rows=inputs.num_rows,
+            )
+            for page_table, slot_mapping in zip(inputs.page_table, inputs.slot_mapping, strict=True)
         )
         return ForwardBatch(inputs.token_ids, inputs.positions, attention, hidden_indices)
 

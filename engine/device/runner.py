@@ -33,6 +33,7 @@ from engine.device.slots import StateSlots
 from engine.device.staging import upload
 from engine.device.token_masks import Masks, Outcome, TokenMasks
 from engine.errors import ModelError, StepFailed
+from engine.kv_layout import KVLayout
 from engine.outputs import StepOutput, StepPlan
 from models import loader
 from models.catalog import ModelFiles
@@ -94,6 +95,7 @@ class ModelRunner:
             num_slots,
             max_pages=-(-max_model_len // kv_cache.page_size),
             padding_page=kv_cache.num_pages,
+            page_scales=kv_cache.page_scales,
             vocab_size=model.spec.vocab_size,
             eos_token_ids=eos_token_ids,
             device=self._device,
@@ -113,8 +115,7 @@ class ModelRunner:
                 kv_cache.layers,
                 token_budget=token_budget,
                 max_num_seqs=num_slots,
-                max_pages=self._slots.page_table.shape[1],
-                padding_kv_slot=kv_cache.num_pages * kv_cache.page_size,
+                slots=self._slots,
                 staging=self._graphs.staging,
                 logits=self._graphs.logits,
             )
@@ -124,6 +125,8 @@ class ModelRunner:
         self.hidden_size = model.spec.hidden_size
         self.num_labels = model.spec.num_labels
         self.num_pages = kv_cache.num_pages
+        self.num_kv_tokens = kv_cache.num_tokens
+        self.kv_windows = kv_cache.windows
         self.max_model_len = max_model_len
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.device = str(self._device)
@@ -159,12 +162,19 @@ class ModelRunner:
         """A runner for a model that is loaded. Raises ValueError, naming the setting that cannot be met."""
         with torch.inference_mode():
             kv_cache = KVCache.allocate(model, config, token_budget)
+            layout = KVLayout(
+                kv_cache.windows,
+                kv_cache.page_size,
+                token_budget=token_budget,
+                run_ahead=config.run_ahead,
+            )
+            max_tokens = layout.max_tokens(kv_cache.num_pages, model.spec.max_position)
             runner = cls(
                 model,
                 kv_cache,
                 num_slots=config.max_num_seqs,
                 token_budget=token_budget,
-                max_model_len=_max_model_len(config, model.spec.max_position, kv_cache.num_tokens),
+                max_model_len=_max_model_len(config, model.spec.max_position, max_tokens),
                 eos_token_ids=eos_token_ids,
             )
             try:
@@ -210,12 +220,10 @@ class ModelRunner:
         return self._last_step
 
     def _copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy pages (source, target) of every layer."""
+        """Copy pages (source, target)."""
         pairs = np.array(copies, np.int64).T.copy()
         ((sources, targets),) = upload(self._device, (pairs,))
-        for layer in self._kv_cache.layers:
-            for pages in layer:
-                pages[targets] = pages[sources]
+        self._kv_cache.copy_pages(sources, targets)
 
     def _compute(self, plan: StepPlan, on_wait: Callable[[], None]) -> SamplesOnHost:
         if self._graphs is not None and self._graphs.fits(plan):

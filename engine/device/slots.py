@@ -13,7 +13,7 @@ import torch
 
 from engine.constraint import WORD_BITS, num_mask_words, pack_mask
 from engine.device.staging import upload
-from engine.outputs import SlotInit
+from engine.outputs import NO_PAGE, SlotInit
 from engine.request import MAX_LOGIT_BIAS, SamplingParams
 
 # The sampling parameters of a slot, in the order of their rows in one table: the last is an integer.
@@ -42,7 +42,8 @@ class StateSlots:
     """Per-sequence state on the device, `[num_slots + 1]` rows each.
 
     `last_token` int64: the last sampled token, which the host may not know yet. `page_table` int32
-    [num_slots + 1, max_pages]. Sampling parameters fp32 (top_k int32), rows of one table of bits so that
+    [num_groups, num_slots + 1, max_pages]: of each KV group, in pages of its own size, `page_scales` of which
+    are one page of the pool. Sampling parameters fp32 (top_k int32), rows of one table of bits so that
     slots start in one go, and seed int64. `bias_ids` int64 and `bias_values` fp32
     [num_slots + 1, MAX_LOGIT_BIAS], unused entries adding 0 to token 0. `token_masks` int32
     [num_slots + 1, ceil(vocab_size / 32)]: bit `t % 32` of word `t // 32` is set if token t is allowed.
@@ -56,18 +57,23 @@ class StateSlots:
         *,
         max_pages: int,
         padding_page: int,
+        page_scales: tuple[int, ...] = (1,),
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         device: torch.device,
     ) -> None:
         rows = num_slots + 1
         self.padding_slot = num_slots
-        self.padding_page = padding_page
+        self._padding_page = padding_page
+        self._page_scales = np.array(page_scales, np.int64)[:, None]
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = device
         self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.page_table = torch.full((rows, max_pages), padding_page, dtype=torch.int32, device=device)
+        shape = (len(page_scales), rows, max_pages)
+        self.page_table = torch.empty(shape, dtype=torch.int32, device=device)
+        for table, scale in zip(self.page_table, page_scales, strict=True):
+            table.fill_(padding_page * scale)
         self.seed = torch.zeros(rows, dtype=torch.int64, device=device)
         self._parameters = torch.zeros(len(PARAMETERS), rows, dtype=torch.int32, device=device)
         numbers = self._parameters.view(torch.float32)[:-1]
@@ -120,6 +126,14 @@ class StateSlots:
         column = 0 if is_new else self._num_pages[slot]
         self._num_pages[slot] = column + num_pages
         return column
+
+    def to_group_pages(self, pages: np.ndarray) -> np.ndarray:
+        """Return pages of the pool, [num_groups, num_pages], as the page tables hold them.
+
+        NO_PAGE becomes the padding page, which holds finite numbers where a kernel reads beyond a window.
+        """
+        found: np.ndarray = np.where(pages == NO_PAGE, self._padding_page, pages) * self._page_scales
+        return found
 
     def _start_edits(self, slot: int, init: SlotInit) -> None:
         """Set up what few requests use: penalties, bias, mask, log-probabilities."""

@@ -110,6 +110,7 @@ async def tiny_engine(
         dtype=runner.dtype,
         device=runner.device,
         num_pages=runner.num_pages,
+        kv_windows=runner.kv_windows,
         page_size=settings.page_size,
         created=0,
     )

@@ -9,7 +9,8 @@ import torch
 from kernels.step_inputs import NUM_COLUMNS, StepInputs, step_inputs
 from tests.kernels.conftest import Target
 
-PADDING_KV_SLOT, PADDING_SLOT = 5555, 77
+NUM_GROUPS = 2
+GROUP_OFFSET = 20_000  # of the pages of the second KV group
 NOTHING = -9  # stands wherever nothing is written
 
 
@@ -83,10 +84,29 @@ def columns(rows: list[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     )
 
 
-def check(target: Target, rows: list[Row], page_size: int, num_slots: int, max_pages: int, room: int) -> None:
-    """`room` for so many tokens and rows more than there are."""
-    last_token = torch.randint(0, 100, (num_slots,))
-    tables = torch.randint(0, 10_000, (num_slots, max_pages), dtype=torch.int32)
+def in_groups(pages: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """Pages of every KV group, [num_groups, ...], from those of the first."""
+    return torch.stack([pages + group * GROUP_OFFSET for group in range(num_groups)])
+
+
+@pytest.fixture(params=[1, NUM_GROUPS], ids=["one-group", "two-groups"])
+def num_groups(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+def check(
+    target: Target,
+    rows: list[Row],
+    page_size: int,
+    num_slots: int,
+    max_pages: int,
+    room: int,
+    num_groups: int,
+) -> None:
+    """`room` for so many tokens and rows more than there are. The last slot is for padding."""
+    last_token = torch.randint(0, 100, (num_slots + 1,))
+    tables = torch.randint(0, 10_000, (num_slots + 1, max_pages), dtype=torch.int32)
+    padding_kv_slot = int(tables[num_slots, 0]) * page_size
     expected = expect(rows, last_token.tolist(), tables, page_size)
     num_tokens, num_logits = len(expected.positions), len(expected.logits)
     lens = [row.context_len for row in rows]
@@ -96,34 +116,38 @@ def check(target: Target, rows: list[Row], page_size: int, num_slots: int, max_p
         max_pages if room else -(-max(lens) // page_size),
         num_logits + room,
         target.device,
+        num_groups,
     )
     for tensor in inputs:
         tensor.fill_(NOTHING)
-    result_tables = tables.clone().to(target.device)
+    result_tables = in_groups(tables, num_groups).to(target.device)
+    records, tokens, pages = columns(rows)
     step_inputs(
-        *target.to(*columns(rows), last_token),
+        *target.to(records, tokens, in_groups(pages, num_groups), last_token),
         result_tables,
         inputs,
         num_tokens=num_tokens,
         num_logits=num_logits,
         page_size=page_size,
-        padding_kv_slot=PADDING_KV_SLOT,
-        padding_slot=PADDING_SLOT,
+        padding_slot=num_slots,
     )
     nothing = [NOTHING] * room
     assert inputs.token_ids.tolist() == expected.token_ids + nothing
     assert inputs.positions.tolist() == expected.positions + nothing
-    assert inputs.slot_mapping.tolist() == expected.slot_mapping + [PADDING_KV_SLOT] * room
+    slot_mapping = torch.tensor(expected.slot_mapping + [padding_kv_slot] * room)
+    of_groups = [slot_mapping + group * GROUP_OFFSET * page_size for group in range(num_groups)]
+    assert inputs.slot_mapping.tolist() == torch.stack(of_groups).tolist()
     assert inputs.query_start.tolist() == expected.query_start + [num_tokens] * room
     assert inputs.context_lens.tolist() == lens + nothing
     assert inputs.num_rows.tolist() == [len(rows)]
     logits = torch.stack((inputs.logits_indices, inputs.logits_slots, inputs.logits_positions), 1)
-    assert [tuple(row) for row in logits.tolist()] == expected.logits + [(0, PADDING_SLOT, 0)] * room
-    assert torch.equal(result_tables.cpu(), expected.tables)
+    assert [tuple(row) for row in logits.tolist()] == expected.logits + [(0, num_slots, 0)] * room
+    assert torch.equal(result_tables.cpu(), in_groups(expected.tables, num_groups))
     for index, row in enumerate(rows):
         num_pages = -(-row.context_len // page_size)
-        got = inputs.page_table[index, :num_pages].cpu()
-        assert torch.equal(got, expected.tables[row.slot, :num_pages]), f"row {index}"
+        got = inputs.page_table[:, index, :num_pages].cpu()
+        wanted = in_groups(expected.tables[row.slot, :num_pages], num_groups)
+        assert torch.equal(got, wanted), f"row {index}"
 
 
 def decode_row(slot: int, start: int, page_size: int) -> Row:
@@ -147,7 +171,7 @@ def chunk(slot: int, start: int, length: int, page_size: int, kind: str) -> Row:
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("room", [0, 5])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_steps(target: Target, seed: int, room: int, page_size: int):
+def test_random_steps(target: Target, seed: int, room: int, page_size: int, num_groups: int):
     random.seed(seed)
     num_slots, max_pages = 24, 60
     longest = max_pages * page_size
@@ -162,17 +186,17 @@ def test_random_steps(target: Target, seed: int, room: int, page_size: int):
         start = random.choice([0, page_size, random.randrange(longest // 2)])
         length = random.choice([1, page_size, page_size + 1, random.randrange(1, longest // 3)])
         rows.append(chunk(slots.pop(), start, length, page_size, random.choice(["first", "next", "last"])))
-    check(target, rows, page_size, num_slots, max_pages, room)
+    check(target, rows, page_size, num_slots, max_pages, room, num_groups)
 
 
-def test_decode_rows_alone(target: Target):
-    check(target, [decode_row(slot, 16 * slot, 16) for slot in range(7)], 16, 9, 20, 0)
+def test_decode_rows_alone(target: Target, num_groups: int):
+    check(target, [decode_row(slot, 16 * slot, 16) for slot in range(7)], 16, 9, 20, 0, num_groups)
 
 
-def test_nothing_is_sampled_and_no_page_is_new(target: Target):
+def test_nothing_is_sampled_and_no_page_is_new(target: Target, num_groups: int):
     row = Row(3, 5, [1, 2, 3], 1, [], 0)
-    check(target, [row], 16, 4, 8, 0)
-    check(target, [row], 16, 4, 8, 3)
+    check(target, [row], 16, 4, 8, 0, num_groups)
+    check(target, [row], 16, 4, 8, 3, num_groups)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -183,4 +207,4 @@ def test_a_long_prompt_behind_hundreds_of_rows(target: Target, page_size: int):
     slots = random.sample(range(num_rows + 2), num_rows + 1)
     rows = [decode_row(slot, random.randrange(2000 * page_size), page_size) for slot in slots[:-1]]
     rows.append(chunk(slots[-1], 1300 * page_size + 3, length, page_size, "first"))
-    check(target, rows, page_size, num_rows + 2, 10_000, 700)
+    check(target, rows, page_size, num_rows + 2, 10_000, 700, 1)

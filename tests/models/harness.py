@@ -56,8 +56,9 @@ def forward_logits(decoder: Decoder, token_ids: list[int], chunks: list[int] | N
                 query_lens=[length],
                 context_lens_host=[start + length],
             )
+            of_groups = (attention,) * len(spec.kv_groups)
             ids = torch.tensor(token_ids[start : start + length], device=device)
-            found.append(head(decoder(ForwardBatch(ids, positions, attention), kv)).cpu())
+            found.append(head(decoder(ForwardBatch(ids, positions, of_groups), kv)).cpu())
             start += length
     assert start == len(token_ids)
     return torch.cat(found)

@@ -96,16 +96,16 @@ def batch(rows: list[tuple[int, int]]) -> ForwardBatch:
         num_decode_rows=lengths.count(1),
     )
     token_ids = torch.randint(0, 100, (sum(lengths),), generator=torch.Generator().manual_seed(2))
-    return ForwardBatch(token_ids, torch.cat(positions), attention, hidden_indices=ends - 1)
+    return ForwardBatch(token_ids, torch.cat(positions), (attention,), hidden_indices=ends - 1)
 
 
 def plan(rows: list[tuple[int, int]], slots: StateSlots) -> StepPlan:
     """The same step, each row in a slot of its own: rows with one token continue what stands in `slots`."""
     step = batch(rows)
     num_decode = sum(length == 1 for _, length in rows)
-    slots.page_table.zero_()  # a row's pages are what it continues, and what it is told
+    slots.page_table[:, :-1] = 0  # a row's pages are what it continues, and what it is told
     tables = torch.arange(NUM_PAGES).view(len(rows), -1)
-    slots.page_table[:num_decode, : tables.shape[1]] = tables[:num_decode]
+    slots.page_table[0, :num_decode, : tables.shape[1]] = tables[:num_decode]
     slots.last_token[:num_decode] = step.token_ids[:num_decode]
     planned, first = (
         [Row(index, index, start) for index, (start, _) in enumerate(rows[:num_decode])],
@@ -140,8 +140,7 @@ def test_a_graph_computes_what_the_model_computes(model, no_capture, rows):
         captured,
         token_budget=16,
         max_num_seqs=5,
-        max_pages=NUM_PAGES,
-        padding_kv_slot=NUM_PAGES * PAGE_SIZE,
+        slots=slots,
         staging=torch.zeros(3, 5, dtype=torch.int64),
         logits=logits,
     )
@@ -225,8 +224,7 @@ def test_a_runner_with_graphs_gives_the_answers_of_one_without(model, no_capture
         replaying._kv_cache.layers,
         token_budget=16,
         max_num_seqs=4,
-        max_pages=replaying._slots.page_table.shape[1],
-        padding_kv_slot=8 * PAGE_SIZE,
+        slots=replaying._slots,
         staging=decode.staging,
         logits=decode.logits,
     )
