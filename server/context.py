@@ -3,19 +3,22 @@
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from engine.errors import Draining, EngineDead
+from engine.errors import Draining, EngineDead, InvalidRequest
 from server.arrivals import ArrivalLimiter
 from server.errors import OPENAI, Envelope, ModelNotFound, NotReady, error_response
 from server.limits import Limits
 from server.metrics import Metrics
 from server.parsing.detect import NO_FORMATS, Formats
 from server.schema.dialects import Tables
+from server.schema.foreign import unknown_fields
+from server.schema.misspelled import meant_fields
+from server.schema.wire import WireRequest
 from server.settings import ServerConfig
 
 if TYPE_CHECKING:
@@ -111,12 +114,31 @@ class ServerContext:
         """Return the limits that requests are checked against."""
         return Limits.of(self.engine.model, self.engine.config)
 
-    def note_unknown_fields(self, names: list[str]) -> None:
-        """Log each unknown request field once; the memory of it is bounded."""
+    def note_unknown_fields(
+        self, request: type[WireRequest], extra: Mapping[str, Any] | None
+    ) -> dict[str, str]:
+        """Log each unknown field of a body once, and return those that are misspelled with what they mean.
+
+        The memory of what was logged is bounded. Raises InvalidRequest for a misspelled field, if the setting
+        says so.
+        """
+        names = unknown_fields(extra, self.refused[request])
+        misspelled = meant_fields(request, names)
+        for name, field in misspelled.items():
+            if self.config.misspelled_fields == "refuse":
+                raise InvalidRequest(f"There is no field {name}; did you mean {field}?", name)
         for name in names:
             if name not in self._unknown_fields and len(self._unknown_fields) < MAX_UNKNOWN_FIELDS:
                 self._unknown_fields.add(name)
-                logger.info("ignoring the unknown request field %.64r (logged once)", name)
+                if name in misspelled:
+                    logger.warning(
+                        "ignoring the unknown request field %s; did you mean %s? (logged once)",
+                        name,
+                        misspelled[name],
+                    )
+                else:
+                    logger.info("ignoring the unknown request field %.64r (logged once)", name)
+        return misspelled
 
     def route_of(self, scope: Scope) -> str:
         """The route's template, for metrics: from a closed set, never the raw path."""

@@ -11,7 +11,6 @@ from server.answer import Answer, abort_all, while_connected
 from server.body import read_json
 from server.context import ServerContext, context_of
 from server.errors import OPENAI, Envelope
-from server.schema.foreign import unknown_fields
 from server.schema.wire import ModelRequest
 
 Body = TypeVar("Body", bound=ModelRequest)
@@ -44,10 +43,11 @@ async def read_request(http: HttpRequest, schema: type[Body]) -> tuple[Body, str
     """
     context = context_of(http)
     body = await read_json(http, schema, context.refused)
-    context.note_unknown_fields(unknown_fields(body.model_extra, context.refused[schema]))
+    misspelled = context.note_unknown_fields(schema, body.model_extra)
     for name, nested in schema.NESTED.items():
-        inner = getattr(body, name)
-        context.note_unknown_fields(unknown_fields(inner.model_extra, context.refused[nested]))
+        misspelled |= context.note_unknown_fields(nested, getattr(body, name).model_extra)
+    if misspelled:
+        http.state.misspelled_fields = misspelled
     return body, context.model_name(body.model)
 
 

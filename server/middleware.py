@@ -49,6 +49,9 @@ class RequestScope:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
+                if misspelled := scope["state"].get("misspelled_fields"):
+                    hints = (f"{name} (did you mean {field}?)" for name, field in misspelled.items())
+                    headers["X-Misspelled-Fields"] = ", ".join(hints)
                 if scope["path"].startswith(ANTHROPIC_PREFIX):
                     headers["Request-Id"] = request_id
                 if scope["http_version"] == "2":
@@ -102,7 +105,7 @@ class Cors(CORSMiddleware):
             allow_origins=context.config.cors_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            expose_headers=("X-Request-Id", "Request-Id", "Retry-After"),
+            expose_headers=("X-Request-Id", "Request-Id", "Retry-After", "X-Misspelled-Fields"),
         )
         self.context = context
 

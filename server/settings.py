@@ -103,6 +103,11 @@ class ServerConfig(BaseModel):
         description="format of the model's reasoning; auto: the one its chat template shows, else the "
         "tokenizer's response template; none: reasoning is content",
     )
+    misspelled_fields: Literal["warn", "refuse"] = Field(
+        "warn",
+        description="what happens to an unknown request field whose name is close to a known one: warn "
+        "ignores it, logs a warning and names both in the header X-Misspelled-Fields; refuse answers 400",
+    )
     max_body_bytes: int = Field(
         8 * 2**20, ge=1024, description="longest request body; a longer one gets a 413"
     )

@@ -268,6 +268,42 @@ async def test_unknown_fields_are_logged_once(
     assert "'user'" not in caplog.text, "published no-ops are not worth a line"
 
 
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_misspelled_field_is_named_in_a_header_and_the_log(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, streams: bool
+) -> None:
+    for _ in range(2):
+        fields = body(temprature=1, maxTokens=3, peculiar=1, stream=streams)
+        response = await client.post("/v1/chat/completions", json=fields)
+        assert response.status_code == 200
+        assert response.headers["x-misspelled-fields"] == (
+            "temprature (did you mean temperature?), maxTokens (did you mean max_tokens?)"
+        )
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [
+        "ignoring the unknown request field temprature; did you mean temperature? (logged once)",
+        "ignoring the unknown request field maxTokens; did you mean max_tokens? (logged once)",
+    ]
+    response = await client.post("/v1/chat/completions", json=body(peculiar=1, temperature=1))
+    assert "x-misspelled-fields" not in response.headers
+
+
+async def test_a_misspelled_field_is_refused_if_the_setting_says_so(engine: FakeEngine) -> None:
+    async with client_for(engine, misspelled_fields="refuse") as client:
+        response = await client.post("/v1/chat/completions", json=body(peculiar=1, top_pp=0.5))
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "top_pp")
+        assert error["message"] == "There is no field top_pp; did you mean top_p?"
+        assert (await client.post("/v1/chat/completions", json=body(peculiar=1))).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["temperature\r\nx: y", "témperature", "temperature\0", "t" * 1000])
+async def test_a_name_that_no_header_can_hold_is_ignored(client: httpx.AsyncClient, name: str) -> None:
+    response = await client.post("/v1/chat/completions", json=body(**{name: 1}))
+    assert response.status_code == 200
+    assert "x-misspelled-fields" not in response.headers
+
+
 async def test_unknown_model_is_not_found(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/chat/completions", json=body(model="gpt-9"))
     error = response.json()["error"]

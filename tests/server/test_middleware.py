@@ -178,4 +178,9 @@ async def test_cors_answers_the_origins_it_knows(engine: FakeEngine) -> None:
         assert response.status_code == 401
         assert response.headers["access-control-allow-origin"] == "http://page", "pages can read errors"
         exposed = response.headers["access-control-expose-headers"].lower().split(", ")
-        assert set(exposed) == {"x-request-id", "request-id", "retry-after"}, "what SDKs look at"
+        assert set(exposed) == {
+            "x-request-id",
+            "request-id",
+            "retry-after",
+            "x-misspelled-fields",
+        }
