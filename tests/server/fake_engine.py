@@ -9,7 +9,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,6 +40,9 @@ class FakePieces:
 
     def is_special(self, token_id: int) -> bool:
         return False
+
+    def added_tokens(self, texts: Iterable[str]) -> dict[int, str]:
+        return {}
 
     def settled(self, token_ids: list[int], text: str, *, skip_special_tokens: bool) -> str:
         return text
