@@ -94,7 +94,7 @@ class Driver:
         if plan is None:
             return False
         self.plans.append(plan)
-        output = self.runner.launch(plan).output
+        output = self.runner.launch(plan).wait()
         start = self.now
         self.now += self.step_seconds
         if fails:
