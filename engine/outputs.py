@@ -210,6 +210,7 @@ class OutputToken(NamedTuple):
     `offset`: characters of the output (or prompt) before the one its first byte belongs to. `logprob`, `top`
     and `rank` as in TokenLogprobs; None and empty where nobody asked, and for the first token of a prompt.
     Not shown is what leaves no text: the token that ended the output, those of a stop string, special ones.
+    `is_hidden`: a special token that is not shown and did not end the output.
     """
 
     piece: TokenPiece
@@ -218,6 +219,12 @@ class OutputToken(NamedTuple):
     top: tuple[tuple[TokenPiece, float], ...]
     is_shown: bool
     rank: int | None = None
+    is_hidden: bool = False
+
+    @property
+    def is_listed(self) -> bool:
+        """True if logprobs list the token: it is part of the output, shown or not."""
+        return self.is_shown or self.is_hidden
 
 
 class TextDelta(NamedTuple):
@@ -236,9 +243,9 @@ class TextDelta(NamedTuple):
     prompt_tokens: tuple[OutputToken, ...] = ()
 
     @property
-    def shows_tokens(self) -> bool:
-        """Whether any of its tokens is shown."""
-        return any(token.is_shown for token in self.tokens)
+    def lists_tokens(self) -> bool:
+        """True if logprobs list any of its tokens."""
+        return any(token.is_listed for token in self.tokens)
 
 
 def logprobs_by_sequence(plan: StepPlan, output: StepOutput) -> dict[int, tuple[TokenLogprobs, ...]]:

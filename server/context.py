@@ -99,9 +99,12 @@ class ServerContext:
         return self.config.served_model_name or (self.engine.model.name,)
 
     def model_name(self, asked: str | None) -> str:
-        """Return the name to answer with: the requested one, or the first. Raises ModelNotFound."""
+        """Return the name to answer with: the requested one if the model has it, or its first.
+
+        Raises ModelNotFound for other names, unless `any_model_name` is set.
+        """
         names = self.model_names
-        if asked is None:
+        if asked is None or (self.config.any_model_name and asked not in names):
             return names[0]
         if asked not in names:
             raise ModelNotFound(
@@ -145,8 +148,11 @@ class ServerContext:
         return self.route_templates.get(scope.get("endpoint"), "other")
 
     def error_response(self, error: Exception, scope: Scope) -> Response:
-        """Return the response for an error, in the envelope of the API that the path belongs to."""
-        return error_response(error, self.envelopes.get(scope["path"], OPENAI))
+        """Return the response for an error, in the envelope of the API that the path, or one above, has."""
+        path = scope["path"]
+        while path not in self.envelopes and (above := path.rpartition("/")[0]):
+            path = above
+        return error_response(error, self.envelopes.get(path, OPENAI))
 
 
 def context_of(request: Request) -> ServerContext:

@@ -44,9 +44,14 @@ def room_after(num_tokens: int, limits: Limits, param: str) -> int:
     return limits.max_model_len - num_tokens
 
 
+def max_answers(limits: Limits) -> int:
+    """Return how many answers can be submitted at once to an idle server."""
+    return min(MAX_ANSWERS, limits.max_queued)
+
+
 def check_num_answers(count: int, limits: Limits, param: str) -> None:
     """Refuse more answers than the queue of an idle server holds. Raises InvalidRequest."""
-    most = min(MAX_ANSWERS, limits.max_queued)
+    most = max_answers(limits)
     if count > most:
         raise InvalidRequest(f"{param} asks for {count} answers; this server queues at most {most}.", param)
 

@@ -40,7 +40,7 @@ class TokenDetails:
         return {"token_ids": [token.piece.token_id for token in tokens]} if self.has_ids else {}
 
     def chat(self, tokens: Sequence[OutputToken]) -> ChatLogprobs | None:
-        """Return the logprobs of the shown ones of `tokens`, if the answer has them."""
+        """Return the logprobs of `tokens` but those that ended the answer, if the answer has them."""
         if self.num_logprobs is None:
             return None
         content = [
@@ -54,7 +54,7 @@ class TokenDetails:
                 ],
             )
             for token in tokens
-            if token.is_shown
+            if token.is_listed
         ]
         return ChatLogprobs(content=content, refusal=None)
 
@@ -64,18 +64,18 @@ class TokenDetails:
         echoed: Sequence[OutputToken] = (),
         num_echoed_chars: int = 0,
     ) -> CompletionLogprobs | None:
-        """Return the logprobs of the shown ones of `tokens`, if the answer has them.
+        """Return the logprobs of `tokens` but those that ended the answer, if the answer has them.
 
         They follow the `echoed` tokens of the prompt, and offsets count its characters.
         """
         if self.num_logprobs is None:
             return None
-        shown = [token for token in tokens if token.is_shown]
-        all_tokens = [*echoed, *shown]
+        listed = [token for token in tokens if token.is_listed]
+        all_tokens = [*echoed, *listed]
         return CompletionLogprobs(
             text_offset=[
                 *(token.offset for token in echoed),
-                *(num_echoed_chars + token.offset for token in shown),
+                *(num_echoed_chars + token.offset for token in listed),
             ],
             token_logprobs=[None if token.logprob is None else finite(token.logprob) for token in all_tokens],
             tokens=[self._text(token.piece, "bytes:") for token in all_tokens],

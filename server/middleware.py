@@ -36,7 +36,7 @@ class RequestScope:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        scope = origin_form(scope)
+        scope = without_last_slash(origin_form(scope))
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if SANE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
@@ -96,6 +96,12 @@ def origin_form(scope: Scope) -> Scope:
     return {**scope, "path": slash + path or "/"}
 
 
+def without_last_slash(scope: Scope) -> Scope:
+    """Return the scope with a path that does not end in a slash: clients add one to a base URL."""
+    path = scope["path"]
+    return {**scope, "path": path[:-1]} if len(path) > 1 and path.endswith("/") else scope
+
+
 class Cors(CORSMiddleware):
     """Starlette's, but a preflight that is refused has the body of every error."""
 
@@ -105,6 +111,7 @@ class Cors(CORSMiddleware):
             allow_origins=context.config.cors_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
+            allow_private_network=True,  # a public page of an allowed origin may call a server at home
             expose_headers=("X-Request-Id", "Request-Id", "Retry-After", "X-Misspelled-Fields"),
         )
         self.context = context
@@ -115,7 +122,11 @@ class Cors(CORSMiddleware):
             if {"origin", "access-control-request-method"} <= {*headers}:
                 response = self.preflight_response(headers)
                 if response.status_code >= 400:
-                    kept = {name: text for name, text in response.headers.items() if "content" not in name}
+                    kept = {
+                        name: text
+                        for name, text in response.headers.items()
+                        if "content" not in name and not name.endswith("-private-network")
+                    }
                     error = HTTPException(response.status_code, f"{bytes(response.body).decode()}.", kept)
                     response = self.context.error_response(error, scope)
                 await response(scope, receive, send)

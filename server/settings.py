@@ -82,6 +82,11 @@ class ServerConfig(BaseModel):
         (),
         description="names clients may use for the model, in the order they are listed; default: its own",
     )
+    any_model_name: bool = Field(
+        False,
+        description="accept every model name in requests (some clients always send dummy) and answer with "
+        "the first served one; false: an unknown name is a 404",
+    )
     api_key: Secrets = Field(
         (),
         description="keys clients must send, any one of them; prefer the environment, "

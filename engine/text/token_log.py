@@ -67,6 +67,7 @@ class TokenLog:
             offset += self._num_marks(token_id, num_chars)
         self._is_inside_character = not is_whole
         token = self._output_token(token_id, logprobs, offset, is_shown=not is_hidden)
+        token = token._replace(is_hidden=is_hidden)
         self._num_chars += num_chars
         self._waiting.append(_Waiting(token, self._num_chars if is_whole else self._num_chars + 1))
 
@@ -100,7 +101,7 @@ class TokenLog:
         tokens = []
         for token, end in self._waiting:
             is_after_cut = is_cut and self._num_left < min(end, token.offset + 1)
-            tokens.append(token._replace(is_shown=False) if is_after_cut else token)
+            tokens.append(token._replace(is_shown=False, is_hidden=False) if is_after_cut else token)
         if hides_last and self._coming:
             tokens.append(self._output_token(*self._coming.popleft(), self._num_chars, is_shown=False))
         return tuple(tokens)

@@ -97,9 +97,9 @@ class ParsedDelta(NamedTuple):
     prompt_tokens: tuple[OutputToken, ...] = ()
 
     @property
-    def shows_tokens(self) -> bool:
+    def lists_tokens(self) -> bool:
         """See TextDelta; tokens are not held back when a parser holds their text back."""
-        return any(token.is_shown for token in self.tokens)
+        return any(token.is_listed for token in self.tokens)
 
 
 class ParsedStream:
@@ -179,7 +179,7 @@ class ParsedStream:
         num_hidden = self._stream.num_reasoning_tokens - self._num_tokens
         self._num_tokens += len(tokens)
         return tuple(
-            token._replace(is_shown=False) if number < num_hidden else token
+            token._replace(is_shown=False, is_hidden=False) if number < num_hidden else token
             for number, token in enumerate(tokens)
         )
 

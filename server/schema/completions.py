@@ -30,8 +30,8 @@ NOT_WITH_HEALING = (
 Prompt = str | list[int]
 
 
-def check_prompts(value: Any) -> tuple[Prompt, ...]:
-    """The four spellings of OpenAI (text, texts, ids, lists of ids) as a tuple of prompts.
+def check_prompts(value: Any, most: int = MAX_PROMPTS, what: str = "prompts") -> tuple[Prompt, ...]:
+    """The four spellings of OpenAI (text, texts, ids, lists of ids) as a tuple of at most `most` prompts.
 
     Written by hand because a union of list types would be tried type by type, token by token.
     """
@@ -43,8 +43,8 @@ def check_prompts(value: Any) -> tuple[Prompt, ...]:
         raise ValueError("must not be empty")
     if type(value[0]) is int:
         return (check_ids(value),)
-    if len(value) > MAX_PROMPTS:
-        raise ValueError(f"at most {MAX_PROMPTS} prompts are allowed in one request, got {len(value)}")
+    if len(value) > most:
+        raise ValueError(f"at most {most} {what} are allowed in one request, got {len(value)}")
     if all(isinstance(prompt, str) for prompt in value):
         return tuple(value)
     if all(isinstance(prompt, list) for prompt in value):
@@ -64,14 +64,18 @@ def check_ids(ids: list[Any]) -> list[int]:
 
 
 IDS_SCHEMA: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-PROMPT_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS},
-        IDS_SCHEMA,
-        {"type": "array", "items": IDS_SCHEMA, "minItems": 1, "maxItems": MAX_PROMPTS},
-    ]
-}
+
+
+def prompt_schema(most: int) -> dict[str, Any]:
+    """Return the JSON schema of what check_prompts() takes."""
+    return {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": most},
+            IDS_SCHEMA,
+            {"type": "array", "items": IDS_SCHEMA, "minItems": 1, "maxItems": most},
+        ]
+    }
 
 
 class CompletionRequest(Extensions, Beams, Structured, Sampling):
@@ -86,7 +90,7 @@ class CompletionRequest(Extensions, Beams, Structured, Sampling):
     prompt: Annotated[
         tuple[Prompt, ...],
         PlainValidator(check_prompts),
-        WithJsonSchema(PROMPT_SCHEMA),
+        WithJsonSchema(prompt_schema(MAX_PROMPTS)),
         Wire(shapes_prompt=True),
     ]
     best_of: Annotated[int | None, Wire(same_as="n")] = Field(

@@ -1,18 +1,24 @@
 """Root of requests that compute a result for each of their inputs and generate nothing."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, WithJsonSchema
 from pydantic.functional_validators import PlainValidator
 
-from server.schema.completions import PROMPT_SCHEMA, Prompt, check_prompts
+from server.schema.completions import Prompt, check_prompts, prompt_schema
 from server.schema.foreign import ONE
 from server.schema.refused_fields import Refused
 from server.schema.wire import ModelRequest
 
+MAX_INPUTS = 2048  # as in OpenAI's API
 INPUT_ONLY = Refused((), "send input")
 SHORTEN = Refused((), "shorten the input before sending it")
+
+
+def check_inputs(value: Any) -> tuple[Prompt, ...]:
+    """Return the inputs, in any spelling that check_prompts() takes."""
+    return check_prompts(value, MAX_INPUTS, "inputs")
 
 
 class InputsRequest(ModelRequest):
@@ -31,7 +37,9 @@ class InputsRequest(ModelRequest):
         "truncate_prompt_tokens": SHORTEN,
     }
 
-    input: Annotated[tuple[Prompt, ...], PlainValidator(check_prompts), WithJsonSchema(PROMPT_SCHEMA)]
+    input: Annotated[
+        tuple[Prompt, ...], PlainValidator(check_inputs), WithJsonSchema(prompt_schema(MAX_INPUTS))
+    ]
     add_special_tokens: bool | None = Field(
         None,
         description="let the tokenizer add its special tokens (such as BOS) to text inputs; default true",

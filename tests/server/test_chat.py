@@ -310,6 +310,14 @@ async def test_unknown_model_is_not_found(client: httpx.AsyncClient) -> None:
     assert (response.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
 
 
+async def test_any_model_name_is_accepted_if_the_setting_says_so(engine: FakeEngine) -> None:
+    async with client_for(engine, any_model_name=True, served_model_name=("first", "second")) as client:
+        for asked, answered in (("dummy", "first"), ("", "first"), (None, "first"), ("second", "second")):
+            response = await client.post("/v1/chat/completions", json=body(model=asked))
+            assert (response.status_code, response.json()["model"]) == (200, answered)
+        assert (await client.get("/v1/models/dummy")).status_code == 404
+
+
 async def test_answers_to_every_served_name(engine: FakeEngine) -> None:
     async with client_for(engine, served_model_name=("a/b", "c")) as client:
         for asked, told in (("a/b", "a/b"), ("c", "c"), (None, "a/b")):

@@ -41,8 +41,9 @@ async def test_only_the_prompt(client: httpx.AsyncClient, engine: FakeEngine, st
     fields: dict[str, Any] = {"echo": True, "max_tokens": 0, "logprobs": 0}
     if stream:
         chunks = await chunks_of(client, TEXT, "abc", stream_options={"include_usage": True}, **fields)
-        choice, usage = chunks[0]["choices"][0], chunks[-1]["usage"]
-        assert len(chunks) == 2
+        [first], [end], usage = chunks[0]["choices"], chunks[1]["choices"], chunks[-1]["usage"]
+        assert len(chunks) == 3 and (first["finish_reason"], end["text"]) == (None, "")
+        choice = first | {"finish_reason": end["finish_reason"]}
     else:
         found = await answer(client, TEXT, "abc", **fields)
         choice, usage = found["choices"][0], found["usage"]

@@ -54,6 +54,16 @@ async def test_several_inputs_are_answered_in_order(client: httpx.AsyncClient, e
     assert engine.tokenizer.num_encodes == 1, "all together"
 
 
+async def test_there_may_be_as_many_inputs_as_in_openai(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    answer = await embed(client, input=[chr(97 + number % 26) for number in range(2048)])
+    assert [item.index for item in answer.data] == [*range(2048)]
+    for number in (0, 1023, 1024, 2047):
+        np.testing.assert_allclose(answer.data[number].embedding, vector(97 + number % 26), atol=1e-6)
+    assert answer.usage.total_tokens == 2048
+
+
 async def test_base64_holds_little_endian_floats(client: httpx.AsyncClient) -> None:
     [item] = (await embed(client, input="a", encoding_format="base64")).data
     assert isinstance(item.embedding, str)
@@ -78,7 +88,7 @@ async def test_fewer_dimensions_have_length_one_again(client: httpx.AsyncClient)
         ({"input": [0x110000]}, "input"),
         ({"input": "a\0"}, "input"),
         ({"input": "a" * 4097}, "input"),
-        ({"input": ["a"] * 1025}, "input"),
+        ({"input": ["a"] * 2049}, "input"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "dimensions": 9}, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),

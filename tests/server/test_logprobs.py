@@ -152,6 +152,21 @@ async def test_tokens_of_a_stop_string_are_no_part_of_the_answer(client: httpx.A
     assert (last["logprobs"], last["token_ids"][-1:], last["finish_reason"]) == (None, [99], "stop")
 
 
+def test_a_control_token_inside_an_answer_is_listed() -> None:
+    token = OutputToken(TokenPiece(1, b"x", False), 0, -1.0, (), is_shown=True)
+    hidden = OutputToken(TokenPiece(2, b"<end>", True), 1, -2.0, (), is_shown=False, is_hidden=True)
+    end = hidden._replace(is_hidden=False)
+    details = TokenDetails(num_logprobs=0)
+    chat = details.chat((token, hidden, token._replace(offset=1), end))
+    assert chat is not None and [entry.token for entry in chat.content] == ["x", "<end>", "x"]
+    completion = details.completion((token, hidden, token._replace(offset=1), end))
+    assert completion is not None
+    assert (completion.tokens, completion.text_offset) == (["x", "<end>", "x"], [0, 1, 1])
+    assert (
+        TextDelta("", 1, tokens=(hidden,)).lists_tokens and not TextDelta("", 1, tokens=(end,)).lists_tokens
+    )
+
+
 async def test_tokens_can_be_spelled_as_their_ids(client: httpx.AsyncClient) -> None:
     fields = {"return_tokens_as_token_ids": True}
     found = await answer(client, CHAT, "say:ab", logprobs=True, top_logprobs=1, **fields)
@@ -202,7 +217,7 @@ def test_chunks_with_tokens_are_chunks_of_the_schema(frames_of: Any) -> None:
         data = json.loads(event.removeprefix(b"data: "))
         chunk.model_validate(data)
         logprobs = data["choices"][0]["logprobs"]
-        assert (logprobs is not None) == delta.shows_tokens, "null where nothing is shown"
+        assert (logprobs is not None) == delta.lists_tokens, "null where nothing is shown"
         assert data["choices"][0]["token_ids"] == [3] * len(delta.tokens)
     assert frames.delta(0, TextDelta("", 1)) == b""
 

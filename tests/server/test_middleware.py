@@ -7,10 +7,11 @@ import httpx
 import pytest
 
 from server.app import build_app
+from server.routes.table import ENDPOINTS
 from server.schema.errors import AnthropicError, ErrorResponse
 from server.settings import ServerConfig
 from tests.server.conftest import client_for
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import MODEL_NAME, FakeEngine
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,8 @@ async def test_keys(engine: FakeEngine, headers: dict[str, Any], status: int) ->
         ("/v1/models", False),
         ("/v1/models/x", False),
         ("/nothing", False),
-        ("/health/", False),
+        ("/health/", True),
+        ("/health//", False),
         ("//health", False),
         ("/health/../v1/models", False),
         ("/v1/models?x=/health", False),
@@ -170,6 +172,12 @@ async def test_cors_answers_the_origins_it_knows(engine: FakeEngine) -> None:
         )
         assert response.status_code == 400
         assert AnthropicError.model_validate(response.json()).error.message == "Disallowed CORS method."
+        private = {"access-control-request-private-network": "true"}
+        for origin, allowed in (("http://page", "true"), ("http://other", None)):
+            response = await client.options(
+                "/v1/chat/completions", headers=preflight | private | {"origin": origin}
+            )
+            assert response.headers.get("access-control-allow-private-network") == allowed
         response = await client.options("/v1/models", headers={"origin": "http://page"})
         assert (response.status_code, response.headers["allow"]) == (204, "GET, HEAD, OPTIONS"), (
             "no preflight"
@@ -184,3 +192,35 @@ async def test_cors_answers_the_origins_it_knows(engine: FakeEngine) -> None:
             "retry-after",
             "x-misspelled-fields",
         }
+
+
+async def test_a_slash_at_the_end_of_a_path_changes_nothing(client: httpx.AsyncClient) -> None:
+    for endpoint in ENDPOINTS:
+        path = endpoint.paths[0].replace("{model:path}", MODEL_NAME)
+        responses = [
+            await client.request(endpoint.method, target, json=endpoint.example)
+            for target in (path, f"{path.rstrip('/')}/")
+        ]
+        assert responses[0].status_code == responses[1].status_code != 404, path
+        assert "location" not in responses[1].headers
+    assert (await client.post("/v1/nothing/")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "is_anthropic"),
+    [
+        ("/v1/messages/batches", True),
+        ("/v1/messages/batches/1/results", True),
+        ("/v1/messages/count_tokens/x", True),
+        ("/v1/messages/", True),
+        ("/v1/messagesx", False),
+        ("/v1/nothing", False),
+        ("/nothing", False),
+    ],
+)
+async def test_unknown_paths_have_the_envelope_of_the_api_above(
+    client: httpx.AsyncClient, path: str, is_anthropic: bool
+) -> None:
+    response = await client.get(path)
+    assert response.status_code in (404, 405)
+    (AnthropicError if is_anthropic else ErrorResponse).model_validate(response.json())

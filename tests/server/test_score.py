@@ -121,13 +121,13 @@ async def test_a_chat_that_cannot_be_scored(
     assert not engine.requests
 
 
-async def test_no_more_inputs_than_the_server_queues() -> None:
+async def test_more_inputs_than_the_server_queues_are_computed_one_part_after_the_other() -> None:
     engine = FakeEngine(EngineConfig(max_num_seqs=2, max_waiting=1), num_labels=1)
     async with client_for(engine) as client:
-        assert len((await score(client, input=["a"] * 3)).data) == 3
-        response = await client.post("/score", json={"input": ["a"] * 4})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
-    assert len(engine.requests) == 3
+        found = await score(client, input=[*"abcdefgh"])
+    assert [entry.index for entry in found.data] == [*range(8)]
+    assert [chr(request.prompt_token_ids[0]) for request in engine.requests] == [*"abcdefgh"]
+    assert found.usage.total_tokens == 8
 
 
 async def test_an_input_may_fill_the_context(client: httpx.AsyncClient) -> None:

@@ -85,6 +85,27 @@ async def test_readers_that_know_more_line_ends_see_whole_events(
     assert all(escaped in said for escaped in ("\\u2028", "\\u2029", "\\u0085"))
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("details", [False, True])
+async def test_the_chunk_that_ends_an_answer_has_no_text(
+    client: httpx.AsyncClient, path: str, details: bool
+) -> None:
+    prompt = "tokens=3"
+    fields: dict[str, Any] = {"prompt": prompt, "echo": True, "logprobs": 1}
+    if "chat" in path:
+        fields = {"messages": [{"role": "user", "content": prompt}], "logprobs": True}
+    if not details:
+        del fields["logprobs"]
+    response = await client.post(path, json=fields | {"stream": True, "max_tokens": 3})
+    chunks = [json.loads(line.removeprefix("data: ")) for line in response.text.split("\n\n")[:-2]]
+    *texts, [last] = [chunk["choices"] for chunk in chunks]
+    assert (last["finish_reason"], last.get("text", "")) == ("stop", "")
+    assert last.get("delta", {}) == {} and last.get("logprobs") is None
+    assert all(choice["finish_reason"] is None for [choice] in texts)
+    text = "".join(choice.get("text") or choice.get("delta", {}).get("content", "") for [choice] in texts)
+    assert text == ("" if "chat" in path else prompt) + "t0 t1 t2 "
+
+
 async def test_usage_is_the_last_chunk_and_only_if_asked_for(client: httpx.AsyncClient) -> None:
     chunks = await stream(client, **chat("tokens=3", stream_options={"include_usage": True}))
     assert all(chunk["usage"] is None for chunk in chunks[:-1])

@@ -79,9 +79,15 @@ class ChunkFrames(Frames):
         return template.before + orjson.dumps(text) + after
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        """The event for new text; text that is still held back makes none."""
+        """The events for new text and the ending, apart; text that is still held back makes none."""
         if delta.finish_reason is None and not delta.text:
             return b""
+        if delta.finish_reason is not None and delta.text:
+            return self._chunk(index, without_ending(delta)) + self._chunk(index, without_text(delta))
+        return self._chunk(index, delta)
+
+    def _chunk(self, index: int, delta: Delta) -> bytes:
+        """The event for new text, or for the ending."""
         if delta.finish_reason is not None or self.details:
             return self.event([self.choice(index, delta)], with_counts=self.is_continuous)
         return self.fill(self.templates[index], delta.text)
@@ -111,7 +117,7 @@ class ChatFrames(ChunkFrames):
         return ChatChunkChoice(
             index=index,
             delta=content,
-            logprobs=self.details.chat(delta.tokens) if delta.shows_tokens else None,
+            logprobs=self.details.chat(delta.tokens) if delta.lists_tokens else None,
             **ending_fields(delta, chat_finish_of),
             **self.details.ids(delta.tokens),
         )
@@ -148,7 +154,10 @@ class CompletionFrames(ChunkFrames):
         if index not in self._begun and (delta.text or delta.finish_reason is not None):
             self._begun.add(index)
             if self._echo or self.details:
-                return self.event([self._first(index, delta)], with_counts=self.is_continuous)
+                is_split = delta.finish_reason is not None and (self._echo.text(index) or delta.text)
+                first = self._first(index, without_ending(delta) if is_split else delta)
+                event = self.event([first], with_counts=self.is_continuous)
+                return event + super().delta(index, without_text(delta)) if is_split else event
         return super().delta(index, delta)
 
     def _first(self, index: int, delta: Delta) -> CompletionChunkChoice:
@@ -164,7 +173,7 @@ class CompletionFrames(ChunkFrames):
     def choice(self, index: int, delta: Delta) -> CompletionChunkChoice:
         """New text."""
         logprobs = None
-        if delta.shows_tokens:
+        if delta.lists_tokens:
             logprobs = self.details.completion(delta.tokens, (), len(self._echo.text(index)))
         return CompletionChunkChoice(
             index=index,
@@ -177,6 +186,16 @@ class CompletionFrames(ChunkFrames):
     def opening(self) -> bytes:
         """Text completions have no roles."""
         return b""
+
+
+def without_ending(delta: Delta) -> Delta:
+    """Return the text and tokens of a delta. Some clients read no text from the chunk that ends an answer."""
+    return delta._replace(finish_reason=None, stop_reason=None)
+
+
+def without_text(delta: Delta) -> Delta:
+    """Return the ending of a delta."""
+    return delta._replace(text="", tokens=(), prompt_tokens=())
 
 
 def bare_choice(index: int, delta: ChatDelta) -> ChatChunkChoice:

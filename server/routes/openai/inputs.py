@@ -9,7 +9,7 @@ from engine.readouts import Readout
 from engine.request import Request, SamplingParams
 from server.answer import Answer, Delta, collect_all
 from server.context import ServerContext
-from server.limits import check_num_answers, room_after
+from server.limits import max_answers, room_after
 from server.parsing.output import ParsedStream
 from server.prompt import encode_each
 from server.schema.inputs import InputsRequest
@@ -23,11 +23,11 @@ async def compute(
 ) -> list[Delta]:
     """Encode the inputs, submit a request for each, and wait for all of them.
 
+    More than an idle server queues are submitted in several parts, one after the other.
     `param` is the name that the client knows the inputs by.
     Raises InvalidRequest, ContextLengthExceeded, and what submitting and collecting raise.
     """
     limits = context.limits
-    check_num_answers(len(wire.input), limits, param)
     prompts = await encode_each(
         wire.input,
         context.engine.tokenizer,
@@ -48,8 +48,15 @@ async def compute(
                 readouts=(readout,),
             )
         )
-    await answer.submit(context.engine, requests, n=1)
-    return await collect_all(answer.streams)
+    streams: list[RequestStream | ParsedStream] = []
+    deltas: list[Delta] = []
+    size = max_answers(limits)
+    for first in range(0, len(requests), size):
+        await answer.submit(context.engine, requests[first : first + size], n=1)
+        deltas += await collect_all(answer.streams)
+        streams += answer.streams
+    answer.requests, answer.streams = requests, streams
+    return deltas
 
 
 def finite_readout(stream: "RequestStream | ParsedStream", kind: type[Readout]) -> np.ndarray:

@@ -173,6 +173,7 @@ def test_the_token_that_ends_and_special_ones_are_not_shown(cuts):
     token_ids = [*tokenizer.encode("a").ids, eos, *tokenizer.encode("b").ids, eos]
     deltas = deltas_of("byte_level", token_ids, cuts=cuts, hide_last=True)
     assert [token.is_shown for token in tokens_of(deltas)] == [True, False, True, False]
+    assert [token.is_listed for token in tokens_of(deltas)] == [True, True, True, False]
     assert sum(delta.num_tokens for delta in deltas) == 4
     deltas = deltas_of("byte_level", token_ids, cuts=cuts, hide_last=True, skip_special=False)
     assert shown_bytes(deltas) == f"a{EOS}b".encode()
