@@ -107,14 +107,14 @@ class _Search:
         self._steps: list[RequestStream] = []
         self._streams: list[RequestStream] = []
         self._mailboxes = [Mailbox() for _ in range(n)]
-        self._series = engine.begin_series()
+        self._chain = engine.begin_chain()
 
     def begin(self) -> None:
         """Submit the first step."""
         try:
             self._submit()
         except BaseException:
-            self._engine.end_series(self._series)
+            self._engine.end_chain(self._chain)
             raise
 
     def streams(self, task: "asyncio.Task[None]") -> list[RequestStream]:
@@ -157,7 +157,7 @@ class _Search:
     def end(self, task: "asyncio.Task[None]") -> None:
         """Abort remaining steps and fail the streams that have no output."""
         self._abort_steps()
-        self._engine.end_series(self._series)
+        self._engine.end_chain(self._chain)
         error = None if task.cancelled() else task.exception()
         if not isinstance(error, Exception):
             error = EngineError(
@@ -185,7 +185,7 @@ class _Search:
                 prompt_token_ids=beam.token_ids,
                 sampling=sampling,
             )
-            self._steps += self._engine.submit_group([step], self._series)
+            self._steps += self._engine.submit_group([step], self._chain)
 
     async def _candidates(self) -> list[_Candidate]:
         """Return the continuations of all growing beams by their most likely next tokens, best first.

@@ -37,7 +37,7 @@ from engine.readouts import PromptLogprobs
 from engine.record.writer import Recorder
 from engine.request import Request
 from engine.schedule.scheduler import Scheduler
-from engine.schedule.sequence import Sequence, Series
+from engine.schedule.sequence import RequestChain, Sequence
 from engine.stats import EngineObserver, EngineStats, IdleMeter, NullObserver
 from engine.stream import RequestStream
 from engine.text.detokenizer import Decoded
@@ -96,7 +96,7 @@ class Engine:
             self._on_undecodable,
         )
         self._live: dict[int, ActiveRequest] = {}
-        self._series: set[Series] = set()
+        self._chains: set[RequestChain] = set()
         self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
         self._wake = asyncio.Event()
         self._is_empty = asyncio.Event()
@@ -167,16 +167,16 @@ class Engine:
         return self.submit_group([request])[0]
 
     def submit_group(
-        self, requests: abc.Sequence[Request], series: Series | None = None
+        self, requests: abc.Sequence[Request], chain: RequestChain | None = None
     ) -> list[RequestStream]:
         """Check and queue requests with one prompt, all or none; the prompt is computed once.
 
-        Raises as submit() does, but for later requests of a `series` never QueueFull, and Draining only after
+        Raises as submit() does, but for later requests of a `chain` never QueueFull, and Draining only after
         drain() has timed out.
         """
-        self._check_open(series)
+        self._check_open(chain)
         for request in requests:
-            if series is None or series.first is None:  # else the new tokens are the model's own
+            if chain is None or chain.first is None:  # else the new tokens are the model's own
                 request.check(self.model.vocab_size)
                 request.check_heads(self.model.num_labels)
             if not is_prepared(request):
@@ -187,7 +187,7 @@ class Engine:
             [self._with_time_limit(request) for request in requests],
             seeds=[secrets.randbits(63) if seed is None else seed for seed in seeds],
             now=now,
-            series=series,
+            chain=chain,
         )
         for listener in self._listeners:
             listener.arrived(sequences, now)
@@ -197,30 +197,30 @@ class Engine:
         self._wake.set()
         return streams
 
-    def begin_series(self) -> Series:
-        """Begin a series of requests that depend on each other; drain() waits for its end_series().
+    def begin_chain(self) -> RequestChain:
+        """Begin a chain of requests that depend on each other; drain() waits for its end_chain().
 
         Raises Draining, EngineDead.
         """
         self._check_open()
-        series = Series()
-        self._series.add(series)
+        chain = RequestChain()
+        self._chains.add(chain)
         self._is_empty.clear()
-        return series
+        return chain
 
-    def end_series(self, series: Series) -> None:
-        """End a series: no more of its requests will come."""
-        self._series.discard(series)
+    def end_chain(self, chain: RequestChain) -> None:
+        """End a chain: no more of its requests will come."""
+        self._chains.discard(chain)
         self._note_empty()
 
-    def _check_open(self, series: Series | None = None) -> None:
+    def _check_open(self, chain: RequestChain | None = None) -> None:
         if not self.is_alive:
             raise EngineDead("The engine has stopped after a fault.")
-        if self._is_draining and series not in self._series:
+        if self._is_draining and chain not in self._chains:
             raise Draining("The server is shutting down and takes no new requests.")
 
     def _note_empty(self) -> None:
-        if not self._live and not self._series:
+        if not self._live and not self._chains:
             self._is_empty.set()
 
     def _with_time_limit(self, request: Request) -> Request:
@@ -317,7 +317,7 @@ class Engine:
         self.tokenizer.close()
 
     def _end_all(self, error: EngineError) -> None:
-        self._series.clear()
+        self._chains.clear()
         for sequence in self._scheduler.end_all(FinishReason.ERROR):
             self._end(sequence.id, FinishReason.ERROR, error)
         for sequence_id in list(self._live):  # ended in the scheduler, but their last text is on its way

@@ -134,7 +134,7 @@ class Admission:
         del self._running[sequence.slot]
         self._forecast.finish(sequence.slot, self._full_pages(sequence), released)
 
-    def ended(self, num_output_tokens: int, *, is_complete: bool) -> None:
+    def on_ended(self, num_output_tokens: int, *, is_complete: bool) -> None:
         """Learn that an output has this length, or was cut off there."""
         self._lengths.observe(num_output_tokens, is_complete=is_complete)
 

@@ -127,7 +127,7 @@ class Allocator:
         sequence.num_unsent_columns = min(columns)
         sequence.num_history_tokens = sequence.num_tokens
         sequence.num_scheduled_tokens = hit.num_tokens
-        sequence.num_computed_tokens = 0 if self._groups.start(sequence, hit.leader) else hit.num_tokens
+        sequence.num_computed_tokens = 0 if self._groups.on_started(sequence, hit.leader) else hit.num_tokens
         if not sequence.has_started:
             sequence.num_cached_tokens = hit.num_tokens
             may_reuse = self._readouts.first_unread(sequence) > 0

@@ -97,7 +97,7 @@ class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, bool]] = []
 
-    def watch(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence) -> None:
         """Mind the time limits of a sequence, if it has any."""
         request, arrival = sequence.request, sequence.arrival_seconds
         if request.queue_timeout_seconds is not None and not sequence.is_continuing:
@@ -105,7 +105,7 @@ class Deadlines:
         if request.timeout_seconds is not None:
             heapq.heappush(self._heap, (arrival + request.timeout_seconds, sequence.id, False))
 
-    def passed(self, now: float, sequences: Mapping[int, Sequence]) -> list[tuple[Sequence, bool]]:
+    def pop_expired(self, now: float, sequences: Mapping[int, Sequence]) -> list[tuple[Sequence, bool]]:
         """Those of `sequences` that are over a limit, once each; True: it is that for their start."""
         late: dict[int, tuple[Sequence, bool]] = {}
         while self._heap and self._heap[0][0] <= now:

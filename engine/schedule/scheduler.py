@@ -12,8 +12,7 @@ stream, so a later step's writes come after an earlier step's reads.
 
 from array import array
 from bisect import insort
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections import abc
 from itertools import islice
 from typing import NamedTuple
 
@@ -29,7 +28,7 @@ from engine.schedule.pages import PagePool
 from engine.schedule.prefix import PrefixCache
 from engine.schedule.queue import Deadlines, WaitingQueue
 from engine.schedule.readouts import ReadoutProgress
-from engine.schedule.sequence import Sequence, SequenceStatus, Series
+from engine.schedule.sequence import RequestChain, Sequence, SequenceStatus
 
 # A sequence and the tokens it has gained. A plain tuple: there are hundreds in a step.
 Progress = tuple[Sequence, tuple[int, ...]]
@@ -140,18 +139,24 @@ class Scheduler:
         return self.add_group([request], seeds=[seed], now=now)[0]
 
     def add_group(
-        self, requests: Many[Request], *, seeds: Many[int], now: float, series: Series | None = None
+        self,
+        requests: abc.Sequence[Request],
+        *,
+        seeds: abc.Sequence[int],
+        now: float,
+        chain: RequestChain | None = None,
     ) -> list[Sequence]:
         """Queue requests with one prompt, all or none: it is computed once. Raises as add() does.
 
-        QueueFull is not raised behind the first of a `series`.
+        QueueFull is not raised behind the first of a `chain`.
         """
         for request in requests:
             self._admission.check(request)
-        if series is None or series.first is None:
+        if chain is None or chain.first is None:
             self._check_queue(requests, now)
         leader, *followers = [
-            self._make(request, seed, now, series) for request, seed in zip(requests, seeds, strict=True)
+            self._make_sequence(request, seed, now, chain)
+            for request, seed in zip(requests, seeds, strict=True)
         ]
         self._waiting.push(leader)
         if followers:
@@ -159,7 +164,7 @@ class Scheduler:
             self._groups.add(leader)
         return [leader, *followers]
 
-    def _check_queue(self, requests: Many[Request], now: float) -> None:
+    def _check_queue(self, requests: abc.Sequence[Request], now: float) -> None:
         # What waits only for the next step does not count; its prompts are taken to be like the others.
         num_waiting, num_starting = self._waiting.num_waiting, self._allocator.num_free_slots
         share = max(0, num_waiting - num_starting) / max(1, num_waiting)
@@ -176,10 +181,10 @@ class Scheduler:
             return
         raise QueueFull(message, self._waiting.retry_after_seconds(now))
 
-    def _make(self, request: Request, seed: int, now: float, series: Series | None) -> Sequence:
+    def _make_sequence(self, request: Request, seed: int, now: float, chain: RequestChain | None) -> Sequence:
         sampling = request.sampling
         num_prompt_tokens = len(request.prompt_token_ids)
-        first = None if series is None else series.first
+        first = None if chain is None else chain.first
         sequence = Sequence(
             id=self._next_id,
             request=request,
@@ -192,13 +197,13 @@ class Scheduler:
             final_token_ids=sampling.stop_token_ids
             | (frozenset((NO_TOKEN,)) if sampling.ignore_eos else self._eos_token_ids),
             repetition_stop=sampling.repetition_stop,
-            series=series,
+            chain=chain,
         )
-        if series is not None and first is None:
-            series.first = sequence
+        if chain is not None and first is None:
+            chain.first = sequence
         self._next_id += 1
         self._sequences[sequence.id] = sequence
-        self._deadlines.watch(sequence)
+        self._deadlines.add(sequence)
         return sequence
 
     def mark(
@@ -232,7 +237,7 @@ class Scheduler:
 
     def expire(self, now: float) -> list[tuple[Sequence, bool]]:
         """End the sequences that are over a time limit; returns them, with True for that on their start."""
-        late = self._deadlines.passed(now, self._sequences)
+        late = self._deadlines.pop_expired(now, self._sequences)
         for sequence, _ in late:
             self._finish(sequence, FinishReason.ERROR, None)
         return late
@@ -240,7 +245,7 @@ class Scheduler:
     def fail(self, plan: StepPlan) -> list[Sequence]:
         """The step raised: end every sequence it had a row of, or computed something for; returns them."""
         failed = []
-        for sequence_id in [*plan.sequence_ids, *self._groups.relying_on(plan.sequence_ids)]:
+        for sequence_id in [*plan.sequence_ids, *self._groups.dependents_of(plan.sequence_ids)]:
             sequence = self._sequences.get(sequence_id)
             if sequence is not None:
                 self._finish(sequence, FinishReason.ERROR, None)
@@ -268,8 +273,8 @@ class Scheduler:
 
         Decoding sequences come first, then the rest of the budget goes to prefill, in order.
         """
-        for leader in self._groups.take_ready():
-            self._groups.follow(leader, self._waiting.release(leader))
+        for leader in self._groups.pop_ready_leaders():
+            self._groups.add_followers(leader, self._waiting.release(leader))
         plan, unfinished_prefills = self._plan_decode()
         context = unfinished_prefills[0].num_scheduled_tokens if unfinished_prefills else 0
         room = self._budget.prefill_tokens(plan.num_rows, context)
@@ -378,7 +383,7 @@ class Scheduler:
         sequence.is_verifying = num_logits > 1
         if is_last:
             self._admission.on_prefill_done(sequence, self._next_step_id)
-            self._groups.scheduled(sequence, self._next_step_id)
+            self._groups.on_history_scheduled(sequence, self._next_step_id)
         readouts = self._readouts.row_readouts(sequence, start, end)
         return Row(sequence.id, sequence.slot, start, token_ids, num_logits, new_pages, init, readouts)
 
@@ -424,7 +429,7 @@ class Scheduler:
                     or len(token_ids) >= sequence.max_num_tokens
                     or sequence.repetition_stop is not None
                 ):
-                    self._end_at(sequence, token_id)
+                    self._check_end(sequence, token_id)
                     if sequence.is_finished:
                         sampled = sampled[:index]
                         break
@@ -439,7 +444,7 @@ class Scheduler:
                     self._allocator.free_left_pages(running)
         return progress
 
-    def _apply_output(self, plan: StepPlan, output: StepOutput) -> Iterator[Progress]:
+    def _apply_output(self, plan: StepPlan, output: StepOutput) -> abc.Iterator[Progress]:
         """Count what was computed of each sequence that still exists; yield those whose rows were sampled."""
         sequences = self._sequences
         decode = zip(plan.sequence_ids, plan.starts, output.tokens, strict=True)
@@ -455,7 +460,7 @@ class Scheduler:
             if sequence is None:
                 continue
             sequence.num_rows_in_flight -= 1
-            self._groups.land(sequence)
+            self._groups.on_row_done(sequence)
             sampled, num_logits = output.tokens[index], plan.num_logits[index]
             end = plan.starts[index] + plan.query_lens[index]
             if sequence.is_verifying:
@@ -472,7 +477,7 @@ class Scheduler:
             if num_logits or end == sequence.max_num_tokens:
                 yield sequence, sampled
 
-    def _end_at(self, sequence: Sequence, token_id: int) -> None:
+    def _check_end(self, sequence: Sequence, token_id: int) -> None:
         """End `sequence` if its newest token says so."""
         sampling = sequence.request.sampling
         if token_id == NO_TOKEN:
@@ -481,7 +486,7 @@ class Scheduler:
         elif token_id in sequence.final_token_ids and sequence.num_output_tokens > sampling.min_tokens:
             stop_reason = token_id if token_id in sampling.stop_token_ids else None
             self._finish(sequence, FinishReason.STOP, stop_reason)
-        elif sequence.is_in_circles:
+        elif sequence.is_repeating:
             self._finish(sequence, FinishReason.STOP, RepetitionStop.REASON)
         elif sequence.num_tokens >= sequence.max_num_tokens:
             self._finish(sequence, FinishReason.LENGTH, None)
@@ -513,12 +518,12 @@ class Scheduler:
         self._waiting.release(sequence)
         self._groups.forget(sequence)
         self._readouts.forget(sequence)
-        if sequence.has_started and sequence.request.sampling.max_tokens and sequence.series is None:
-            self._admission.ended(sequence.num_output_tokens, is_complete=reason is FinishReason.STOP)
+        if sequence.has_started and sequence.request.sampling.max_tokens and sequence.chain is None:
+            self._admission.on_ended(sequence.num_output_tokens, is_complete=reason is FinishReason.STOP)
 
 
 def _prompt_of(request: Request, first: Sequence | None) -> "array[int]":
-    """The tokens of a prompt; those it has in common with that of the `first` of its series are copied."""
+    """The tokens of a prompt; those it has in common with that of the `first` of its chain are copied."""
     if first is None:
         return array("i", request.prompt_token_ids)
     num_common = first.num_prompt_tokens

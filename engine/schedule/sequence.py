@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 from engine.outputs import FinishReason
 from engine.request import RepetitionStop, Request
-from engine.schedule.repetition import is_repeating
+from engine.schedule import repetition
 
 
 class SequenceStatus(Enum):
@@ -18,7 +18,7 @@ class SequenceStatus(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Series:
+class RequestChain:
     """Requests that follow each other as one piece of work, such as the steps of a search.
 
     Those behind the `first` one go on with its tokens. They wait in its place and end at its time limit, and
@@ -42,7 +42,7 @@ class Sequence:
     flight: its next row verifies them, and is alone in flight while it `is_verifying`. `final_token_ids` may
     end the sequence, and so may repetition, with `repetition_stop`. `rank` is its place in the order:
     smaller ones start earlier, and give their pages up later; with `arrival_seconds` it is that of the first
-    one of its `series`.
+    one of its `chain`.
     """
 
     id: int
@@ -71,7 +71,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     first_scheduled_seconds: float | None = None
-    series: Series | None = None
+    chain: RequestChain | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -89,12 +89,12 @@ class Sequence:
         return self.num_output_tokens > 0 and self.token_ids[-1] in self.final_token_ids
 
     @property
-    def is_in_circles(self) -> bool:
+    def is_repeating(self) -> bool:
         """Whether its newest output tokens repeat each other as often as is to end it."""
         stop, num_tokens = self.repetition_stop, self.num_output_tokens
         if stop is None or num_tokens < self.request.sampling.min_tokens:
             return False
-        return is_repeating(self.token_ids, num_tokens, stop)
+        return repetition.is_repeating(self.token_ids, num_tokens, stop)
 
     @property
     def has_started(self) -> bool:
@@ -104,7 +104,7 @@ class Sequence:
     @property
     def is_continuing(self) -> bool:
         """Whether it goes on with the work of another, which has started."""
-        return self.series is not None and self.series.first is not self
+        return self.chain is not None and self.chain.first is not self
 
     @property
     def is_finished(self) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from engine.outputs import StepOutput, StepPlan
 from engine.request import Request, SamplingParams
 from engine.schedule.scheduler import Scheduler
-from engine.schedule.sequence import Sequence, Series
+from engine.schedule.sequence import RequestChain, Sequence
 from tests.engine.toy import EOS, ToyRunner
 
 SEED = 7
@@ -80,10 +80,10 @@ class Driver:
         return self.scheduler.add(make_request(prompt, max_tokens, **options), seed=SEED, now=self.now)
 
     def add_group(
-        self, prompt: list[int], n: int, max_tokens: int = 10, series: Series | None = None, **options
+        self, prompt: list[int], n: int, max_tokens: int = 10, chain: RequestChain | None = None, **options
     ) -> list[Sequence]:
         requests = [make_request(prompt, max_tokens, **options) for _ in range(n)]
-        return self.scheduler.add_group(requests, seeds=range(SEED, SEED + n), now=self.now, series=series)
+        return self.scheduler.add_group(requests, seeds=range(SEED, SEED + n), now=self.now, chain=chain)
 
     def launch(self, *, fails: bool = False) -> bool:
         """Plan and compute a step. One that `fails` leaves garbage where it computed."""

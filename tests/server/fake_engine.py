@@ -21,7 +21,7 @@ from engine.errors import Draining, EngineDead, EngineError, InvalidRequest, Que
 from engine.outputs import FinishReason, OutputToken, TextDelta, TokenPiece
 from engine.readouts import PooledHidden, PromptLogprobs, Readout, RewardScore
 from engine.request import Request
-from engine.schedule.sequence import Series
+from engine.schedule.sequence import RequestChain
 from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
 from engine.text.infill import InfillTokens
 from engine.text.reasoning import ReasoningTracker
@@ -273,13 +273,13 @@ class FakeEngine:
                     raise InvalidRequest(f"Invalid {grammar.label}: {error}", grammar.param) from error
         return requests
 
-    def submit_group(self, requests: list[Request], series: Series | None = None) -> list[FakeStream]:
+    def submit_group(self, requests: list[Request], chain: RequestChain | None = None) -> list[FakeStream]:
         return [self.submit(request) for request in requests]
 
-    def begin_series(self) -> Series:
-        return Series()
+    def begin_chain(self) -> RequestChain:
+        return RequestChain()
 
-    def end_series(self, series: Series) -> None:
+    def end_chain(self, chain: RequestChain) -> None:
         pass
 
     async def _speak(self, stream: FakeStream) -> None:

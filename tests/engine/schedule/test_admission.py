@@ -67,7 +67,7 @@ class Desk:
         self.running.remove(sequence)
         self.admission.on_pages_freed(sequence, self.pool.free(sequence.pages[0]))
         self.free_slots.append(sequence.slot)
-        self.admission.ended(sequence.num_output_tokens, is_complete=True)
+        self.admission.on_ended(sequence.num_output_tokens, is_complete=True)
 
     def advance(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -126,7 +126,7 @@ def test_a_refusal_holds_until_something_changes():
 def test_guesses_follow_what_outputs_became():
     desk = Desk(overcommit=0.5)
     for _ in range(1024):
-        desk.admission.ended(40, is_complete=True)
+        desk.admission.on_ended(40, is_complete=True)
     starts = 0
     while desk.start(make(starts, 10, 500)):
         starts += 1
@@ -140,7 +140,7 @@ def test_guesses_follow_what_outputs_became():
 def test_full_overcommit_starts_what_fits_now():
     desk = Desk(overcommit=1.0)
     for _ in range(1024):
-        desk.admission.ended(400, is_complete=True)
+        desk.admission.on_ended(400, is_complete=True)
     starts = 0
     while desk.start(make(starts, 20, 500)):
         starts += 1
@@ -152,7 +152,7 @@ def test_the_reserve_shrinks_as_overcommit_grows():
     for overcommit in (0.25, 0.5, 0.75):
         desk = Desk(overcommit)
         for _ in range(1024):
-            desk.admission.ended(40, is_complete=True)
+            desk.admission.on_ended(40, is_complete=True)
         starts[overcommit] = 0
         while desk.start(make(starts[overcommit], 10, 500)):
             starts[overcommit] += 1
@@ -162,7 +162,7 @@ def test_the_reserve_shrinks_as_overcommit_grows():
 def test_a_sequence_that_outlives_its_guess_gets_another():
     desk = Desk(overcommit=0.5)
     for _ in range(1024):
-        desk.admission.ended(40, is_complete=True)
+        desk.admission.on_ended(40, is_complete=True)
     assert desk.start(make(0, 10, 500))
     desk.advance(45)
     assert not desk.admission.is_refused(make(1, 1, 1), desk.step)

@@ -96,9 +96,9 @@ def test_deadlines_are_told_once_and_only_to_those_they_concern():
     started.first_scheduled_seconds = 11.0
     free, gone = make(queue, 10.0), make(queue, 10.0, timeout_seconds=1.0)
     for sequence in (both, started, free, gone):
-        deadlines.watch(sequence)
+        deadlines.add(sequence)
     there = {sequence.id: sequence for sequence in (both, started, free)}
-    assert deadlines.passed(11.9, there) == []
-    assert [sequence for sequence, _ in deadlines.passed(12.0, there)] == [both]
-    assert deadlines.passed(14.9, there) == []
-    assert deadlines.passed(99.0, there) == [(started, False)]
+    assert deadlines.pop_expired(11.9, there) == []
+    assert [sequence for sequence, _ in deadlines.pop_expired(12.0, there)] == [both]
+    assert deadlines.pop_expired(14.9, there) == []
+    assert deadlines.pop_expired(99.0, there) == [(started, False)]

@@ -7,7 +7,7 @@ import pytest
 
 from engine.errors import ContextLengthExceeded, InvalidRequest, QueueFull
 from engine.outputs import FinishReason, StepOutput, StepPlan
-from engine.schedule.sequence import Sequence, Series
+from engine.schedule.sequence import RequestChain, Sequence
 from tests.engine.driver import SEED, Driver, output_of
 from tests.engine.toy import reference
 
@@ -64,12 +64,12 @@ def test_a_late_short_request_ends_before_an_early_long_one(run_ahead):
     assert driver.finished == [short, long]
 
 
-def test_a_series_keeps_the_place_of_its_first():
+def test_a_chain_keeps_the_place_of_its_first():
     driver = Driver.of(run_ahead=0, max_num_seqs=1, max_waiting=2)
-    series = Series()
+    chain = RequestChain()
 
     def go_on(prompt: list[int], **limits) -> Sequence:
-        return driver.add_group(prompt, 1, 1, series=series, **limits)[0]
+        return driver.add_group(prompt, 1, 1, chain=chain, **limits)[0]
 
     steps = [go_on([1, 2, 3], queue_timeout_seconds=0.5)]
     driver.step()
@@ -89,12 +89,12 @@ def test_a_series_keeps_the_place_of_its_first():
         assert output_of(step) == reference(list(step.request.prompt_token_ids), 1, seed=SEED)
 
 
-def test_a_series_is_refused_by_a_full_queue_at_first_and_ends_in_time():
+def test_a_chain_is_refused_by_a_full_queue_at_first_and_ends_in_time():
     driver = Driver.of(run_ahead=0, max_num_seqs=1, max_waiting=1)
-    series = Series()
+    chain = RequestChain()
 
     def go_on() -> None:
-        driver.add_group([1, 2, 3], 1, 1, series=series, timeout_seconds=1.5)
+        driver.add_group([1, 2, 3], 1, 1, chain=chain, timeout_seconds=1.5)
 
     others = [driver.add([n], max_tokens=1) for n in range(2)]
     with pytest.raises(QueueFull):
