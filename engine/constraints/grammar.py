@@ -286,4 +286,6 @@ def _error_of(matcher: LLMatcher) -> str:
         return ""
     lines = [line for line in matcher.get_error().splitlines() if line != "<non-verbose/>"]
     problem = TOKEN_NAMES.sub("", "\n".join(lines))[:1000]
+    if problem.startswith("oneOf constraints are not supported"):  # it names an option that no request has
+        return "oneOf is not supported where a value may match two of its schemas; use anyOf"
     return "no text matches it" if problem.startswith("NoExtension") else problem

@@ -16,6 +16,8 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.constraints.schema_cost import MAX_REMAINDERS, check_merges, remainders, target
+from engine.constraints.schema_neutral import expressible
+from engine.constraints.schema_walk import NAMED, VALUES
 
 MAX_DEPTH = 64
 MAX_EXACT_INT = 2**53  # beyond, doubles have gaps
@@ -24,23 +26,10 @@ MAX_DIGITS = 15  # what a double keeps of any decimal number
 # Distance from an exclusive bound to the first allowed number, as a share of the gap between the bounds.
 EXCLUDED = 1e-9
 
-# Keywords with schemas by name; keywords with values that are not schemas; keywords about strings and
-# multiples.
-NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
-VALUES = frozenset(("const", "enum", "default", "examples"))
+# Keywords about strings and multiples.
 OF_TEXTS = frozenset(("pattern", "format", "multipleOf", "patternProperties"))
 LOWER = ("minimum", "exclusiveMinimum")
 UPPER = ("maximum", "exclusiveMaximum")
-
-# Patterns with look-around that libraries write for their own types, and equal ones without it.
-KNOWN_PATTERNS = {
-    # pydantic, Decimal
-    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$",
-    # zod, email
-    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
-        r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
-    ),
-}
 
 
 def load(source: str) -> dict[str, Any]:
@@ -94,6 +83,7 @@ def without_patterns(schema: Any) -> Any:
 
 def _rewritten(schema: dict[str, Any], is_pattern: Callable[[str], bool] | None) -> dict[str, Any]:
     _check_depth(schema)
+    schema = expressible(schema)
     found: dict[str, Any] = _Rewriter(schema, is_pattern).schema(schema)
     return found
 
@@ -138,8 +128,6 @@ class _Rewriter:
                 found[key] = self.schema(value)
         if self._is_pattern is not None:
             self._leave_out(found, self._is_pattern)
-        if isinstance(pattern := found.get("pattern"), str):
-            found["pattern"] = KNOWN_PATTERNS.get(pattern, pattern)
         if not self._passes(_exclude, found):
             for key in (*LOWER, *UPPER):
                 found.pop(key, None)
@@ -169,7 +157,7 @@ class _Rewriter:
     def _leave_out(self, node: dict[str, Any], is_pattern: Callable[[str], bool]) -> None:
         """Remove keywords that only a lenient schema may have."""
         pattern, reference, named = (node.get(key) for key in ("pattern", "$ref", "patternProperties"))
-        if isinstance(pattern, str) and not is_pattern(KNOWN_PATTERNS.get(pattern, pattern)):
+        if isinstance(pattern, str) and not is_pattern(pattern):
             del node["pattern"]
         if isinstance(reference, str) and not self._passes(target, self._root, reference):
             del node["$ref"]

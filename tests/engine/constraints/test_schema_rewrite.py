@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import re
 from decimal import Decimal
 from typing import Any
 
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 
 from engine.constraints.grammar import compile_grammar
 from engine.constraints.schema_rewrite import (
-    KNOWN_PATTERNS,
     MAX_BOUND,
     MAX_DEPTH,
     load,
@@ -191,7 +189,7 @@ def test_ids_of_documents_are_dropped() -> None:
     assert ready(draft) == draft
 
 
-@pytest.mark.parametrize("reference", ["#name", "#/$defs/no", "#/allOf/7", "other.json#/a", "https://x/y"])
+@pytest.mark.parametrize("reference", ["#other", "#/$defs/no", "#/allOf/7", "other.json#/a", "https://x/y"])
 def test_references_must_point_into_the_schema(reference: str) -> None:
     schema = {"allOf": [{"$ref": reference}, {"type": "string"}], "$defs": {"a": {"$anchor": "name"}}}
     with pytest.raises(ValueError, match=r"the \$ref .* points (to nothing|outside the schema)"):
@@ -212,23 +210,7 @@ def test_invalid_json_is_refused(source: str, hint: str) -> None:
 def test_depth_is_bounded() -> None:
     schema: dict[str, Any] = {}
     for _ in range(MAX_DEPTH):
-        schema = {"not": schema}
+        schema = {"items": schema}
     with pytest.raises(ValueError, match="nested"):
         ready(schema)
-    assert ready(schema["not"]) == schema["not"]
-
-
-@settings(deadline=None, max_examples=300)
-@given(data=st.data(), number=st.integers(0, len(KNOWN_PATTERNS) - 1))
-def test_patterns_without_look_around_match_what_those_with_it_do(data: st.DataObject, number: int) -> None:
-    old, new = list(KNOWN_PATTERNS.items())[number]
-    source = data.draw(st.sampled_from([st.from_regex(new), st.text("a1.+-@_'\\n", max_size=12)]))
-    text = data.draw(source).rstrip("\n")
-    assert bool(re.search(old, text, re.ASCII)) == bool(re.search(new, text, re.ASCII)), repr(text)
-
-
-@pytest.mark.parametrize("pattern", KNOWN_PATTERNS)
-def test_patterns_of_libraries_are_enforced(pattern: str) -> None:
-    schema = {"type": "string", "pattern": pattern}
-    texts = [text for seed in range(30) if (text := written(schema, seed, 400)) is not None]
-    assert texts and all(re.search(pattern, json.loads(text)) for text in texts), texts
+    assert ready(schema["items"]) == schema["items"]
