@@ -25,6 +25,7 @@ from engine.config import EngineConfig
 from engine.device.devices import choose_device, set_up_thread
 from engine.device.runner import ModelRunner
 from kernels.kv_layer import KVLayer
+from models.formats.base import WHOLE
 from models.forward_batch import ForwardBatch
 from models.shapes import SHAPES
 
@@ -40,6 +41,7 @@ class NullModel:
         self.spec = dataclasses.replace(SHAPES["tiny"], vocab_size=VOCAB_SIZE, max_position=max_len)
         self.dtype = torch.bfloat16
         self.device = device
+        self.shard = WHOLE
         self._step_seconds = step_seconds
         self._cycles = int(step_seconds * cycles_per_second()) if device.type == "cuda" else 0
         self._logits = torch.randn(max_rows, VOCAB_SIZE, device=device)
