@@ -94,6 +94,12 @@ class EngineConfig(BaseModel):
         ge=0,
         description="seconds of queue position per unit of a request's `priority`; 0 disables priorities",
     )
+    open_objects: bool = Field(
+        False,
+        description="let an object of a JSON schema that lists properties have others if the schema does not "
+        "mention additionalProperties, as JSON Schema has it; false: it has no others, since small models "
+        "would add some until max_tokens",
+    )
     pooling: Pooling = Field(
         "mean",
         description="how an embedding is computed: the mean of the final hidden states of all tokens, or "

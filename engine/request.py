@@ -27,14 +27,16 @@ class Grammar:
     without look-around or back-references that matches the whole output (regex); a grammar in GBNF or Lark
     syntax (ebnf) or in llguidance's own Lark (lark). json_object, any JSON object, needs none. `whitespace`
     is an expression for blanks between the tokens of JSON, empty for none. `or_calls` are rules in
-    llguidance's Lark: an output that matches their rule `calls` is allowed in place of JSON. `param` and
-    `label` name the grammar in error messages.
+    llguidance's Lark: an output that matches their rule `calls` is allowed in place of JSON. Objects that
+    list properties have no others, unless the schema says so or `closes_objects` is False (None: the engine's
+    setting decides). `param` and `label` name the grammar in error messages.
     """
 
     kind: GrammarKind
     source: str = field(default="", repr=False)
     whitespace: str | None = None
     or_calls: str = field(default="", repr=False)
+    closes_objects: bool | None = None
     param: str = field(default="grammar", compare=False)
     label: str = field(default="grammar", compare=False)
 

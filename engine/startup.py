@@ -93,7 +93,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
             tokenizer, num_threads=config.tokenizer_threads, max_model_len=runner.max_model_len
         ),
         device=device,
-        grammars=GrammarCompiler(vocabulary),
+        grammars=GrammarCompiler(vocabulary, open_objects=config.open_objects),
         token_budget=token_budget,
         files=files,
     )

@@ -1,5 +1,7 @@
 """Fields that constrain the output, of several APIs -> the engine's Grammar."""
 
+from dataclasses import replace
+
 import orjson
 
 from engine.errors import InvalidRequest
@@ -42,7 +44,7 @@ def _from_options(wire: Structured) -> list[Grammar]:
     if options is None:
         return []
     whitespace = "" if options.disable_any_whitespace else options.whitespace_pattern
-    return _guided(
+    found = _guided(
         "structured_outputs.",
         json=options.json_,
         json_object=options.json_object,
@@ -51,6 +53,8 @@ def _from_options(wire: Structured) -> list[Grammar]:
         grammar=options.grammar,
         whitespace=whitespace,
     )
+    closes = options.disable_additional_properties
+    return found if closes is None else [replace(grammar, closes_objects=closes) for grammar in found]
 
 
 def _from_fields(wire: Structured) -> list[Grammar]:

@@ -11,7 +11,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from secrets import token_hex
 from typing import Any
@@ -170,11 +170,19 @@ class _Job:
 class GrammarCompiler:
     """Compiles grammars in a few threads and caches the most recent ones. Call its methods on the loop.
 
-    Without a vocabulary (the tokenizer does not allow grammars) every grammar is refused.
+    Without a vocabulary (the tokenizer does not allow grammars) every grammar is refused. With `open_objects`
+    the objects of schemas stay open where the grammar does not say.
     """
 
-    def __init__(self, vocabulary: Vocabulary | None, compile_seconds: float = COMPILE_SECONDS) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary | None,
+        compile_seconds: float = COMPILE_SECONDS,
+        *,
+        open_objects: bool = False,
+    ) -> None:
         self._vocabulary = vocabulary
+        self._open_objects = open_objects
         self._compile_seconds = compile_seconds
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
         self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
@@ -186,6 +194,8 @@ class GrammarCompiler:
 
         Raises QueueFull if other grammars keep all threads busy, and Draining after close().
         """
+        if self._open_objects and grammar.closes_objects is None:
+            grammar = replace(grammar, closes_objects=False)
         kept = self._kept.get(grammar)
         if kept is not None:
             self._kept.move_to_end(grammar)

@@ -50,19 +50,22 @@ def translate(grammar: Grammar, control_tokens: Mapping[str, int]) -> str:
         if (len(source) - len(source.rstrip("\\"))) % 2:  # llguidance would ignore it
             raise ValueError("a backslash at its end escapes nothing")
         return LLMatcher.grammar_from_regex(source)
+    closes = grammar.closes_objects is not False
     if kind == "lark":
-        return LLMatcher.grammar_from_lark(_rewritten_rules(source))
+        return LLMatcher.grammar_from_lark(_rewritten_rules(source, closes_objects=closes))
     if kind == "ebnf":
-        return LLMatcher.grammar_from_lark(_rewritten_rules(_lark(source, control_tokens)))
+        rules = _rewritten_rules(_lark(source, control_tokens), closes_objects=False)
+        return LLMatcher.grammar_from_lark(rules)
     if kind == "choice":
         return LLMatcher.grammar_from_lark(_choice(source))
     schema: dict[str, Any] = {"type": "object"}
     if kind != "json_object":
-        schema = schema_rewrite.ready(schema_rewrite.load(source))
+        schema = schema_rewrite.ready(schema_rewrite.load(source), closes_objects=closes)
     options = {"lenient": False, **grammar.json_options}
     if grammar.or_calls:
         answer = json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
-        rules = f"start: answer | calls\nanswer: %json {answer}\n{_rewritten_rules(grammar.or_calls)}"
+        calls = _rewritten_rules(grammar.or_calls, closes_objects=closes)
+        rules = f"start: answer | calls\nanswer: %json {answer}\n{calls}"
         return LLMatcher.grammar_from_lark(rules)
     return LLMatcher.grammar_from_json_schema(schema, overrides=cast("JsonCompileOptions", options))
 
@@ -103,7 +106,7 @@ def _unescaped(text: re.Match[str]) -> str:
     return GBNF_ESCAPE.sub(character, text[0])
 
 
-def _rewritten_rules(rules: str) -> str:
+def _rewritten_rules(rules: str, *, closes_objects: bool) -> str:
     """Return rules in Lark with their JSON schemas rewritten. Raises ValueError."""
     parts, end = [], 0
     while found := LITERAL_OR_JSON.search(rules, end):
@@ -116,16 +119,16 @@ def _rewritten_rules(rules: str) -> str:
         except ValueError:
             continue  # not a schema, or one that llguidance cannot read
         if isinstance(schema, dict):
-            parts.append(json.dumps(_ready(schema), ensure_ascii=False))
+            parts.append(json.dumps(_ready(schema, closes_objects=closes_objects), ensure_ascii=False))
             end = new_end
     return "".join((*parts, rules[end:]))
 
 
-def _ready(schema: dict[str, Any]) -> dict[str, Any]:
+def _ready(schema: dict[str, Any], *, closes_objects: bool) -> dict[str, Any]:
     options = schema.get("x-guidance")
     if not isinstance(options, dict) or not options.get("lenient"):
-        return schema_rewrite.ready(schema)
-    found = schema_rewrite.ready_leniently(schema, _is_pattern)
+        return schema_rewrite.ready(schema, closes_objects=closes_objects)
+    found = schema_rewrite.ready_leniently(schema, _is_pattern, closes_objects=closes_objects)
     if not _is_accepted(found):  # for example two expressions that it cannot compare
         found = schema_rewrite.without_patterns(found)
     return found

@@ -30,7 +30,7 @@ def expressible(schema: dict[str, Any]) -> dict[str, Any]:
     root = _with_paths(schema)
     disjoint = DisjointSchemas(root)
     found = rewritten(root, lambda node: _expressible(root, node, disjoint))
-    return found if isinstance(found, dict) else root
+    return found if isinstance(found, dict) else {"not": {}}
 
 
 def _with_paths(schema: dict[str, Any]) -> dict[str, Any]:

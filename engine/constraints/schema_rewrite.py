@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.constraints.schema_cost import MAX_REMAINDERS, check_merges, remainders, target
 from engine.constraints.schema_neutral import expressible
+from engine.constraints.schema_objects import close_objects
 from engine.constraints.schema_walk import NAMED, VALUES
 
 MAX_DEPTH = 64
@@ -46,16 +47,21 @@ def _no_number(name: str) -> float:
     raise ValueError(f"{name} is not a number in JSON")
 
 
-def ready(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that llguidance enforces exactly. Raises ValueError if there is none."""
-    found = _rewritten(schema, None)
+def ready(schema: dict[str, Any], *, closes_objects: bool = False) -> dict[str, Any]:
+    """Return a schema that llguidance enforces exactly. Raises ValueError if there is none.
+
+    With `closes_objects`, objects that list properties have no others: see close_objects().
+    """
+    found = _rewritten(schema, None, closes_objects=closes_objects)
     check_merges(found)
     return found
 
 
-def ready_leniently(schema: dict[str, Any], is_pattern: Callable[[str], bool]) -> dict[str, Any]:
+def ready_leniently(
+    schema: dict[str, Any], is_pattern: Callable[[str], bool], *, closes_objects: bool = False
+) -> dict[str, Any]:
     """Like `ready`, but drop keywords that cannot be enforced, such as patterns `is_pattern` rejects."""
-    found = _rewritten(schema, is_pattern)
+    found = _rewritten(schema, is_pattern, closes_objects=closes_objects)
     try:
         check_merges(found)
     except ValueError:
@@ -81,9 +87,13 @@ def without_patterns(schema: Any) -> Any:
     return found
 
 
-def _rewritten(schema: dict[str, Any], is_pattern: Callable[[str], bool] | None) -> dict[str, Any]:
+def _rewritten(
+    schema: dict[str, Any], is_pattern: Callable[[str], bool] | None, *, closes_objects: bool
+) -> dict[str, Any]:
     _check_depth(schema)
     schema = expressible(schema)
+    if closes_objects:
+        close_objects(schema)
     found: dict[str, Any] = _Rewriter(schema, is_pattern).schema(schema)
     return found
 
@@ -233,7 +243,7 @@ def _exclude(node: dict[str, Any]) -> None:
     step = (upper - lower) * EXCLUDED
     inclusive, exclusive = LOWER if upper > 0 else UPPER
     bound, inner = (lower, lower + step) if upper > 0 else (upper, upper - step)
-    if is_number(node.get(exclusive)) and node[exclusive] == bound and step > 0:
+    if is_number(node.get(exclusive)) and node[exclusive] == bound and lower < upper:
         if inner == bound:
             raise ValueError(f"{exclusive} {bound:g} is too near to the other bound")
         del node[exclusive]

@@ -48,6 +48,11 @@ class StructuredOutputs(WireRequest):
     structural_tag: None = Field(None, description="not supported")
     whitespace_pattern: str | None = Field(None, description=WHITESPACE)
     disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = Field(
+        None,
+        description="whether objects that list properties have no others if the schema does not mention "
+        "additionalProperties; default: the server's setting",
+    )
 
 
 class TypedGrammar(WireRequest):

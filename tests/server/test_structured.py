@@ -41,6 +41,16 @@ SPELLINGS = [
         "structured_outputs.json",
     ),
     (
+        {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": False}},
+        Grammar("json_schema", TEXT, closes_objects=False),
+        "structured_outputs.json",
+    ),
+    (
+        {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": True}},
+        Grammar("json_schema", TEXT, closes_objects=True),
+        "structured_outputs.json",
+    ),
+    (
         {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
         Grammar("json_object", whitespace=""),
         "structured_outputs.json_object",

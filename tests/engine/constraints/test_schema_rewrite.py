@@ -85,6 +85,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, "multipleOf"),
     ({"properties": {"a": {"items": {"const": 2**60}}}}, "const"),
     ({"type": "number", "exclusiveMinimum": 99999999999999.1, "maximum": 99999999999999.2}, "near"),
+    ({"type": "number", "exclusiveMinimum": 0.0, "exclusiveMaximum": 5e-324}, "near"),
 ]
 
 
