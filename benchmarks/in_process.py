@@ -96,6 +96,7 @@ async def engine_around(
         device=runner.device,
         num_pages=runner.num_pages,
         kv_windows=runner.kv_windows,
+        has_states=runner.has_states,
         page_size=config.page_size,
         created=int(time.time()),
     )

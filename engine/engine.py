@@ -75,6 +75,7 @@ class Engine:
             num_pages=model.num_pages,
             page_size=model.page_size,
             kv_windows=model.kv_windows,
+            has_states=model.has_states,
             max_num_seqs=config.max_num_seqs,
             token_budget=token_budget,
             max_model_len=model.max_model_len,

@@ -9,6 +9,7 @@ class ModelInfo:
     """The served model. `vocab_size` is the width of the logits: valid token ids are below it.
 
     `kv_windows`: for each KV group the tokens that a query sees, its own included; 0: all of them.
+    With `has_states` its layers keep more than pages for a sequence, which must be computed from the start.
     With `num_labels` above 0 it has a score head of that many outputs and no language model head.
     """
 
@@ -24,5 +25,6 @@ class ModelInfo:
     page_size: int
     created: int
     kv_windows: tuple[int, ...] = (0,)
+    has_states: bool = False
     quantization: str | None = None
     num_labels: int = 0

@@ -85,6 +85,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
             num_pages=runner.num_pages,
             page_size=config.page_size,
             kv_windows=runner.kv_windows,
+            has_states=runner.has_states,
             created=int(time.time()),
             quantization=config.quantization,
             num_labels=runner.num_labels,

@@ -40,8 +40,9 @@ class StepInputs(NamedTuple):
 
     Per token, int64: `token_ids`, `positions`, and `slot_mapping` [groups, tokens], page * page_size + offset
     of its keys in each KV group. Per row, int32: `context_lens`; `query_start`, with room for one more;
-    `page_table` [groups, rows, pages]; `num_rows` [1]. Per logits position, int64: `logits_indices`, its
-    token's index in the step, and `logits_slots` and `logits_positions`, slot and position of that token.
+    `page_table` [groups, rows, pages]; `num_rows` [1]; and int64 `row_slots`. Per logits position, int64:
+    `logits_indices`, its token's index in the step, and `logits_slots` and `logits_positions`, slot and
+    position of that token.
     """
 
     token_ids: torch.Tensor
@@ -51,6 +52,7 @@ class StepInputs(NamedTuple):
     query_start: torch.Tensor
     page_table: torch.Tensor
     num_rows: torch.Tensor
+    row_slots: torch.Tensor
     logits_indices: torch.Tensor
     logits_slots: torch.Tensor
     logits_positions: torch.Tensor
@@ -66,8 +68,8 @@ class StepInputs(NamedTuple):
         num_groups: int = 1,
     ) -> "StepInputs":
         """Allocate them uninitialized."""
-        sizes = [num_tokens, num_tokens, num_groups * num_tokens, *[num_logits] * 3]
-        token_ids, positions, slot_mapping, *of_logits = torch.empty(
+        sizes = [num_tokens, num_tokens, num_groups * num_tokens, num_rows, *[num_logits] * 3]
+        token_ids, positions, slot_mapping, row_slots, *of_logits = torch.empty(
             sum(sizes), dtype=torch.int64, device=device
         ).split(sizes)
         sizes = [num_rows, num_rows + 1, num_groups * num_rows * num_pages, 1]
@@ -77,7 +79,15 @@ class StepInputs(NamedTuple):
         slot_mapping = slot_mapping.view(num_groups, num_tokens)
         page_table = pages.view(num_groups, num_rows, num_pages)
         return cls(
-            token_ids, positions, slot_mapping, context_lens, query_start, page_table, count, *of_logits
+            token_ids,
+            positions,
+            slot_mapping,
+            context_lens,
+            query_start,
+            page_table,
+            count,
+            row_slots,
+            *of_logits,
         )
 
     def with_room_for(self, num_tokens: int) -> "StepInputs":
@@ -98,7 +108,7 @@ class StepInputs(NamedTuple):
     do_not_specialize_on_alignment=[
         "rows_ptr", "host_token_ids_ptr", "new_pages_ptr", "token_ids_ptr", "positions_ptr",
         "slot_mapping_ptr", "context_lens_ptr", "query_start_ptr", "page_table_ptr", "num_rows_ptr",
-        "logits_indices_ptr", "logits_slots_ptr", "logits_positions_ptr",
+        "row_slots_ptr", "logits_indices_ptr", "logits_slots_ptr", "logits_positions_ptr",
     ],
 )  # fmt: skip
 def _step_inputs_kernel(
@@ -114,6 +124,7 @@ def _step_inputs_kernel(
     query_start_ptr,
     page_table_ptr,
     num_rows_ptr,
+    row_slots_ptr,
     logits_indices_ptr,
     logits_slots_ptr,
     logits_positions_ptr,
@@ -141,6 +152,8 @@ def _step_inputs_kernel(
         tl.store(num_rows_ptr, num_rows)
         for first in range(num_rows, row_room + 1, BLOCK):
             tl.store(query_start_ptr + first + lane, num_tokens, mask=first + lane <= row_room)
+        for first in range(num_rows, row_room, BLOCK):
+            tl.store(row_slots_ptr + first + lane, padding_slot, mask=first + lane < row_room)
         for group in tl.static_range(NUM_GROUPS):
             table = slot_tables_ptr + group * slot_tables_group_stride + padding_slot * slot_tables_stride
             kv_slot = tl.load(table).to(tl.int64) * PAGE_SIZE
@@ -167,6 +180,7 @@ def _step_inputs_kernel(
     context_len = start + length
     tl.store(query_start_ptr + row, first_token.to(tl.int32))
     tl.store(context_lens_ptr + row, context_len.to(tl.int32))
+    tl.store(row_slots_ptr + row, slot)
     for first in range(0, row_logits, BLOCK):
         there = first + lane < row_logits
         index = length - row_logits + first + lane
@@ -272,14 +286,23 @@ def step_inputs_torch(
     [num_groups, num_slots, max_pages]. Every row has its own slot.
 
     Where `inputs` have room for more than the num_tokens tokens, the rest of `slot_mapping` is the start of
-    the first page of `padding_slot`; after the rows each `query_start` is num_tokens; after the num_logits
+    the first page of `padding_slot`; after the rows each `query_start` is num_tokens and the slot
+    `padding_slot`; after the num_logits
     logits positions come some of `padding_slot`, with token and position 0. Of a row of `page_table` only the
     pages of its context are sure to be written.
     """
     # In numpy, on the tensors' own memory: for so few numbers a call into torch takes several times as long.
-    token_ids, positions, slot_mapping, context_lens, query_start, page_table, count, *of_logits = (
-        tensor.numpy() for tensor in inputs
-    )
+    (
+        token_ids,
+        positions,
+        slot_mapping,
+        context_lens,
+        query_start,
+        page_table,
+        count,
+        row_slots,
+        *of_logits,
+    ) = (tensor.numpy() for tensor in inputs)
     slots, starts, first_tokens, first_host, lengths, first_columns, new_counts, first_new, logits, _ = (
         rows.numpy()
     )
@@ -294,6 +317,8 @@ def step_inputs_torch(
     query_start[:num_rows] = first_tokens
     query_start[num_rows:] = num_tokens
     count[0] = num_rows
+    row_slots[:num_rows] = slots
+    row_slots[num_rows:] = padding_slot
 
     row, place = np.repeat(np.arange(num_rows), lengths), np.arange(num_tokens)  # of each token
     position = (starts - first_tokens)[row] + place

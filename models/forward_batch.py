@@ -14,13 +14,17 @@ class ForwardBatch:
 
     Every part of the model receives it next to its activations, so data per token that only some parts need
     (an adapter, an expert, an image) becomes a field here and no argument anywhere else.
-    `attention` has an entry for each of the model's KV groups.
+    `attention` has an entry for each of the model's KV groups. `states` are those of the model's layers that
+    have one, [num_slots + 1, *shape] each; a row's part of them is at its slot, `row_slots` int64 [num_rows].
+    Rows of padding name the last slot.
     hidden_indices int64 [num_hidden]: tokens whose final hidden states are returned; None: all tokens.
     """
 
     token_ids: Tensor
     positions: Tensor
     attention: tuple[AttentionBatch, ...]
+    states: tuple[Tensor, ...] = ()
+    row_slots: Tensor | None = None
     hidden_indices: Tensor | None = None
 
     def only_hidden(self) -> "ForwardBatch":

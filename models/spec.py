@@ -6,6 +6,8 @@ A family file reads a checkpoint's configuration into one; `decoder.py` builds t
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from models.rope import RopeSpec
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -45,11 +47,23 @@ class MlpSpec:
 
 
 @dataclass(frozen=True)
+class StateSpec:
+    """Memory of a fixed size that one layer keeps for each sequence: of a recurrence, or a short convolution.
+
+    It is zero before a sequence's first token.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """One decoder layer: norm, attention, residual, norm, MLP, residual."""
 
     attention: AttentionSpec
     mlp: MlpSpec
+    state: StateSpec | None = None
 
 
 # Kinds of layers are put into groups of the size of the most frequent kind where the others have nearly as
@@ -124,6 +138,11 @@ class DecoderSpec:
             for shape, layers in kinds.items()
             for first in range(-(-len(layers) // size))
         )
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """The states of the layers that have one, in the order of the layers."""
+        return tuple(layer.state for layer in self.layers if layer.state is not None)
 
     @property
     def kv_places(self) -> tuple[tuple[int, int], ...]:

@@ -46,6 +46,7 @@ class StepBatch:
     query_lens: np.ndarray
     context_lens: np.ndarray
     num_single_rows: int
+    states: tuple[torch.Tensor, ...]
 
     @property
     def num_logits(self) -> int:
@@ -69,7 +70,14 @@ class StepBatch:
             )
             for page_table, slot_mapping in zip(inputs.page_table, inputs.slot_mapping, strict=True)
         )
-        return ForwardBatch(inputs.token_ids, inputs.positions, attention, self.hidden_indices)
+        return ForwardBatch(
+            inputs.token_ids,
+            inputs.positions,
+            attention,
+            self.states,
+            inputs.row_slots,
+            self.hidden_indices,
+        )
 
     @property
     def sampled(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,6 +140,7 @@ def build_batch(
         query_lens=rows[NUM_TOKENS],
         context_lens=context_lens,
         num_single_rows=int(np.count_nonzero(rows[NUM_TOKENS] == 1)),
+        states=slots.layer_states,
     )
 
 

@@ -152,5 +152,7 @@ class DecodeGraphs:
             )
             for page_table, slot_mapping in zip(inputs.page_table, inputs.slot_mapping, strict=True)
         )
-        batch = ForwardBatch(inputs.token_ids, self.staging[POSITIONS, :size], attention)
+        row_slots, positions = self.staging[SLOTS, :size], self.staging[POSITIONS, :size]
+        states = self._slots.layer_states
+        batch = ForwardBatch(inputs.token_ids, positions, attention, states, row_slots)
         self._model.logits(self._model(batch, self._kv_layers), self.logits[:size])

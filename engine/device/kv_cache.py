@@ -51,7 +51,8 @@ class KVCache:
         if config.kv_tokens is not None:
             num_pages = -(-config.kv_tokens // config.page_size) * num_groups
         elif model.device.type == "cuda":
-            num_pages = _free_cuda_bytes(model, config, token_budget) // page_bytes
+            state_bytes = _state_bytes(model) * (config.max_num_seqs + 1)
+            num_pages = (_free_cuda_bytes(model, config, token_budget) - state_bytes) // page_bytes
         else:
             max_tokens = max(CPU_MAX_TOKENS, model.spec.max_position)
             num_pages = min(_free_cpu_bytes() // page_bytes, max_tokens // config.page_size * num_groups)
@@ -107,6 +108,11 @@ def _page_elements(model: Decoder, page_size: int) -> int:
 def _page_bytes(model: Decoder, page_size: int) -> int:
     num_layers = max(len(group.layers) for group in model.spec.kv_groups)
     return 2 * num_layers * _page_elements(model, page_size) * model.dtype.itemsize
+
+
+def _state_bytes(model: Decoder) -> int:
+    """Bytes of the layers' fixed-size states for one sequence, which are allocated with the slots."""
+    return sum(math.prod(state.shape) * state.dtype.itemsize for state in model.spec.states)
 
 
 def _zeros(model: Decoder, *shape: int) -> torch.Tensor:

@@ -86,6 +86,7 @@ class MixedGraphs:
         self._tail_sizes = ladder(max_num_seqs)
         self._tails: dict[int, torch.cuda.CUDAGraph] = {}
         self._logits = logits
+        self._states = slots.layer_states
         device = model.device
         attention = model.spec.layers[-1].attention
         num_groups, _, max_pages = slots.page_table.shape
@@ -93,6 +94,7 @@ class MixedGraphs:
         for tensor in inputs:
             tensor.zero_()
         page_size = kv_layers[0].keys.shape[1]
+        inputs.row_slots.fill_(slots.padding_slot)
         inputs.slot_mapping.copy_(slots.page_table[:, slots.padding_slot, :1] * page_size)
         self._inputs = inputs._replace(logits_slots=staging[SLOTS], logits_positions=staging[POSITIONS])
         width = attention.num_heads * attention.head_dim
@@ -135,7 +137,14 @@ class MixedGraphs:
             )
             for page_table, slot_mapping in zip(inputs.page_table, inputs.slot_mapping, strict=True)
         )
-        return ForwardBatch(inputs.token_ids, inputs.positions, attention, hidden_indices)
+        return ForwardBatch(
+            inputs.token_ids,
+            inputs.positions,
+            attention,
+            self._states,
+            inputs.row_slots[:num_rows],
+            hidden_indices,
+        )
 
     def _tail(self, size: int) -> None:
         """Compute the first `size` logits from the output of the layers."""

@@ -96,6 +96,7 @@ class ModelRunner:
             max_pages=-(-max_model_len // kv_cache.page_size),
             padding_page=kv_cache.num_pages,
             page_scales=kv_cache.page_scales,
+            states=model.spec.states,
             vocab_size=model.spec.vocab_size,
             eos_token_ids=eos_token_ids,
             device=self._device,
@@ -127,6 +128,7 @@ class ModelRunner:
         self.num_pages = kv_cache.num_pages
         self.num_kv_tokens = kv_cache.num_tokens
         self.kv_windows = kv_cache.windows
+        self.has_states = bool(model.spec.states)
         self.max_model_len = max_model_len
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.device = str(self._device)

@@ -15,6 +15,7 @@ from engine.constraint import WORD_BITS, num_mask_words, pack_mask
 from engine.device.staging import upload
 from engine.outputs import NO_PAGE, SlotInit
 from engine.request import MAX_LOGIT_BIAS, SamplingParams
+from models.spec import StateSpec
 
 # The sampling parameters of a slot, in the order of their rows in one table: the last is an integer.
 PARAMETERS = (
@@ -48,7 +49,8 @@ class StateSlots:
     [num_slots + 1, MAX_LOGIT_BIAS], unused entries adding 0 to token 0. `token_masks` int32
     [num_slots + 1, ceil(vocab_size / 32)]: bit `t % 32` of word `t // 32` is set if token t is allowed.
     `output_counts` int32 and `prompt_mask` bool [num_slots + 1, vocab_size] exist from the first request that
-    has a penalty, or from the start where graphs need them.
+    has a penalty, or from the start where graphs need them. `layer_states` [num_slots + 1, *shape] belong to
+    layers with a fixed-size state, and are zero where a sequence starts.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class StateSlots:
         max_pages: int,
         padding_page: int,
         page_scales: tuple[int, ...] = (1,),
+        states: tuple[StateSpec, ...] = (),
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         device: torch.device,
@@ -87,6 +90,9 @@ class StateSlots:
         self.token_masks = torch.full((rows, num_words), -1, dtype=torch.int32, device=device)
         self.output_counts: torch.Tensor | None = None
         self.prompt_mask: torch.Tensor | None = None
+        self.layer_states = tuple(
+            torch.zeros(rows, *state.shape, dtype=state.dtype, device=device) for state in states
+        )
         self._num_pages = [0] * rows
         self._edits: dict[int, LogitEdit] = {}
         self._num_logprobs: dict[int, int] = {}
@@ -118,6 +124,8 @@ class StateSlots:
         """
         self.seed[slots] = seeds
         self._parameters[:, slots] = parameters
+        for state in self.layer_states:
+            state[slots] = 0
         for slot, init in inits.items():
             self._start_edits(slot, init)
 

@@ -32,6 +32,8 @@ class PrefixHit(NamedTuple):
 class Allocator:
     """Allocates slots and pages and frees them; computed pages are found by sequences that come later.
 
+    With `has_states` every sequence is computed from its first token: pages do not hold all of a prefix then.
+
     `num_queried_tokens` were looked up for sequences that started, `num_cached_tokens` of them found.
     """
 
@@ -46,6 +48,7 @@ class Allocator:
         *,
         num_slots: int,
         with_prefix_cache: bool,
+        has_states: bool,
     ) -> None:
         self.num_queried_tokens = 0
         self.num_cached_tokens = 0
@@ -56,7 +59,8 @@ class Allocator:
         self._groups = groups
         self._readouts = readouts
         self._free_slots = list(range(num_slots - 1, -1, -1))
-        self._with_prefix_cache = with_prefix_cache
+        self._with_prefix_cache = with_prefix_cache and not has_states
+        self._has_states = has_states
         self._prefix_keys = PrefixKeys()
         self._no_hit = PrefixHit(np.empty((layout.num_groups, 0), np.int32), 0)
 
@@ -71,7 +75,7 @@ class Allocator:
         At least its last token is computed again, for its logits, and those its readouts need.
         """
         num_tokens = min(sequence.num_tokens - 1, self._readouts.first_unread(sequence))
-        if num_tokens == 0:
+        if num_tokens == 0 or self._has_states:
             return self._no_hit
         leader = self._groups.leader_of(sequence, step)
         if leader is not None and (hit := self._find_in(leader, num_tokens)) is not None:

@@ -61,6 +61,7 @@ class Scheduler:
         eos_token_ids: frozenset[int],
         run_ahead: int = 0,
         kv_windows: tuple[int, ...] = (0,),
+        has_states: bool = False,
         max_waiting_tokens: int | None = None,
         priority_seconds: float = 0.0,
         overcommit: float = 0.5,
@@ -101,7 +102,9 @@ class Scheduler:
             self._readouts,
             num_slots=max_running,
             with_prefix_cache=with_prefix_cache,
+            has_states=has_states,
         )
+        self._has_states = has_states
         self._deadlines = Deadlines()
         self._marks: dict[int, _Mark] = {}
         self._next_id = 0
@@ -396,7 +399,7 @@ class Scheduler:
         sampling, num_tokens = sequence.request.sampling, sequence.num_tokens
         drafts = sequence.draft_token_ids[: sequence.max_num_tokens - 1 - num_tokens]
         has_free_choice = not (sequence.request.constraints or sampling.has_penalties or sampling.min_tokens)
-        may_verify = bool(drafts) and has_free_choice
+        may_verify = bool(drafts) and has_free_choice and not self._has_states
         # The last token of an output is sampled and never computed.
         num_paged = min(num_tokens + len(drafts) + 1, sequence.max_num_tokens - 1)
         num_new = self._allocator.reserve(sequence, num_paged) if may_verify else None

@@ -111,6 +111,7 @@ async def tiny_engine(
         device=runner.device,
         num_pages=runner.num_pages,
         kv_windows=runner.kv_windows,
+        has_states=runner.has_states,
         page_size=settings.page_size,
         created=0,
     )

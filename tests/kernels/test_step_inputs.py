@@ -140,6 +140,7 @@ def check(
     assert inputs.query_start.tolist() == expected.query_start + [num_tokens] * room
     assert inputs.context_lens.tolist() == lens + nothing
     assert inputs.num_rows.tolist() == [len(rows)]
+    assert inputs.row_slots.tolist() == [row.slot for row in rows] + [num_slots] * room
     logits = torch.stack((inputs.logits_indices, inputs.logits_slots, inputs.logits_positions), 1)
     assert [tuple(row) for row in logits.tolist()] == expected.logits + [(0, num_slots, 0)] * room
     assert torch.equal(result_tables.cpu(), in_groups(expected.tables, num_groups))
