@@ -15,7 +15,7 @@ from server.body import BodyLimit
 from server.context import ServerContext, context_of
 from server.errors import ServerError
 from server.metrics import Metrics
-from server.middleware import ApiKeys, Cors, RequestScope
+from server.middleware import ApiKeys, ConnectionLimit, Cors, RequestScope
 from server.openapi import document
 from server.routes import docs
 from server.routes.table import ENDPOINTS, REFUSED, open_paths
@@ -66,7 +66,7 @@ def middleware(context: ServerContext) -> list[Middleware]:
     layers = [Middleware(RequestScope, context=context)]
     if config.cors_origins:
         layers.append(Middleware(Cors, context=context))
-    layers.append(Middleware(BodyLimit, context=context))
+    layers += [Middleware(BodyLimit, context=context), Middleware(ConnectionLimit, context=context)]
     if config.api_key:
         keys = [key.get_secret_value() for key in config.api_key]
         layers.append(Middleware(ApiKeys, context=context, keys=keys, open_paths=open_paths()))

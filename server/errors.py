@@ -11,6 +11,7 @@ The server's own errors, beside those that come out of the engine (`engine.error
     ├── BodyTooLarge        the body is over the limit
     ├── BodyTimeout         the body did not arrive in time
     ├── AmbiguousBody       the header gives the body's length in two ways
+    ├── NoConnectionLeft    all connections that may be open are, each with a request
     ├── UnsupportedMedia    the body is declared to be something else than plain JSON
     └── DeadlinePassed      the request took longer than the server allows
     UnsupportedField        an InvalidRequest: a known field that would change the output but does not act
@@ -88,6 +89,12 @@ class AmbiguousBody(ServerError):
     headers: ClassVar[dict[str, str]] = {"Connection": "close"}  # as RFC 9112, section 6.3 has it
 
 
+class NoConnectionLeft(ServerError):
+    """All connections that the limit of open files allows are in use."""
+
+    headers: ClassVar[dict[str, str]] = {"Connection": "close"}
+
+
 class UnsupportedMedia(ServerError):
     """The body's declared type or encoding is not plain JSON."""
 
@@ -117,6 +124,7 @@ FAULTS: dict[type[Exception], Fault] = {
     UnsupportedMedia: Fault(415, INVALID, "unsupported_media_type"),
     QueueFull: Fault(429, "rate_limit_error", "slow_down", 1),
     StepFailed: Fault(500, "server_error", "internal_error"),
+    NoConnectionLeft: Fault(503, "server_error", "server_is_overloaded", 1),
     NotReady: Fault(503, "server_error", "server_is_overloaded", 5),
     Draining: Fault(503, "server_error", "server_is_shutting_down", 5),
     EngineDead: Fault(503, "server_error", "server_is_overloaded", 5),

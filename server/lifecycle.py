@@ -6,7 +6,8 @@
               └───────────── wrong setting ─────────── stop         exit code 2
 
 The port is bound and answered from the first moment: /health says 200, everything else 503 until the model
-is there. hypercorn gets no signals: left to itself it cuts streams, or, on Python 3.12, never returns.
+is there. hypercorn gets no signals, and its own serve() is not used: it cuts streams at a signal, or, on
+Python 3.12, never returns.
 """
 
 import asyncio
@@ -15,7 +16,6 @@ import gc
 import json
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -25,14 +25,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config as HypercornConfig
-from hypercorn.config import Sockets
 from starlette.applications import Starlette
 
 from engine.errors import FetchFailed, ModelError
 from server.app import build_app
+from server.connections import Connections
 from server.context import ServerContext
+from server.file_limit import raise_file_limit
 from server.flags import SettingsError
 from server.metrics import Metrics
 from server.settings import ServerConfig, Settings
@@ -55,7 +55,6 @@ ONE_SIGNAL_SECONDS = 0.5
 BACKLOG = 2048
 ACCEPTS_PER_TURN = 8
 HTTP2_STREAMS = 4096
-MAX_FILES = 65_536
 # Of the model's sampling defaults, those that the example request shows.
 SHOWN_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
@@ -182,10 +181,8 @@ class Server:
         return ENGINE_DIED if died else 0
 
     async def serve_http(self, app: Starlette) -> None:
-        """hypercorn on the bound socket, until `http_may_end`."""
+        """Serve HTTP with hypercorn on the bound socket, until `http_may_end`."""
         config = HypercornConfig()
-        config.create_sockets = lambda: Sockets([], [self.listener], [])
-        config.backlog = BACKLOG if self.settings.server.uvloop else ACCEPTS_PER_TURN
         config.keep_alive_timeout = self.settings.server.keep_alive_seconds
         config.keep_alive_max_requests = 2**31
         config.h2_max_concurrent_streams = HTTP2_STREAMS
@@ -193,8 +190,9 @@ class Server:
         config.include_server_header = False
         config.accesslog = None
         config.errorlog = logging.getLogger("monoloop.hypercorn")
-        config.errorlog.setLevel(logging.WARNING)  # it announces an address we have announced
-        await hypercorn_serve(app, config, shutdown_trigger=self.http_may_end.wait)
+        config.errorlog.setLevel(logging.WARNING)
+        accepts = BACKLOG if self.settings.server.uvloop else ACCEPTS_PER_TURN
+        await Connections(app, config).serve(self.listener, accepts, self.http_may_end)
 
     async def end_http(self, http: "asyncio.Task[None]") -> None:
         """Let hypercorn close its connections; those that will not are cut."""
@@ -279,14 +277,6 @@ def warn_if_open(config: ServerConfig) -> None:
         "Set MONOLOOP_API_KEY, or --host 127.0.0.1.",
         config.host,
     )
-
-
-def raise_file_limit() -> None:
-    """Allow as many open files as the system does: the usual 1,024 are few for a server."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
-    if soft < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def loop_factory(config: ServerConfig) -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -15,8 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.answer import ClientGone
+from server.connections import is_over_limit
 from server.context import ServerContext
-from server.errors import Unauthorized
+from server.errors import NoConnectionLeft, Unauthorized
 
 logger = logging.getLogger("monoloop.access")
 
@@ -132,6 +133,21 @@ class Cors(CORSMiddleware):
                 await response(scope, receive, send)
                 return
         await super().__call__(scope, receive, send)
+
+
+class ConnectionLimit:
+    """Refuses requests on connections beyond the limit of open files, except probes."""
+
+    def __init__(self, app: ASGIApp, context: ServerContext) -> None:
+        self.app = app
+        self.context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if is_over_limit(scope) and scope["path"] not in self.context.probes:
+            error = NoConnectionLeft("All connections of this server are in use; try again in a moment.")
+            await self.context.error_response(error, scope)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
 
 
 class ApiKeys:
