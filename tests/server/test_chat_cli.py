@@ -6,12 +6,12 @@ import json
 import os
 import pty
 import select
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +19,9 @@ from rich.console import Console
 
 from engine.errors import FetchFailed, ModelError
 from server import cli
-from server.commands.chat import Chat, ChatError, ChatSettings, LocalBackend, Messages, run
+from server.commands.chat import ChatSettings, run
+from server.commands.chat_backends import ChatError, LocalBackend, Messages, Piece
+from server.commands.conversation import Chat, is_command
 from tests.server.fake_engine import FakeEngine
 
 
@@ -30,6 +32,7 @@ class ScriptedServer:
         self.chunks = ["Hel", "lo"]
         self.status = 200
         self.ends_properly = True
+        self.finish_reason = "stop"
         self.pause_seconds = 0.0
         self.bodies: list[dict[str, Any]] = []
         self.authorizations: list[str] = []
@@ -91,7 +94,10 @@ class ScriptedServer:
             await writer.drain()
             await asyncio.sleep(self.pause_seconds)
         if self.ends_properly:
-            writer.write(b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n')
+            end = {"choices": [{"index": 0, "delta": {}, "finish_reason": self.finish_reason}]}
+            usage = {"choices": [], "usage": {"completion_tokens": len(self.chunks)}}
+            for event in (end, usage):
+                writer.write(b"data: " + json.dumps(event).encode() + b"\n\n")
             writer.write(b"data: [DONE]\n\n")
 
 
@@ -128,7 +134,7 @@ def test_a_pipe_gets_the_answers_and_nothing_else(
 def test_commands(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = "a\n/reset\nb\n/system Sing.\nc\n/system\n/help\n/what\n/exit\nnever sent\n"
+    lines = "a\n/clear\nb\n/system Sing.\nc\n/system\n/help\n/what\n/bye\nnever sent\n"
     assert piped(monkeypatch, lines, ChatSettings(url=server.url)) == 0
     assert [body["messages"] for body in server.bodies] == [
         [{"role": "user", "content": "a"}],
@@ -136,8 +142,61 @@ def test_commands(
         [{"role": "system", "content": "Sing."}, {"role": "user", "content": "c"}],
     ]
     notes = capsys.readouterr().err
-    for words in ("forgotten", "Sing.", "/reset ", "/what is no command"):
+    for words in ("forgotten", "Sing.", "/clear ", "/what is no command"):
         assert words in notes
+
+
+def test_set_changes_the_options_of_the_answers_that_follow(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (
+        "/set temperature 0.5\n/set seed 7\na\n/set temperature\n/set max_tokens 3\n/set\nb\n"
+        "/set temprature 1\n/set top_p 2\n/set top_k x\nc\n"
+    )
+    assert piped(monkeypatch, lines, ChatSettings(url=server.url, top_k=9)) == 0
+    names = ("temperature", "top_p", "top_k", "seed", "max_tokens")
+    assert [{name: body[name] for name in names if name in body} for body in server.bodies] == [
+        {"temperature": 0.5, "top_k": 9, "seed": 7},
+        {"top_k": 9, "seed": 7, "max_tokens": 3},
+        {"top_k": 9, "seed": 7, "max_tokens": 3},
+    ]
+    notes = " ".join(capsys.readouterr().err.split())
+    for words in (
+        "top_k 9, seed 7, max_tokens 3",
+        "did you mean temperature?",
+        "top_p: Input",
+        "top_k: Input",
+    ):
+        assert words in notes
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "reason"), [(2, "it has reached max_tokens, 2; /set"), (None, "the context is full")]
+)
+def test_an_answer_that_was_cut_says_so(
+    server: ScriptedServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    max_tokens: int | None,
+    reason: str,
+) -> None:
+    server.finish_reason = "length"
+    assert piped(monkeypatch, "a\n", ChatSettings(url=server.url, max_tokens=max_tokens)) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "Hello\n"
+    assert f"the answer was cut: {reason}" in " ".join(shown.err.split())
+    server.finish_reason = "stop"
+    assert piped(monkeypatch, "a\n", ChatSettings(url=server.url)) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_model_that_the_server_does_not_have_ends_the_chat(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert piped(monkeypatch, "a\n", ChatSettings(url=server.url, model="scripted")) == 1
+    assert not server.bodies
+    error = " ".join(capsys.readouterr().err.split())
+    assert "serves scripted-model; did you mean scripted-model?" in error
 
 
 def test_an_error_is_shown_and_its_turn_forgotten(
@@ -196,12 +255,13 @@ class StandIn:
         self.answers = list(answers)
         self.asked: list[Messages] = []
 
-    async def answer(self, messages: Messages) -> AsyncGenerator[str, None]:
+    async def answer(self, messages: Messages, options: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
         self.asked.append(messages)
-        for piece in self.answers.pop(0):
+        answer = self.answers.pop(0)
+        for number, piece in enumerate(answer, 1):
             if isinstance(piece, ChatError):
                 raise piece
-            yield piece
+            yield Piece(piece, "stop" if number == len(answer) else None, number)
 
     async def close(self) -> None:
         pass
@@ -214,6 +274,31 @@ async def test_half_an_answer_stays_in_the_conversation() -> None:
         await chat.say(text)
     assert [message["content"] for message in backend.asked[-1]] == ["1", "half", "2", "whole", "4"]
     assert chat.num_failures == 2
+
+
+async def test_on_a_terminal_words_stay_whole_and_the_speed_is_shown() -> None:
+    backend = StandIn(["one ", "two ", "thr", "ee ", "four"])
+    output, errors = io.StringIO(), io.StringIO()
+    ticks = iter(range(100))
+    chat = Chat(
+        backend,
+        Console(file=output, force_terminal=True, width=10),
+        Console(file=errors, width=80),
+        clock=lambda: next(ticks) * 0.5,
+    )
+    await chat.say("a")
+    assert output.getvalue() == "one two\nthree four\n"
+    assert errors.getvalue() == "5 tokens, 2.0 tokens/s\n", "four of them in 2 s after the first"
+
+
+def test_a_text_of_several_lines_that_begins_with_a_path_is_no_command() -> None:
+    assert is_command("/bye")
+    assert is_command("/system Be\nbrief.")
+    assert not is_command("/usr/bin/env python\nwhat is this?")
+    assert not is_command("a /bye")
+
+
+PROMPT = "\x1b[?2004h"  # bracketed paste is switched on: the editor reads
 
 
 def read_until(terminal: int, words: str, seconds: float = 20) -> str:
@@ -229,21 +314,17 @@ def read_until(terminal: int, words: str, seconds: float = 20) -> str:
     return text
 
 
-def press_control_c(process: subprocess.Popen[bytes], terminal: int, words: str) -> None:
-    """As a person does: until it shows. A signal just before the program waits for a key wakes nobody."""
-    text = ""
-    for _ in range(10):
-        process.send_signal(signal.SIGINT)
-        text += read_until(terminal, words, seconds=2)
-        if words in text:
-            return
-    raise AssertionError(f"{words!r} did not come: {text!r}")
-
-
-def test_control_c_stops_the_answer_and_not_the_program(server: ScriptedServer) -> None:
+def test_in_a_terminal_control_c_stops_the_answer_and_not_the_program(
+    server: ScriptedServer, tmp_path: Path
+) -> None:
     server.chunks = ["one "] + ["more "] * 2000
     server.pause_seconds = 0.01
     program = f"import sys; from server import cli; sys.exit(cli.main(['chat', '--url', {server.url!r}]))"
+    environment = os.environ | {
+        "TERM": "xterm",
+        "PROMPT_TOOLKIT_NO_CPR": "1",  # there is no terminal that answers
+        "XDG_STATE_HOME": str(tmp_path),
+    }
     master, slave = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-c", program],
@@ -251,24 +332,22 @@ def test_control_c_stops_the_answer_and_not_the_program(server: ScriptedServer) 
         stdout=slave,
         stderr=slave,
         start_new_session=True,
-        # Whoever runs the tests in the background has Ctrl-C ignored, and a child inherits that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        env=environment,
     ) as process:
         os.close(slave)
         try:
-            assert "> " in read_until(master, "> ")
-            os.write(master, b"count\n")
+            assert PROMPT in read_until(master, PROMPT)
+            os.write(master, b"\x1b[200~count\nslowly\x1b[201~\r")
             assert "more more" in read_until(master, "more more")
-            press_control_c(process, master, "\n> ")
+            os.write(master, b"typed meanwhile\r\x03")
+            shown = read_until(master, PROMPT)
+            assert PROMPT in shown and "typed" not in shown
             server.chunks = ["done"]
-            os.write(master, b"stop\n")
-            assert "> " in read_until(master, "done\r\n> ")
-            press_control_c(process, master, "Ctrl-C again")
-            for _ in range(10):
-                process.send_signal(signal.SIGINT)
-                read_until(master, "never", seconds=0.5)
-                if process.poll() is not None:
-                    break
+            os.write(master, b"stop\r")
+            assert PROMPT in read_until(master, PROMPT).split("done")[1]
+            os.write(master, b"\x03")
+            assert PROMPT in read_until(master, PROMPT).split("Ctrl-C again")[1]
+            os.write(master, b"\x03")
             assert process.wait(20) == 130
         finally:
             process.kill()
@@ -276,15 +355,16 @@ def test_control_c_stops_the_answer_and_not_the_program(server: ScriptedServer) 
     assert server.disconnects == 1, "the stopped answer's connection was closed"
     turns = server.bodies[-1]["messages"]
     assert [turn["role"] for turn in turns] == ["user", "assistant", "user"]
+    assert (turns[0]["content"], turns[2]["content"]) == ("count\nslowly", "stop")
     assert turns[1]["content"].startswith("one more ")
 
 
 async def test_an_engine_in_the_process_answers_as_a_server_would() -> None:
     engine = FakeEngine()
-    settings = ChatSettings(temperature=0.0, max_tokens=3)
-    backend = LocalBackend(engine, settings)  # type: ignore[arg-type]
+    backend = LocalBackend(engine)  # type: ignore[arg-type]
     output, errors = io.StringIO(), io.StringIO()
-    chat = Chat(backend, Console(file=output), Console(file=errors), "Be brief.")
+    options = {"temperature": 0.0, "max_tokens": 3}
+    chat = Chat(backend, Console(file=output), Console(file=errors), "Be brief.", options)
     await chat.say("tokens=20")
     assert output.getvalue() == "t0 t1 t2 \n"
     messages, _ = engine.tokenizer.chats[0]
@@ -296,7 +376,7 @@ async def test_an_engine_in_the_process_answers_as_a_server_would() -> None:
 
 async def test_a_stopped_answer_of_the_engine_is_aborted() -> None:
     engine = FakeEngine()
-    backend = LocalBackend(engine, ChatSettings())  # type: ignore[arg-type]
+    backend = LocalBackend(engine)  # type: ignore[arg-type]
     chat = Chat(backend, Console(file=io.StringIO()), Console(file=io.StringIO()), None)
     answer = asyncio.create_task(chat.say("tokens=1000 delay=0.001"))
     for _ in range(1000):
