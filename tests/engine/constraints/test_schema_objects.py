@@ -97,6 +97,14 @@ def test_the_number_of_names_is_bounded() -> None:
     assert sum(len(part.get("properties", ())) for part in root["prefixItems"]) <= 2 * MAX_NAMES
 
 
+def test_the_number_of_visited_parts_is_bounded() -> None:
+    every: dict[str, Any] = {"allOf": [{"properties": {"a": {}}} for _ in range(3000)]}
+    parts = [{"allOf": [{"$ref": "#/$defs/all"}, {"properties": {"b": {}}}]} for _ in range(1000)]
+    root: dict[str, Any] = {"$defs": {"all": every}, "prefixItems": parts}
+    close_objects(root)
+    assert 10 < sum("additionalProperties" in part for part in root["prefixItems"]) < 200
+
+
 @pytest.mark.parametrize(("is_open", "given"), [(False, None), (True, None), (True, True), (False, False)])
 async def test_the_setting_decides_where_the_request_does_not(is_open: bool, given: bool | None) -> None:
     compiler = GrammarCompiler(tiny_vocabulary(), open_objects=is_open)
