@@ -39,9 +39,11 @@ def forward_logits(decoder: Decoder, token_ids: list[int], chunks: list[int] | N
     num_pages = -(-len(token_ids) // PAGE_SIZE)
     # Pages in descending order, so that a slot is never its position.
     page_table = torch.arange(num_pages - 1, -1, -1, dtype=torch.int32, device=device)[None]
-    shape = (num_pages, PAGE_SIZE, spec.num_kv_heads // decoder.shard.world, spec.head_dim)
-    empty = torch.full(shape, torch.nan, dtype=decoder.dtype, device=device)
-    kv = [KVLayer(empty.clone(), empty.clone()) for _ in range(spec.num_layers)]
+    kv = []
+    for layer in spec.layers:
+        num_kv_heads = layer.attention.num_kv_heads // decoder.shard.world
+        shape = (num_pages, PAGE_SIZE, num_kv_heads, layer.attention.head_dim)
+        kv.append(KVLayer(*(torch.full(shape, torch.nan, dtype=decoder.dtype, device=device) for _ in "kv")))
     found, start = [], 0
     with torch.inference_mode():
         for length in chunks or [len(token_ids)]:

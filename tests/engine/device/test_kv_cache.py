@@ -1,17 +1,76 @@
-"""The size of the KV pool from the memory of a GPU, in numbers alone."""
+"""The pages of layers with tokens of different sizes, in one pool."""
+
+from dataclasses import replace
 
 import pytest
+import torch
 
-from engine.device.kv_cache import CUDA_MEMORY_SHARE, cuda_pool_bytes
+from engine.config import EngineConfig
+from engine.device.kv_cache import KVCache
+from engine.device.runner import ModelRunner
+from models.decoder import Decoder
+from models.loader import random_decoder
+from models.shapes import SHAPES
+from tests.engine.driver import Driver, output_of
+from tests.models.harness import forward_logits
 
-GIB = 2**30
+CPU = torch.device("cpu")
 
 
-def test_the_default_is_a_share_of_what_is_free() -> None:
-    assert cuda_pool_bytes(60 * GIB, 80 * GIB, 10 * GIB, None) == int(50 * GIB * CUDA_MEMORY_SHARE)
+def decoder_with(*kinds: tuple[int, int]) -> Decoder:
+    """Random weights; a layer for each (KV heads, window)."""
+    tiny = SHAPES["tiny"]
+    layer = tiny.layers[0]
+    layers = [
+        replace(layer, attention=replace(layer.attention, num_kv_heads=num_kv_heads, window=window))
+        for num_kv_heads, window in kinds
+    ]
+    with torch.inference_mode():
+        return random_decoder(replace(tiny, layers=tuple(layers)), torch.float32, CPU)
 
 
-@pytest.mark.parametrize(("utilization", "pool"), [(0.9, 42), (1.0, 50), (0.375, 0), (0.3, -6)])
-def test_utilization_is_a_share_of_the_whole_gpu(utilization: float, pool: int) -> None:
-    """20 GiB of weights and other programs, 10 GiB of steps, and the pool."""
-    assert cuda_pool_bytes(60 * GIB, 80 * GIB, 10 * GIB, utilization) == pytest.approx(pool * GIB)
+def test_one_kind_of_layer_has_pages_of_its_own_shape():
+    cache = KVCache.of(decoder_with((2, 0), (2, 0), (2, 0)), 10, 16)
+    assert [tuple(layer.keys.shape) for layer in cache.layers] == [(11, 16, 2, 16)] * 3
+    assert (cache.page_scales, cache.windows, cache.num_tokens) == ((1,), (0,), 160)
+    pointers = {tensor.data_ptr() for layer in cache.layers for tensor in layer}
+    assert len(pointers) == 6, "no layer shares its memory"
+
+
+def test_groups_share_the_tensors_of_the_pool():
+    cache = KVCache.of(decoder_with((4, 0), (1, 20), (4, 0), (1, 20)), 10, 16)
+    assert (cache.page_scales, cache.windows, cache.num_tokens) == ((1, 4), (0, 20), 80)
+    assert len(cache.pools) == 2
+    assert tuple(cache.layers[0].keys.shape) == (11, 16, 4, 16)
+    assert tuple(cache.layers[1].keys.shape) == (44, 16, 1, 16)
+    cache.layers[1].keys[4 * 3 : 4 * 4] = 7.0  # page 3, as the second group sees it
+    assert (cache.layers[0].keys[3] == 7.0).all() and (cache.layers[0].keys[[2, 4]] == 0.0).all()
+    cache.copy_pages(torch.tensor([3]), torch.tensor([5]))
+    assert (cache.layers[1].keys[20:24] == 7.0).all()
+    assert (cache.layers[2].keys == 0.0).all(), "the second layer of each group has tensors of its own"
+
+
+@pytest.mark.parametrize("kinds", [((4, 0), (1, 20)), ((2, 18), (4, 0)), ((4, 0), (1, 0), (2, 20))])
+def test_answers_equal_those_of_the_model_without_an_engine(kinds, run_ahead):
+    model = decoder_with(*kinds)
+    settings = EngineConfig(device="cpu", kv_tokens=256, max_num_seqs=4, page_size=16, run_ahead=run_ahead)
+    runner = ModelRunner.around(model, settings, 24, ())
+    driver = Driver.of(
+        num_pages=runner.num_pages,
+        page_size=16,
+        run_ahead=run_ahead,
+        kv_windows=runner.kv_windows,
+        token_budget=24,
+        max_num_seqs=4,
+        max_model_len=runner.max_model_len,
+    )
+    driver.runner = runner
+    prompts = [[(11 * place + length) % 250 for place in range(length)] for length in (3, 16, 50, 70)]
+    sequences = [driver.add(prompt, max_tokens=40, temperature=0.0, ignore_eos=True) for prompt in prompts]
+    sequences += driver.add_group(prompts[2], 2, max_tokens=40, temperature=0.0, ignore_eos=True)
+    driver.run()
+    for sequence in sequences:
+        output = output_of(sequence)
+        logits = forward_logits(model, sequence.token_ids.tolist())[-len(output) - 1 : -1]
+        gaps = logits.amax(-1) - logits.gather(1, torch.tensor(output).unsqueeze(1)).squeeze(1)
+        assert gaps.max() < 1e-3
