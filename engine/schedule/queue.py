@@ -1,15 +1,17 @@
-"""Who waits, in which order, and for how long at most.
+"""The queue of waiting sequences: its order, its limits, and the time limits of sequences.
 
-The order is one number for each sequence, smaller first: its arrival, plus `aging_seconds` for each unit of
-its priority. So among equals the first comes first, and a sequence of priority 1 is overtaken by those of
-priority 0 that arrive within `aging_seconds` after it and by no later ones. All age at the same rate: the
-order of two never changes, nothing is sorted again, and nobody starves.
+The order is given by one number per sequence, its rank, smaller first: its arrival time plus `aging_seconds`
+for each unit of its priority. So sequences of equal priority start in the order of arrival, and a sequence of
+priority 1 is overtaken by those of priority 0 that arrive within `aging_seconds` after it and by no later
+ones. All age at the same rate: the order of two never changes, nothing is sorted again, and no sequence
+starves.
 """
 
 import heapq
-from collections import deque
-from collections.abc import Mapping
+from collections import abc, deque
 
+from engine.errors import QueueFull
+from engine.request import Request
 from engine.schedule.sequence import Sequence, SequenceStatus
 
 NUM_STARTS_REMEMBERED = 64
@@ -17,10 +19,15 @@ MAX_RETRY_AFTER_SECONDS = 60
 
 
 class WaitingQueue:
-    """A heap of waiting sequences. Entries of those that end while they wait are skipped later."""
+    """A heap of waiting sequences, bounded by `max_waiting` of them and by `max_waiting_tokens`.
 
-    def __init__(self, aging_seconds: float) -> None:
+    The entry of a sequence that ends while it waits stays in the heap and is skipped later.
+    """
+
+    def __init__(self, aging_seconds: float, max_waiting: int, max_waiting_tokens: int | None = None) -> None:
         self._aging_seconds = aging_seconds
+        self._max_waiting = max_waiting
+        self._max_waiting_tokens = max_waiting_tokens
         self._heap: list[tuple[float, int, Sequence]] = []
         self._parked: dict[int, list[Sequence]] = {}
         self._tokens: dict[int, int] = {}
@@ -29,26 +36,47 @@ class WaitingQueue:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait, in the order or parked."""
+        """The number of waiting sequences, parked ones included."""
         return len(self._tokens)
 
     def rank(self, arrival_seconds: float, priority: int) -> float:
-        """The place of a sequence in the order."""
+        """Return the number that orders a sequence, in seconds; smaller ones start first."""
         return arrival_seconds + self._aging_seconds * priority
 
+    def check_room(self, requests: abc.Sequence[Request], *, num_starting: int, now: float) -> None:
+        """Raise QueueFull if requests with one prompt would exceed a limit of the queue.
+
+        `num_starting` waiting sequences need not be counted, because they wait for the next step only. Their
+        prompts are assumed to have the average length.
+        """
+        num_waiting = self.num_waiting
+        share = max(0, num_waiting - num_starting) / max(1, num_waiting)
+        num_waiting_tokens = int(self.num_waiting_tokens * share)
+        if num_waiting + len(requests) > self._max_waiting + num_starting:
+            message = f"{num_waiting} requests are waiting already; the limit is {self._max_waiting}."
+        elif (
+            self._max_waiting_tokens is not None
+            and num_waiting >= max(1, num_starting)
+            and num_waiting_tokens + len(requests[0].prompt_token_ids) > self._max_waiting_tokens
+        ):
+            message = f"{num_waiting_tokens} tokens are waiting already, near the limit."
+        else:
+            return
+        raise QueueFull(message, self.retry_after_seconds(now))
+
     def push(self, sequence: Sequence) -> None:
-        """Let a sequence wait, for the first time or again."""
+        """Insert a new or a preempted sequence by its rank."""
         self._count(sequence, sequence.num_tokens)
         heapq.heappush(self._heap, (sequence.rank, sequence.id, sequence))
 
     def park(self, leader: Sequence, followers: list[Sequence]) -> None:
-        """Let sequences wait beside the order, until `release`. They will share the leader's tokens."""
+        """Add sequences outside the order until release(). Their tokens do not count: the leader's do."""
         for sequence in followers:
             self._count(sequence, 0)
         self._parked[leader.id] = followers
 
     def release(self, leader: Sequence) -> list[Sequence]:
-        """Put those parked for a leader into the order; returns them."""
+        """Insert the sequences parked for a leader by their ranks; return them."""
         followers = self._parked.pop(leader.id, [])
         released = [sequence for sequence in followers if sequence.id in self._tokens]
         for sequence in released:
@@ -56,7 +84,7 @@ class WaitingQueue:
         return released
 
     def head(self) -> Sequence | None:
-        """Whose turn it is."""
+        """Return the waiting sequence that is next, or None."""
         while self._heap:
             sequence = self._heap[0][2]
             if sequence.status is SequenceStatus.WAITING:
@@ -65,7 +93,7 @@ class WaitingQueue:
         return None
 
     def pop(self, now: float) -> Sequence:
-        """Take the head: it starts."""
+        """Remove the head, which starts `now`, and return it. There must be one."""
         sequence = heapq.heappop(self._heap)[2]
         if not sequence.is_continuing:
             self._starts.append(now)
@@ -73,14 +101,14 @@ class WaitingQueue:
         return sequence
 
     def discard(self, sequence: Sequence) -> None:
-        """A sequence waits no longer. Its entry is swept out when there are many such."""
+        """Remove a sequence. Its entry stays in the heap until there are many such entries."""
         self.num_waiting_tokens -= self._tokens.pop(sequence.id)
         if len(self._heap) > 64 + 2 * len(self._tokens):
             self._heap = [entry for entry in self._heap if entry[1] in self._tokens]
             heapq.heapify(self._heap)
 
     def retry_after_seconds(self, now: float) -> int:
-        """When a tenth of the queue will have moved on, at the rate of late; 1 to 60 seconds."""
+        """Estimate when a tenth of the queue will have started, from recent starts; 1 to 60 seconds."""
         if len(self._starts) < 2:
             return 1
         seconds_per_start = (now - self._starts[0]) / len(self._starts)
@@ -92,25 +120,25 @@ class WaitingQueue:
 
 
 class Deadlines:
-    """When sequences will have waited, or lived, too long."""
+    """A heap of the time limits of sequences: on their waiting, and on their whole life."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, bool]] = []
 
     def add(self, sequence: Sequence) -> None:
-        """Mind the time limits of a sequence, if it has any."""
+        """Add the time limits of a sequence, if it has any."""
         request, arrival = sequence.request, sequence.arrival_seconds
         if request.queue_timeout_seconds is not None and not sequence.is_continuing:
             heapq.heappush(self._heap, (arrival + request.queue_timeout_seconds, sequence.id, True))
         if request.timeout_seconds is not None:
             heapq.heappush(self._heap, (arrival + request.timeout_seconds, sequence.id, False))
 
-    def pop_expired(self, now: float, sequences: Mapping[int, Sequence]) -> list[tuple[Sequence, bool]]:
-        """Those of `sequences` that are over a limit, once each; True: it is that for their start."""
+    def pop_expired(self, now: float, sequences: abc.Mapping[int, Sequence]) -> list[tuple[Sequence, bool]]:
+        """Return those of `sequences` that are past a limit, each once; True if it limits their waiting."""
         late: dict[int, tuple[Sequence, bool]] = {}
         while self._heap and self._heap[0][0] <= now:
-            _, sequence_id, is_for_start = heapq.heappop(self._heap)
+            _, sequence_id, is_waiting_limit = heapq.heappop(self._heap)
             sequence = sequences.get(sequence_id)
-            if sequence is not None and not (is_for_start and sequence.has_started):
-                late.setdefault(sequence_id, (sequence, is_for_start))
+            if sequence is not None and not (is_waiting_limit and sequence.has_started):
+                late.setdefault(sequence_id, (sequence, is_waiting_limit))
         return list(late.values())

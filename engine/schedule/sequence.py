@@ -1,16 +1,16 @@
-"""The mutable state of one continuation, owned by the loop thread."""
+"""The mutable state of a request on its way through the steps, owned by the loop thread."""
 
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from engine.outputs import FinishReason
+from engine.outputs import NO_TOKEN, FinishReason
 from engine.request import RepetitionStop, Request
 from engine.schedule import repetition
 
 
 class SequenceStatus(Enum):
-    """Where a sequence is. A preempted one is WAITING again."""
+    """The status of a sequence. A preempted one is WAITING again."""
 
     WAITING = auto()
     RUNNING = auto()
@@ -19,10 +19,10 @@ class SequenceStatus(Enum):
 
 @dataclass(slots=True, eq=False)
 class RequestChain:
-    """Requests that follow each other as one piece of work, such as the steps of a search.
+    """Requests that continue each other's tokens as one piece of work, such as the steps of a beam search.
 
-    Those behind the `first` one go on with its tokens. They wait in its place and end at its time limit, and
-    no bound of the queue stops them. How long their outputs are says nothing of those of other requests.
+    Those after the `first` one have its rank and its time limit, and no limit of the queue refuses them. The
+    lengths of their outputs are not used to predict those of other requests.
     """
 
     first: "Sequence | None" = None
@@ -36,13 +36,14 @@ class Sequence:
     (committed plus in flight) and `num_tokens` (known to the host). plan() moves only the second, commit()
     reconciles. A sampled token that is still in flight is not in `token_ids`: it lives in the state slot.
 
-    `num_history_tokens` were known when the sequence took its slot: their KV is computed from token ids of
-    the host, that of every later token from the slot's newest. `num_cached_tokens` of them need not be
-    computed when it first starts. `draft_token_ids` are guesses of its next tokens, made while no row is in
-    flight: its next row verifies them, and is alone in flight while it `is_verifying`. `final_token_ids` may
-    end the sequence, and so may repetition, with `repetition_stop`. `rank` is its place in the order:
-    smaller ones start earlier, and give their pages up later; with `arrival_seconds` it is that of the first
-    one of its `chain`.
+    `num_history_tokens` were known when the sequence took its slot. Their KV is computed from token ids of
+    the host, that of every later token from the last sampled token of the slot. `num_cached_tokens` were
+    found in the prefix cache at the first start. `draft_token_ids` are guesses of the next tokens, made while
+    no row is in flight: the next row verifies them, and no other row is in flight while `is_verifying`.
+
+    A token of `final_token_ids` ends the sequence, and so does repetition, with `repetition_stop`. `rank` is
+    its place in the order: sequences with smaller ranks start earlier and are preempted later. In a `chain`
+    `rank` and `arrival_seconds` are those of the first request.
     """
 
     id: int
@@ -73,24 +74,59 @@ class Sequence:
     first_scheduled_seconds: float | None = None
     chain: RequestChain | None = None
 
+    @classmethod
+    def of(
+        cls,
+        sequence_id: int,
+        request: Request,
+        *,
+        seed: int,
+        now: float,
+        rank: float,
+        eos_token_ids: frozenset[int],
+        chain: RequestChain | None = None,
+    ) -> "Sequence":
+        """Return a new sequence for `request`; the first one of `chain` becomes its `first`."""
+        sampling = request.sampling
+        num_prompt_tokens = len(request.prompt_token_ids)
+        first = None if chain is None else chain.first
+        sequence = cls(
+            id=sequence_id,
+            request=request,
+            seed=seed,
+            arrival_seconds=now if first is None else first.arrival_seconds,
+            rank=rank if first is None else first.rank,
+            token_ids=_prompt_token_ids(request, first),
+            num_prompt_tokens=num_prompt_tokens,
+            max_num_tokens=num_prompt_tokens + sampling.max_tokens,
+            final_token_ids=sampling.stop_token_ids
+            | frozenset((NO_TOKEN,))
+            | (frozenset() if sampling.ignore_eos else eos_token_ids),
+            repetition_stop=sampling.repetition_stop,
+            chain=chain,
+        )
+        if chain is not None and first is None:
+            chain.first = sequence
+        return sequence
+
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens the host knows."""
+        """The number of prompt and output tokens that the host knows."""
         return len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens the host knows."""
+        """The number of output tokens that the host knows."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def ends_with_final_token(self) -> bool:
-        """Whether its newest output token is one of those that may end it."""
+        """True if the newest output token is one of `final_token_ids`."""
         return self.num_output_tokens > 0 and self.token_ids[-1] in self.final_token_ids
 
     @property
     def is_repeating(self) -> bool:
-        """Whether its newest output tokens repeat each other as often as is to end it."""
+        """True if the newest output tokens repeat often enough for `repetition_stop`."""
         stop, num_tokens = self.repetition_stop, self.num_output_tokens
         if stop is None or num_tokens < self.request.sampling.min_tokens:
             return False
@@ -98,15 +134,36 @@ class Sequence:
 
     @property
     def has_started(self) -> bool:
-        """Whether any of its tokens has ever been scheduled."""
+        """True if any of its tokens has ever been scheduled."""
         return self.first_scheduled_seconds is not None
 
     @property
     def is_continuing(self) -> bool:
-        """Whether it goes on with the work of another, which has started."""
+        """True if it is in a chain and not the first request of it."""
         return self.chain is not None and self.chain.first is not self
 
     @property
     def is_finished(self) -> bool:
-        """Whether it will produce nothing more."""
+        """True if it has ended and gains no more tokens."""
         return self.status is SequenceStatus.FINISHED
+
+    def end_reasons(self) -> tuple[FinishReason, int | str | None] | None:
+        """Return the finish reason and stop reason if the newest token ends the sequence, else None."""
+        sampling, token_id = self.request.sampling, self.token_ids[-1]
+        if token_id == NO_TOKEN:
+            return FinishReason.ERROR, None
+        if token_id in self.final_token_ids and self.num_output_tokens > sampling.min_tokens:
+            return FinishReason.STOP, token_id if token_id in sampling.stop_token_ids else None
+        if self.is_repeating:
+            return FinishReason.STOP, RepetitionStop.REASON
+        if self.num_tokens >= self.max_num_tokens:
+            return FinishReason.LENGTH, None
+        return None
+
+
+def _prompt_token_ids(request: Request, first: Sequence | None) -> "array[int]":
+    """Return the prompt of a request, copying the tokens it shares with the `first` of its chain."""
+    if first is None:
+        return array("i", request.prompt_token_ids)
+    num_common = first.num_prompt_tokens
+    return first.token_ids[:num_common] + array("i", request.prompt_token_ids[num_common:])

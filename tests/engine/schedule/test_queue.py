@@ -38,7 +38,7 @@ def order_of(queue: WaitingQueue) -> list[Sequence]:
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(-3, 3)), max_size=30), st.sampled_from([0.0, 5.0]))
 def test_order_is_arrival_plus_priority(arrivals, aging_seconds):
-    queue = WaitingQueue(aging_seconds)
+    queue = WaitingQueue(aging_seconds, 1000)
     sequences = [make(queue, float(arrival), priority) for arrival, priority in arrivals]
     for sequence in reversed(sequences):
         queue.push(sequence)
@@ -48,7 +48,7 @@ def test_order_is_arrival_plus_priority(arrivals, aging_seconds):
 
 
 def test_what_ended_is_skipped_and_swept_out():
-    queue = WaitingQueue(0.0)
+    queue = WaitingQueue(0.0, 1000)
     sequences = [make(queue, float(number), num_tokens=3) for number in range(1000)]
     for sequence in sequences:
         queue.push(sequence)
@@ -61,7 +61,7 @@ def test_what_ended_is_skipped_and_swept_out():
 
 
 def test_followers_wait_beside_the_order_and_bring_no_tokens():
-    queue = WaitingQueue(0.0)
+    queue = WaitingQueue(0.0, 1000)
     leader, first, second, later = (make(queue, float(number), num_tokens=5) for number in range(4))
     queue.push(leader)
     queue.park(leader, [first, second])
@@ -78,7 +78,7 @@ def test_followers_wait_beside_the_order_and_bring_no_tokens():
 
 
 def test_when_to_come_back():
-    queue = WaitingQueue(0.0)
+    queue = WaitingQueue(0.0, 1000)
     assert queue.retry_after_seconds(0.0) == 1, "nothing is known"
     sequences = [make(queue, 0.0) for _ in range(300)]
     for sequence in sequences:
@@ -90,7 +90,7 @@ def test_when_to_come_back():
 
 
 def test_deadlines_are_told_once_and_only_to_those_they_concern():
-    queue, deadlines = WaitingQueue(0.0), Deadlines()
+    queue, deadlines = WaitingQueue(0.0, 1000), Deadlines()
     both = make(queue, 10.0, queue_timeout_seconds=2.0, timeout_seconds=2.0)
     started = make(queue, 10.0, queue_timeout_seconds=2.0, timeout_seconds=5.0)
     started.first_scheduled_seconds = 11.0
