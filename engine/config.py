@@ -119,7 +119,8 @@ class EngineConfig(BaseModel):
     threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads for matrix products; default: the number of cores this process may use",
+        description="CPU threads for matrix products, at most the number of cores; default: the number of "
+        "cores this process may use, by its affinity and the CPU quota of its container",
     )
     tokenizer_threads: int = Field(
         2, ge=1, le=64, description="threads that render chat templates and encode text"

@@ -1,12 +1,12 @@
 """Which device computes, what a thread needs to use it, and what to say when it cannot."""
 
 import logging
-import os
 
 import torch
 
 from engine.config import EngineConfig
 from engine.errors import DeviceLost
+from engine.machine import num_cores, num_visible_cores
 from kernels.dispatch import HAS_TRITON
 
 logger = logging.getLogger("monoloop.engine")
@@ -30,10 +30,23 @@ def does_not_fit(device: torch.device) -> str:
 
 def set_up_thread(config: EngineConfig, device: torch.device) -> None:
     """Give the calling thread its CPU threads, or its own CUDA stream: both belong to a thread."""
-    torch.set_num_threads(config.threads or _num_cores())
+    torch.set_num_threads(num_threads(config.threads))
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream(device))
+
+
+def num_threads(asked: int | None) -> int:
+    """Return how many CPU threads to compute with: as many as asked, but never more than there are cores.
+
+    More are slower, and OpenMP ends the process when it cannot start them.
+    """
+    if asked is None:
+        return num_cores()
+    most = num_visible_cores()
+    if asked > most:
+        logger.warning("threads: %d is more than the cores of this process; %d are used", asked, most)
+    return min(asked, most)
 
 
 def choose_device(config: EngineConfig) -> torch.device:
@@ -61,8 +74,3 @@ def _obstacle_to_cuda() -> str | None:
         needed, there = (".".join(map(str, version)) for version in (MIN_CAPABILITY, capability))
         return f"{torch.cuda.get_device_name(0)} has compute capability {there}, and {needed} is needed"
     return None
-
-
-def _num_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,7 +1,6 @@
 """The keys and values of every layer, in pages."""
 
 import math
-import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from engine.config import EngineConfig
 from engine.device.devices import does_not_fit
 from engine.device.readouts import prompt_logprobs
+from engine.machine import available_memory
 from kernels.kv_layer import KVLayer
 from kernels.paged_attention import AttentionBatch
 from models.decoder import Decoder
@@ -127,7 +127,7 @@ def _zeros(model: Decoder, *shape: int) -> torch.Tensor:
 
 
 def _free_cpu_bytes() -> int:
-    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_MEMORY_SHARE)
+    return int(available_memory() * CPU_MEMORY_SHARE)
 
 
 def _free_cuda_bytes(model: Decoder, config: EngineConfig, token_budget: int) -> int:

@@ -1,0 +1,113 @@
+"""How much memory and how many cores this process may use, in a container as on a whole machine.
+
+A container sees all memory and all cores of its machine; what it may use stands in the files of its control
+group (cgroup, version 1 or 2) and of every group around that one.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path("/")
+NO_LIMIT = 2**60  # bytes; version 1 writes about 2**63 for none
+
+
+def available_memory(root: Path = ROOT) -> int:
+    """Return how many bytes can still be allocated: of the machine's, and below every cgroup's limit.
+
+    Memory that caches files counts as available, since the kernel gives it back. `root` holds proc and sys.
+    """
+    return max(0, min([_system_memory(root), *_cgroup_memory(root)]))
+
+
+def num_cores(root: Path = ROOT) -> int:
+    """Return how many cores this process may keep busy: by its affinity, and by every cgroup's CPU quota.
+
+    A quota is rounded down: one thread too many lets all of a parallel product wait while it is throttled.
+    """
+    return max(1, min([num_visible_cores(), *(int(quota) for quota in _cgroup_quotas(root))]))
+
+
+def num_visible_cores() -> int:
+    """Return how many cores the threads of this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _system_memory(root: Path) -> int:
+    """Return the machine's available bytes; where there is no /proc (macOS), half of all memory."""
+    for line in _lines(root / "proc/meminfo"):
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _cgroup_memory(root: Path) -> Iterator[int]:
+    """Yield what is left below each memory limit around this process, in bytes."""
+    for folder in _cgroups(root, "memory"):
+        if (folder / "memory.current").exists():
+            limits = [_number(folder / "memory.max"), _number(folder / "memory.high")]
+            used, cached = _number(folder / "memory.current"), _stat(folder, "inactive_file")
+        else:
+            limits = [_number(folder / "memory.limit_in_bytes")]
+            used, cached = _number(folder / "memory.usage_in_bytes"), _stat(folder, "total_inactive_file")
+        for limit in limits:
+            if limit is not None and limit < NO_LIMIT:
+                yield int(limit - (used or 0) + cached)
+
+
+def _cgroup_quotas(root: Path) -> Iterator[float]:
+    """Yield each CPU quota around this process, in cores."""
+    for folder in _cgroups(root, "cpu"):
+        words = " ".join(_lines(folder / "cpu.max")).split()
+        if not words:
+            words = [*_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
+        if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]):
+            yield int(words[0]) / int(words[1])
+
+
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the folder of this process's cgroup for a controller, then those around it, in each version."""
+    own = {}
+    for line in _lines(root / "proc/self/cgroup"):
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" or controller in controllers.split(","):
+            own["cgroup2" if number == "0" else "cgroup"] = path
+    for line in _lines(root / "proc/self/mountinfo"):
+        mount, _, kind = line.partition(" - ")
+        fields, (filesystem, *_, options) = mount.split(), kind.split() or ("", "")
+        if filesystem not in own or (filesystem == "cgroup" and controller not in options.split(",")):
+            continue
+        top = root / fields[4].lstrip("/")
+        inside = Path(own[filesystem])
+        # A container without a cgroup namespace is given its path on the host, and sees a part of that tree.
+        below = inside.relative_to(fields[3]) if inside.is_relative_to(fields[3]) else Path()
+        folder = top / below
+        yield folder
+        while folder != top:
+            folder = folder.parent
+            yield folder
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file; none if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _number(path: Path) -> int | None:
+    """Return the number in a file; None if there is none."""
+    text = "".join(_lines(path)).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _stat(folder: Path, name: str) -> int:
+    """Return a value of a cgroup's memory.stat; 0 if it has none."""
+    for line in _lines(folder / "memory.stat"):
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdecimal():
+            return int(value)
+    return 0
