@@ -1,7 +1,7 @@
-"""How much memory and how many cores this process may use, in a container as on a whole machine.
+"""How much memory and how many cores this process may use, on a whole machine and in a container.
 
-A container sees all memory and all cores of its machine; what it may use stands in the files of its control
-group (cgroup, version 1 or 2) and of every group around that one.
+A container sees all cores and all memory of its host. Its limits are in the files of its control group
+(cgroup, version 1 or 2) and of every group around that one.
 """
 
 import os

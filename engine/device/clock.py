@@ -1,4 +1,4 @@
-"""When steps start and end on the device, on the clock the loop reads (time.perf_counter)."""
+"""Converts CUDA events to the clock that the loop reads, time.perf_counter."""
 
 import time
 
@@ -8,8 +8,8 @@ import torch
 class CudaClock:
     """Turns CUDA events into seconds of `time.perf_counter`.
 
-    Times are chained from event to event, since the distance of two events is a float32 of milliseconds and
-    loses precision over hours.
+    Times are chained from event to event: torch returns the distance of two events as a float32 of
+    milliseconds, which loses precision over hours.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class CudaClock:
         self._anchor_seconds = time.perf_counter()
 
     def seconds(self, event: torch.cuda.Event) -> float:
-        """When the device passed `event`, which must be behind the one asked for before."""
+        """Return when the device passed `event`, which must be later than that of the call before."""
         self._anchor_seconds += self._anchor.elapsed_time(event) / 1e3
         self._anchor = event
         return self._anchor_seconds

@@ -1,4 +1,4 @@
-"""Which device computes, what a thread needs to use it, and what to say when it cannot."""
+"""Chooses the device, sets up its thread, and words the errors when it cannot be used."""
 
 import logging
 
@@ -23,7 +23,7 @@ def raise_if_lost(error: Exception) -> None:
 
 
 def does_not_fit(device: torch.device) -> str:
-    """The end of a message about something too large, with the numbers."""
+    """Return the end of a message about something too large, with the numbers."""
     free, total = torch.cuda.mem_get_info(device)
     return f"does not fit into the memory of {device}: {free / 2**30:.2f} of {total / 2**30:.2f} GiB are free"
 
@@ -50,7 +50,7 @@ def num_threads(asked: int | None) -> int:
 
 
 def choose_device(config: EngineConfig) -> torch.device:
-    """The device the settings ask for. Raises ValueError when it cannot be used."""
+    """Return the device the settings ask for. Raises ValueError when it cannot be used."""
     if config.device == "cpu":
         return torch.device("cpu")
     obstacle = _obstacle_to_cuda()
@@ -64,7 +64,7 @@ def choose_device(config: EngineConfig) -> torch.device:
 
 
 def _obstacle_to_cuda() -> str | None:
-    """Why steps cannot be computed on a CUDA device; None if they can."""
+    """Return why steps cannot be computed on a CUDA device; None if they can."""
     if not torch.cuda.is_available():
         return "torch finds no usable CUDA device"
     if not HAS_TRITON:

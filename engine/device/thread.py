@@ -1,9 +1,9 @@
 """The one thread that touches the device.
 
-The loop hands it plans; it launches them in order and keeps at most `run_ahead` steps behind the newest
-unread. One thread, because each torch call gives the GIL up and must win it back: a loop that launched
-itself would leave the device idle half of the time. For the same reason the loop stands aside while a step is
-launched: against a busy loop a launch of 0.4 ms took 2, and one of 9 ms took 250.
+The loop hands it plans. It launches them in order, and awaits a step once more than `run_ahead` later ones
+are launched. A thread of its own, because each torch call releases the GIL and must win it back: a loop that
+launched steps itself left the device idle half of the time. For the same reason the loop pauses while a step
+is launched: beside a busy loop a launch of 0.4 ms took 2 ms, and one of 9 ms took 250 ms.
 """
 
 import asyncio
@@ -15,23 +15,23 @@ from typing import Protocol, TypeVar
 
 from engine.outputs import StepOutput, StepPlan
 
-# The loop stands still no longer than this for one launch.
-MAX_STANDSTILL_SECONDS = 0.005
+# The loop pauses no longer than this for one launch.
+MAX_PAUSE_SECONDS = 0.005
 
 
 class LaunchedStep(Protocol):
-    """A step on its way."""
+    """A step that was launched."""
 
     @property
     def is_done(self) -> bool:
-        """Whether wait() returns at once."""
+        """Return True if wait() returns at once."""
 
     def wait(self) -> StepOutput:
         """Block until the step is done. Raises if it failed."""
 
 
 class Runner(Protocol):
-    """What computes steps."""
+    """Computes steps; ModelRunner is the real one."""
 
     is_asynchronous: bool  # launch() queues a step, and does not compute it
 
@@ -77,17 +77,17 @@ class DeviceThread:
         return await future
 
     def launch(self, plan: StepPlan) -> StepFuture:
-        """Queue a step behind those before it; the future gets its output, or what it raised."""
+        """Queue a step after those before it; the future gets its output or its exception."""
         assert self._runner is not None
         future: StepFuture = self._loop.create_future()
         has_launched = threading.Event()
         self._jobs.put(lambda: self._launch(plan, future, has_launched.set))
         if self._runner.is_asynchronous and not self._is_waiting:
-            has_launched.wait(MAX_STANDSTILL_SECONDS)
+            has_launched.wait(MAX_PAUSE_SECONDS)
         return future
 
     def flush(self) -> None:
-        """Let everything launched be waited for: no plan will follow for now."""
+        """Await every launched step, because no plan follows for now."""
         self._jobs.put(lambda: self._collect(0))
 
     async def stop(self) -> None:

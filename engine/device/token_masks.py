@@ -1,6 +1,6 @@
-"""The rows whose next token depends on what the host makes of the tokens before: from those to masks.
+"""Computes the token masks of rows with constraints, from the tokens sampled before.
 
-The masks of a step are computed on a thread beside the device's, while the forward pass of that step runs.
+A thread of its own computes the masks of a step while the forward pass of that step runs.
 """
 
 import logging
@@ -22,15 +22,15 @@ logger = logging.getLogger("monoloop.engine")
 
 @dataclass(eq=False)
 class _Constrained:
-    """What follows the continuation in a slot, and the tokens it has not seen yet."""
+    """The matchers of the sequence in a slot, and the tokens they have not read yet."""
 
     matchers: list[Matcher]
     new_token_ids: list[int] = field(default_factory=list)
-    has_begun: bool = False  # and so is in every step, as long as it runs
+    has_begun: bool = False  # from then on it is in every step while it runs
 
 
 class _Unread(NamedTuple):
-    """Sampled tokens, int64 [num_rows] in host memory once `event` has come, and whose they are."""
+    """Sampled tokens, int64 [num_logits] in host memory once `event` is done, and the rows they belong to."""
 
     tokens: torch.Tensor
     event: torch.cuda.Event | None
@@ -38,9 +38,9 @@ class _Unread(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What the constrained rows of a step may produce, words int32 [num_constrained, num_words].
+    """The masks of a step's constrained rows, words int32 [num_constrained, num_words].
 
-    `problems`, by number of the row: why that is not known; empty for a fault of ours.
+    `problems`, by number of the row: why its mask could not be computed; empty for an internal fault.
     """
 
     words: np.ndarray
@@ -49,7 +49,7 @@ class Computed(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """The constrained rows of a step, by index and slot, and their masks, which are being computed."""
+    """The constrained rows of a step, by index and slot, and the future of their masks."""
 
     indices: list[int]
     slots: list[int]
@@ -68,7 +68,7 @@ class Outcome(NamedTuple):
 
 
 class TokenMasks:
-    """Follows the sequences that have constraints. All methods are called on the device thread."""
+    """Runs the matchers of sequences with constraints. All methods are called on the device thread."""
 
     def __init__(self, slots: StateSlots, vocab_size: int) -> None:
         self._slots = slots
@@ -89,7 +89,7 @@ class TokenMasks:
                 self._rows[slot] = _Constrained(matchers, list(init.output_token_ids))
 
     def begin(self, slots: Sequence[int]) -> Masks | None:
-        """Begin to compute the masks of those of these slots, about to be sampled, that need one."""
+        """Start computing the masks of those of these slots, about to be sampled, that need one."""
         if not self._rows:
             return None
         self._forget_ended(slots)
@@ -104,7 +104,7 @@ class TokenMasks:
         return Masks(indices, chosen, self._thread.submit(self._compute, unread, rows))
 
     def _forget_ended(self, slots: Sequence[int]) -> None:
-        """Nobody says when a sequence ends or is preempted, but then its row is missing."""
+        """Drop sequences whose rows are missing: they have ended or were preempted, without notice."""
         sampled = set(slots)
         for slot in [slot for slot, row in self._rows.items() if row.has_begun and slot not in sampled]:
             del self._rows[slot]
@@ -112,7 +112,7 @@ class TokenMasks:
             self._unread.clear()
 
     def write(self, masks: Masks) -> Outcome:
-        """Wait for masks and put them in place."""
+        """Wait for masks and write them to their slots."""
         words, states, problems = masks.computed.result()
         for slot, row_words in zip(masks.slots, words, strict=True):
             base = self._slots.base_mask(slot)
@@ -131,7 +131,7 @@ class TokenMasks:
         return Outcome(ended, by_index, len(masks.slots))
 
     def note(self, masks: Masks, tokens: torch.Tensor, event: torch.cuda.Event | None) -> None:
-        """Remember where the tokens of a step will stand that are now being sampled."""
+        """Keep the tokens that are being sampled, for the masks of the next step."""
         rows = [
             (index, self._rows[slot])
             for index, slot in zip(masks.indices, masks.slots, strict=True)
@@ -140,7 +140,7 @@ class TokenMasks:
         self._unread.append(_Unread(tokens, event, rows))
 
     def _compute(self, unread: list[_Unread], rows: list[_Constrained]) -> Computed:
-        """Runs beside the device thread."""
+        """Compute masks, on the thread for masks."""
         for tokens, event, owners in unread:
             if event is not None:
                 event.synchronize()

@@ -50,7 +50,7 @@ async def thread_around(runner: RecordingRunner) -> AsyncIterator[DeviceThread]:
 
 
 async def test_the_loop_goes_on_when_a_queued_step_is_launched(monkeypatch) -> None:
-    monkeypatch.setattr("engine.device.thread.MAX_STANDSTILL_SECONDS", 10)
+    monkeypatch.setattr("engine.device.thread.MAX_PAUSE_SECONDS", 10)
     runner = RecordingRunner(is_asynchronous=True)
     async with thread_around(runner) as thread:
         for step_id in range(50):
@@ -61,7 +61,7 @@ async def test_the_loop_goes_on_when_a_queued_step_is_launched(monkeypatch) -> N
 
 
 async def test_a_launch_that_takes_long_does_not_hold_the_loop_up(monkeypatch) -> None:
-    monkeypatch.setattr("engine.device.thread.MAX_STANDSTILL_SECONDS", 0.001)
+    monkeypatch.setattr("engine.device.thread.MAX_PAUSE_SECONDS", 0.001)
     waits: list[bool] = []
     release = threading.Event()
     runner = RecordingRunner(is_asynchronous=True, before=lambda: waits.append(release.wait(10)))
@@ -75,7 +75,7 @@ async def test_a_launch_that_takes_long_does_not_hold_the_loop_up(monkeypatch) -
 
 async def test_nobody_waits_for_a_runner_that_computes(monkeypatch) -> None:
     """On a CPU a launch is the whole step; the loop goes on at once, whatever the thread does."""
-    monkeypatch.setattr("engine.device.thread.MAX_STANDSTILL_SECONDS", 10)
+    monkeypatch.setattr("engine.device.thread.MAX_PAUSE_SECONDS", 10)
     waits: list[bool] = []
     loop_went_on = threading.Event()
     # Shorter than the loop would stand still.
@@ -89,7 +89,7 @@ async def test_nobody_waits_for_a_runner_that_computes(monkeypatch) -> None:
 
 async def test_nobody_stands_aside_for_a_launch_that_waits_for_tokens(monkeypatch) -> None:
     """It waits for the steps before, not for the GIL."""
-    monkeypatch.setattr("engine.device.thread.MAX_STANDSTILL_SECONDS", 10.0)
+    monkeypatch.setattr("engine.device.thread.MAX_PAUSE_SECONDS", 10.0)
     loop_went_on = threading.Event()
     found: list[bool] = []
 
