@@ -5,8 +5,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.readouts import Pooling
-
 
 class EngineConfig(BaseModel):
     """Settings of model, memory, steps and threads. None: chosen at start from the model and the machine."""
@@ -100,10 +98,10 @@ class EngineConfig(BaseModel):
         "mention additionalProperties, as JSON Schema has it; false: it has no others, since small models "
         "would add some until max_tokens",
     )
-    pooling: Pooling = Field(
-        "mean",
+    pooling: Literal["auto", "mean", "last"] = Field(
+        "auto",
         description="how an embedding is computed: the mean of the final hidden states of all tokens, or "
-        "that of the last token",
+        "that of the last token; auto: as an embedding model's files say, else mean",
     )
     target_step_seconds: float | None = Field(
         None,

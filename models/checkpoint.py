@@ -13,6 +13,7 @@ from models.errors import ModelError
 from models.families import Family, family_of
 from models.formats import stored_format
 from models.spec import DecoderSpec
+from models.weight_names import with_prefix
 
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -59,7 +60,7 @@ class SafetensorsCheckpoint:
                 with safe_open(file, framework="pt", device="cpu") as opened:
                     for name in opened.keys():  # noqa: SIM118 - not a mapping
                         tensor = opened.get_tensor(name)
-                        yield name, tensor, tensor.nbytes
+                        yield with_prefix(name, self.weight_map), tensor, tensor.nbytes
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{file} cannot be read: {error}") from error
 
@@ -109,12 +110,24 @@ def _stays_inside(name: str) -> bool:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises ModelError, naming the file."""
+    found = _read_json(path)
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return found
+
+
+def read_json_list(path: Path) -> list[dict[str, Any]]:
+    """Read a JSON list of objects. Raises ModelError, naming the file."""
+    found = _read_json(path)
+    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+        raise ModelError(f"{path} is not a JSON list of objects")
+    return found
+
+
+def _read_json(path: Path) -> Any:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        return json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path} is missing") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return found

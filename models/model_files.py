@@ -12,6 +12,7 @@ class ModelFiles:
     `name` is its name in the API; `weights` a folder with safetensors, or a .gguf file;
     `AutoTokenizer.from_pretrained(tokenizer_dir)` works without a network. `generation_defaults` has the
     sampling parameters of generation_config.json, else of the catalog, under their names there.
+    `pooling` and `matryoshka` are those of an embedding model, see `models.sentence_transformer`.
     """
 
     name: str
@@ -20,3 +21,5 @@ class ModelFiles:
     tokenizer_dir: Path
     generation_defaults: dict[str, Any]
     eos_token_ids: tuple[int, ...]
+    pooling: str | None = None
+    matryoshka: bool | tuple[int, ...] = False

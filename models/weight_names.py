@@ -27,6 +27,15 @@ def address_of(name: str, weight_map: WeightMap) -> str | None:
     return None if target is None else f"{_join(target, numbers)}.{kind}"
 
 
+def with_prefix(name: str, weight_map: WeightMap) -> str:
+    """Return a tensor's name with `model.` in front if the map knows it only so.
+
+    Embedding models such as Qwen3-Embedding store the tensors of the bare model, without that prefix.
+    """
+    pattern, _ = _split(name.rpartition(".")[0])
+    return f"model.{name}" if pattern not in weight_map and f"model.{pattern}" in weight_map else name
+
+
 def names_of(address: str, weight_map: WeightMap) -> list[str]:
     """Return the modules of the checkpoint whose tensors are loaded at or below an address."""
     pattern, numbers = _split(address)

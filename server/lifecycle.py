@@ -147,6 +147,11 @@ class Server:
         request = {"messages": [{"role": "user", "content": "Hello!"}], **sampling, "stream": True}
         body = json.dumps(request)
         print_status(f"{context.model_names[0]} is ready after {seconds:.1f} s: {self.url}")
+        if not (context.engine.model.is_embedding_model or context.engine.model.num_labels):
+            logger.info(
+                "%s is not an embedding model: vectors of /v1/embeddings are poor for search",
+                context.model_names[0],
+            )
         print_status(
             f"  curl -N {self.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
         )

@@ -32,7 +32,8 @@ class EmbeddingsRequest(InputsRequest):
         None,
         ge=1,
         lt=2**31,
-        description="keep the first N numbers, scaled to length 1 again; default: all",
+        description="keep the first N numbers, scaled to length 1 again, of a model that is trained for it "
+        "(Matryoshka); default: all",
     )
 
 

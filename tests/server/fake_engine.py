@@ -231,6 +231,8 @@ class FakeEngine:
             page_size=16,
             created=1_700_000_000,
             num_labels=num_labels or 0,
+            pooling="last" if self.config.pooling == "last" else "mean",
+            matryoshka=True,
         )
         self.requests: list[Request] = []
         self.aborted: list[str] = []

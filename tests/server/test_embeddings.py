@@ -1,6 +1,7 @@
 """POST /v1/embeddings over ASGI, with a FakeEngine whose vectors begin with the input's first token."""
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -104,6 +105,33 @@ async def test_what_cannot_be_done_is_refused_by_name(
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
     assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    ("matryoshka", "allowed", "refused", "words"),
+    [
+        (False, [8], [1, 7, 9], "must be 8: this model's vectors were not trained to be cut"),
+        ((2, 4, 16), [2, 4, 8], [1, 3, 9, 16], "must be 2, 4, 8 for this model"),
+        (True, [1, 3, 8], [9], "must be at most 8"),
+    ],
+)
+async def test_dimensions_are_those_that_the_model_declares(
+    client: httpx.AsyncClient,
+    engine: FakeEngine,
+    matryoshka: bool | tuple[int, ...],
+    allowed: list[int],
+    refused: list[int],
+    words: str,
+) -> None:
+    engine.model = replace(engine.model, matryoshka=matryoshka)
+    for size in allowed:
+        [item] = (await embed(client, input="a", dimensions=size)).data
+        assert len(item.embedding) == size
+    for size in refused:
+        response = await client.post("/v1/embeddings", json={"input": "a", "dimensions": size})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "dimensions")
+        assert words in error["message"] or size > 8
 
 
 async def test_an_input_may_fill_the_context(client: httpx.AsyncClient) -> None:

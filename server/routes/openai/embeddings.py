@@ -20,22 +20,37 @@ from server.routes.openai.inputs import compute, finite_readout
 from server.schema.embeddings import EmbeddingsRequest, EmbeddingsResponse, EmbeddingsUsage
 
 if TYPE_CHECKING:
-    from engine import RequestStream
+    from engine import ModelInfo, RequestStream
 
 
 async def embeddings(http: HttpRequest) -> Response:
-    """One vector for each input: pooled hidden states, of length 1."""
+    """One vector for each input: pooled hidden states, of length 1. A chat model's are poor for search."""
     return await run_generation(http, EmbeddingsRequest, "embd-", reply)
 
 
 async def reply(context: ServerContext, wire: EmbeddingsRequest, answer: Answer) -> Response:
     """Compute the vectors, and write them."""
-    hidden_size = context.engine.model.hidden_size
-    if wire.dimensions is not None and wire.dimensions > hidden_size:
-        raise InvalidRequest(f"dimensions must be at most {hidden_size} for this model.", "dimensions")
-    await compute(context, wire, answer, PooledHidden(context.engine.config.pooling))
+    model = context.engine.model
+    if wire.dimensions is not None:
+        check_dimensions(wire.dimensions, model)
+    await compute(context, wire, answer, PooledHidden(model.pooling))
     body = await asyncio.to_thread(render, answer, wire.dimensions, wire.encoding_format == "base64")
     return Response(body, media_type="application/json")
+
+
+def check_dimensions(size: int, model: "ModelInfo") -> None:
+    """Refuse a size that the model's vectors were not trained to be cut to. Raises InvalidRequest."""
+    if size in model.embedding_sizes:
+        return
+    if size > model.hidden_size or model.matryoshka:
+        sizes = ", ".join(map(str, model.embedding_sizes))
+        allowed = f"at most {model.hidden_size}" if model.matryoshka is True else sizes
+        raise InvalidRequest(f"dimensions must be {allowed} for this model.", "dimensions")
+    raise InvalidRequest(
+        f"dimensions must be {model.hidden_size}: this model's vectors were not trained to be cut (its "
+        "config.json has neither is_matryoshka nor matryoshka_dimensions).",
+        "dimensions",
+    )
 
 
 def render(answer: Answer, dimensions: int | None, as_base64: bool) -> bytes:
