@@ -1,4 +1,4 @@
-"""Frozen values that pass between the loop and the other threads.
+"""Immutable values that pass between the loop and the other threads.
 
 loop --StepPlan--> device thread --StepOutput--> loop --DetokenizeJob--> detokenizer --TextDelta--> loop
 """
@@ -16,7 +16,7 @@ from engine.request import SamplingParams
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended. The values are the labels of `request_success_total{finished_reason}`."""
+    """The reason why a sequence ended; a label value of `request_success_total{finished_reason}`."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -25,7 +25,7 @@ class FinishReason(StrEnum):
 
 
 class SlotInit(NamedTuple):
-    """What a state slot starts from when a sequence takes it (first run, or resume after preemption)."""
+    """The initial content of a state slot, for a sequence that starts or resumes after preemption."""
 
     sampling: SamplingParams
     seed: int
@@ -39,16 +39,16 @@ NO_TOKEN = -1
 
 _EMPTY: Mapping[int, Any] = MappingProxyType({})
 
-# Pages of one sequence: for each KV group the pages of the same columns of its page table.
+# Pages of one sequence in the same columns of its page tables, for each KV group.
 GroupPages = tuple[tuple[int, ...], ...]
 
 
 class RowReadout(NamedTuple):
     """The part of a readout that one row computes.
 
-    It reads the final hidden states of `num_tokens` tokens of the row, from position `start` on.
+    It uses the final hidden states of `num_tokens` tokens of the row, from position `start` on.
     `next_token_ids` are the prompt's tokens after each of them (one fewer when the prompt ends with the last
-    one). `is_last`: no later row reads anything for it.
+    one). `is_last`: no later row computes a part of this readout.
     """
 
     readout: Readout
@@ -59,16 +59,16 @@ class RowReadout(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The part of a step that belongs to one sequence: consecutive tokens of it, from position `start` on.
+    """Consecutive tokens of one sequence that a step computes, from position `start` on.
 
     Decode, prefill, a chunk of a prompt, a resumed history and drafts to be verified differ in numbers only.
-    `token_ids` are the row's tokens; empty: its one token is the slot's last sampled one, which the host may
-    not know yet. The logits of the last `num_logits` tokens are sampled. With several, the last
-    `num_logits - 1` tokens are drafts: the row returns sampled tokens up to the first that differs from the
-    draft at its position and replaces it.
+    `token_ids` are the row's tokens. If empty, the row has one token, the slot's last sampled one, which the
+    host may not know yet. The logits of the last `num_logits` tokens are sampled. With several, the last
+    `num_logits - 1` tokens are drafts: the row returns sampled tokens up to and including the first one that
+    differs from the draft at its position.
 
-    `new_pages` continue the slot's page table in every KV group; with `init` the slot starts anew and they
-    are all its pages. `readouts` are what the row returns beside tokens.
+    `new_pages` extend the slot's page table in every KV group; with `init` the slot is reset and they are all
+    its pages. `readouts` are the results that the row returns beside tokens.
     """
 
     sequence_id: int
@@ -82,13 +82,13 @@ class Row(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """One step of the device: its rows as parallel columns, because a step has hundreds of them.
+    """One step of the device: its rows (see Row) as parallel columns, because a step has hundreds of them.
 
     Row i belongs to sequence `sequence_ids[i]` in `slots[i]` and computes `query_lens[i]` tokens from
     position `starts[i]` on. Rows without token ids come first, then other rows of one token, then longer
-    ones. The mappings are by row, and most rows of a decode step are in none of them: see Row.
+    ones. The keys of the mappings are row numbers; most rows of a decode step are in no mapping.
 
-    `page_copies` are pairs (source, target) of pages, copied before anything else.
+    `page_copies` are pairs (source, target) of pages, copied before the rows are computed.
     """
 
     step_id: int
@@ -105,13 +105,13 @@ class StepPlan(NamedTuple):
 
     @classmethod
     def of(cls, step_id: int, rows: Iterable[Row], page_copies: Iterable[tuple[int, int]] = ()) -> "StepPlan":
-        """Return the plan of these rows, in the order a plan has."""
+        """Return a plan of rows given in any order."""
         plan = cls(step_id, [], [], [], [], [], {}, {}, {}, {}, list(page_copies))
         plan.extend(rows)
         return plan
 
     def extend(self, rows: Iterable[Row]) -> None:
-        """Add rows to a plan that is being made and has no row of several tokens yet."""
+        """Append rows, in the order of a plan; it must have no row of several tokens yet."""
         for row in sorted(rows, key=lambda row: (bool(row.token_ids), len(row.token_ids) > 1)):
             index = len(self.slots)
             self.sequence_ids.append(row.sequence_id)
@@ -130,25 +130,25 @@ class StepPlan(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Sequences that take part."""
+        """The number of rows, one per sequence."""
         return len(self.slots)
 
     @property
     def num_decode_rows(self) -> int:
-        """Rows whose one token is their slot's last sampled one."""
+        """The number of rows without token ids: their one token is the slot's last sampled one."""
         return len(self.slots) - len(self.token_ids)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are computed."""
+        """The number of tokens that the step computes."""
         return sum(self.query_lens)
 
 
 class TokenLogprobs(NamedTuple):
-    """Log-probability of a chosen token, and the most likely ones in its place, (id, logprob), best first.
+    """The logprob of a chosen token, and `top`: (id, logprob) of the most likely ones, best first.
 
     Log-softmax of the raw logits: before temperature, penalties, bias and masks. `rank`, of prompt tokens
-    only: how many tokens have at least its probability, itself included.
+    only: the number of tokens with at least its probability, itself included.
     """
 
     logprob: float
@@ -169,21 +169,21 @@ class PromptLogprobColumns(NamedTuple):
     ranks: np.ndarray
 
     def each(self) -> Iterator[TokenLogprobs]:
-        """Yield them one by one, so that no single call holds the GIL for long."""
+        """Yield the tokens one by one, so that no single call holds the GIL for long."""
         columns = (self.logprobs.tolist(), self.top, self.top_ids, self.ranks.tolist())
         for logprob, values, ids, rank in zip(*columns, strict=True):
             yield TokenLogprobs(logprob, tuple(zip(ids.tolist(), values.tolist(), strict=True)), rank)
 
 
 class StepOutput(NamedTuple):
-    """What a step computed: for each row of the plan its new tokens, 0 to `num_logits` of them.
+    """The results of a step: for each row of the plan its new tokens, 0 to `num_logits` of them.
 
-    A row that is sampled has no token when its constraints allow none and it may end: then it has ended.
-    A token is NO_TOKEN where the model gave no finite probability to any. `logprobs`, None if no row asked
-    for them, has an entry for each token of `tokens`, None where its row did not ask.
-    `start_seconds` and `end_seconds` are the device's own times of the step on one clock. `num_constrained`
-    rows waited for a mask. `readouts`, by row: a result for each readout of the row, None where a later row
-    returns it. `problems`, by sequence id: why its constraints allow no token; empty for an internal fault.
+    A sampled row without tokens has ended: its constraints allow none, and it may end. A token is NO_TOKEN
+    where the model gave no finite probability to any. `logprobs` has an entry for each token of `tokens`,
+    None where its row did not request one; it is None if no row did. `start_seconds` and `end_seconds` are
+    the device's own times of the step on one clock. `num_constrained` rows waited for a mask. `readouts`, by
+    row: a result for each readout of the row, None where a later row returns it. `problems`, by sequence id:
+    the reason why its constraints allow no token; empty for an internal fault.
     """
 
     step_id: int
@@ -197,7 +197,7 @@ class StepOutput(NamedTuple):
 
 
 class TokenPiece(NamedTuple):
-    """A token of the vocabulary and the bytes it stands for, which may be a part of a character."""
+    """A token of the vocabulary and its bytes, which may be a part of a character."""
 
     token_id: int
     data: bytes
@@ -205,11 +205,11 @@ class TokenPiece(NamedTuple):
 
 
 class OutputToken(NamedTuple):
-    """A token of the output or the prompt, told to those who ask for every one.
+    """A token of the output or the prompt, for requests that return every token.
 
     `offset`: characters of the output (or prompt) before the one its first byte belongs to. `logprob`, `top`
-    and `rank` as in TokenLogprobs; None and empty where nobody asked, and for the first token of a prompt.
-    Not shown is what leaves no text: the token that ended the output, those of a stop string, special ones.
+    and `rank` as in TokenLogprobs; None and empty if not requested, and for the first token of a prompt.
+    Tokens without text are not shown: the one that ended the output, those of a stop string, special ones.
     `is_hidden`: a special token that is not shown and did not end the output.
     """
 
@@ -228,11 +228,11 @@ class OutputToken(NamedTuple):
 
 
 class TextDelta(NamedTuple):
-    """What became visible of one request since its last delta. Deltas join by concatenation.
+    """The output of one request that became visible since its last delta. Deltas join by concatenation.
 
-    `tokens`, for requests that `return_tokens`, are those whose last character is in `text`, and at the end
-    all that are left: joined, there are as many as `num_tokens` counts. `prompt_tokens`, in the first delta
-    of a request with `prompt_logprobs`, are those of the prompt.
+    `tokens`, for requests that `return_tokens`, are those whose last character is in `text`, and in the last
+    delta all that remain: all deltas together have as many as `num_tokens` counts. `prompt_tokens`, in the
+    first delta of a request with `prompt_logprobs`, are those of the prompt.
     """
 
     text: str
@@ -249,7 +249,7 @@ class TextDelta(NamedTuple):
 
 
 def logprobs_by_sequence(plan: StepPlan, output: StepOutput) -> dict[int, tuple[TokenLogprobs, ...]]:
-    """Return the log-probabilities of a step's tokens for the sequences that asked for them."""
+    """Return the logprobs of a step's tokens, by id, of the sequences that requested them."""
     if output.logprobs is None:
         return {}
     return {

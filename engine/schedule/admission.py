@@ -1,17 +1,17 @@
-"""Admission: refuses requests that can never run, and decides which may start now.
+"""Admission: refuses requests that can never run, and decides which waiting sequence may start now.
 
-A sequence starts when the pages that all running ones will need fit into the pool together with its own. How
-many that is depends on how long the outputs become. `overcommit` sets how optimistically that is predicted:
+A sequence starts when its pages and those that all running sequences will need fit into the pool. The number
+of pages depends on the lengths of the outputs. `overcommit` sets how optimistically these are predicted:
 
-    0           every output takes its max_tokens, and none ends before all have them:
-                nothing is ever preempted, and most of the pool stays empty
-    in between  the length within which outputs like this one end with probability 1 - overcommit; the
-                predicted peak must fit, and a reserve that is smaller, too, the larger overcommit is
-    1           nothing is predicted: what fits now, starts
+    0           every output has max_tokens tokens, and none ends before all have them:
+                no sequence is ever preempted, and most of the pool stays empty
+    in between  an output has the length within which outputs end with probability 1 - overcommit; the
+                predicted peak and a reserve must fit, and the reserve shrinks as overcommit grows
+    1           nothing is predicted: a sequence starts if it fits now
 
-Guesses are wrong in both directions. Much of that cancels out, and the reserve takes up the rest, which is
-far cheaper than guessing each output to be long (benchmarks.simulate). A sequence that outlives its guess
-gets a new one. When too many do, the latest is preempted.
+Predictions are wrong in both directions. Most errors cancel out, and the reserve covers the rest; that takes
+far fewer pages than predicting a long length for each output (benchmarks.simulate). A sequence that outlives
+its prediction gets a new one. If too many do, the latest one is preempted.
 """
 
 import numpy as np
@@ -28,10 +28,10 @@ RESERVE_TOKENS = 32  # for each running sequence, times 1 - overcommit
 
 
 class Admission:
-    """Refuses what can never run, and predicts the pages that the running sequences will need.
+    """Refuses requests that can never run, and predicts the pages that the running sequences will need.
 
-    Steps are counted by the caller; `token_budget` tokens of a prompt are computed in one at most. Pages are
-    returned when the last step of a sequence is committed, after `run_ahead` others were planned. Pages are
+    The caller counts the steps. A step computes at most `token_budget` tokens of a prompt. A sequence returns
+    its pages when its last step is committed, and `run_ahead` more steps are planned before that. Pages are
     arrays [num_groups, num_columns], NO_PAGE where a group needs none.
     """
 
@@ -85,7 +85,7 @@ class Admission:
         return self._refused == (sequence.id, self._num_changes)
 
     def may_start(self, sequence: Sequence, step: int, found: PageArray, num_found_tokens: int) -> bool:
-        """Return True if a waiting sequence may start with step `step`, on pages found for its tokens."""
+        """Return True if a waiting sequence may start with step `step`, sharing the pages `found`."""
         pool, layout = self._pool, self._layout
         first_columns = layout.first_columns(num_found_tokens)
         num_new = sum(layout.start_columns(sequence.num_tokens, first_columns))
@@ -105,47 +105,47 @@ class Admission:
         return False
 
     def on_started(self, sequence: Sequence, step: int, found: PageArray) -> None:
-        """A sequence took its slot and its pages, among them those `found`; nothing is scheduled yet."""
+        """Count a sequence that got its slot and its pages, of which it shares `found`; no row is planned."""
         self._num_changes += 1
         self._running[sequence.slot] = sequence
         length = self._length_at_start(sequence, step, sequence.num_scheduled_tokens)
         self._forecast.start(sequence.slot, length, self._layout.in_full_groups(found))
 
     def on_prefill_done(self, sequence: Sequence, step: int) -> None:
-        """Step `step` computes the last of the tokens a sequence started with: it decodes from now on."""
+        """Update the prediction of a sequence that decodes after step `step`, the last one of its prefill."""
         self._num_changes += 1
         length = self._length(sequence, step + 1, sequence.num_history_tokens, sequence.num_scheduled_tokens)
         self._forecast.move(sequence.slot, length, self._full_pages(sequence))
 
     def on_pages_cached(self, sequence: Sequence, pages: PageArray) -> None:
-        """Others can find these pages of a sequence from now on."""
+        """Count pages of a sequence that later sequences can find from now on."""
         self._num_changes += bool(pages.size)
         self._forecast.own(sequence.slot, self._layout.in_full_groups(pages))
 
     def on_window_moved(self, sequence: Sequence) -> None:
-        """A sequence freed pages that its windows left."""
+        """Count the pages a sequence has freed because no window reaches back to them any more."""
         self._num_changes += 1
         if sequence.num_computed_tokens >= sequence.num_history_tokens:
             self._forecast.end_prompt(sequence.slot)
 
     def on_pages_freed(self, sequence: Sequence, released: PageArray) -> None:
-        """A sequence freed all its pages; those in `released` have no holder left."""
+        """Remove a sequence that has freed all its pages; those in `released` have no holder left."""
         self._num_changes += 1
         del self._running[sequence.slot]
         self._forecast.finish(sequence.slot, self._full_pages(sequence), released)
 
     def on_ended(self, num_output_tokens: int, *, is_complete: bool) -> None:
-        """Learn that an output has this length, or was cut off there."""
+        """Add the length of an ended output to the statistics; not `is_complete`: it was cut off there."""
         self._lengths.observe(num_output_tokens, is_complete=is_complete)
 
     def predicted_peak(self, step: int) -> int:
-        """Return the most pages that will be held if nothing else starts."""
+        """Return the predicted peak of held pages if no other sequence starts."""
         if self._overcommit == 1:
             return self._pool.num_used
         return self._forecast.peak(step) if self._overcommit > 0 else self._forecast.bound()
 
     def _length_at_start(self, sequence: Sequence, step: int, num_found_tokens: int) -> LengthForecast:
-        """Predict the length of a sequence that starts with `step`, where so many of its tokens are found."""
+        """Predict the length of a sequence that starts with `step`, its first tokens found in the cache."""
         layout, num_tokens = self._layout, sequence.num_tokens
         window_pages = layout.prefill_window_pages(num_tokens, layout.first_columns(num_found_tokens))
         length = self._length(sequence, step, num_tokens, num_found_tokens)
@@ -157,11 +157,11 @@ class Admission:
         length = sampling.max_tokens
         if 0 < self._overcommit < 1 and not sampling.ignore_eos:
             length = min(length, self._lengths.guess(sequence.num_output_tokens, self._quantile))
-        # The last token of an output is not computed, unless by a step that ran ahead of it.
+        # The KV of an output's last token is not computed, unless by a step planned before the end was known.
         num_final = sequence.num_prompt_tokens + length - 1
         if self._overcommit > 0:
             num_final += self._run_ahead
-        # Pages of drafts may be ahead of its tokens.
+        # A sequence may hold pages for drafts beyond its tokens.
         num_columns = max(map(len, sequence.pages), default=0)
         num_paged = (num_columns - 1) * self._pool.page_size + 1
         num_history = max(num_history, num_paged)

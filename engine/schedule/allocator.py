@@ -1,4 +1,4 @@
-"""Gives running sequences what they hold: a state slot, and pages, their own or shared with others."""
+"""Allocates what running sequences hold: a state slot, and pages, their own or shared with others."""
 
 from array import array
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from engine.schedule.sequence import Sequence
 
 
 class PrefixHit(NamedTuple):
-    """Tokens of a waiting sequence that need not be computed: full pages to share, and partial ones to copy.
+    """Tokens of a waiting sequence that need no computing: full pages to share, partial ones to copy.
 
     `pages` [num_groups, num_columns], NO_PAGE where a window does not reach back; `copied_pages`, if any,
     has a page for each group.
@@ -66,7 +66,7 @@ class Allocator:
 
     @property
     def num_free_slots(self) -> int:
-        """Sequences that could take a slot."""
+        """The number of sequences that can still get a slot."""
         return len(self._free_slots)
 
     def find(self, sequence: Sequence, step: int) -> PrefixHit:
@@ -111,7 +111,7 @@ class Allocator:
         return num_own + int(np.count_nonzero(hit.pages >= 0)) <= self._pool.num_pages
 
     def allocate(self, sequence: Sequence, hit: PrefixHit, step: int) -> list[tuple[int, int]]:
-        """Give a sequence that may start its slot and pages; return (source, target) of pages to copy."""
+        """Allocate slot and pages of a sequence that may start; return (source, target) of pages to copy."""
         layout = self._layout
         num_found_columns = hit.pages.shape[1]
         self._pool.share(layout.present(hit.pages))
@@ -142,7 +142,7 @@ class Allocator:
         return list(zip(hit.copied_pages, first_own_pages, strict=False))
 
     def grow(self, sequences: list[Sequence]) -> list[GroupPages] | None:
-        """Give sequences one more column each; return its pages, or None (and nothing given) without room."""
+        """Allocate one more column for each sequence; return pages, or None and no change without room."""
         num_groups = self._layout.num_groups
         pages = self._allocate_pages(len(sequences) * num_groups)
         if pages is None:
@@ -189,7 +189,7 @@ class Allocator:
             num_columns -= 1
         for group, size in zip(layout.window_groups, sizes, strict=True):
             pages = self._allocate_pages(max(0, num_columns - size))
-            assert pages is not None, "free and cached pages can be had"
+            assert pages is not None, "free and cached pages can be allocated"
             sequence.pages[group].extend(pages)
         sequence.num_unsent_columns += min(map(len, sequence.pages)) - num_complete
         return max(0, min(end, num_columns * layout.page_size) - start)
@@ -236,7 +236,7 @@ class Allocator:
         self._admission.on_window_moved(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """Free all that a sequence holds; others find what it has computed, as long as there is room."""
+        """Free slot and pages of a sequence; its computed full pages stay in the prefix cache."""
         self.cache_pages(sequence, is_leaving=True)
         pages = np.concatenate([np.asarray(group, np.int32) for group in sequence.pages])
         self._admission.on_pages_freed(sequence, self._pool.free(self._layout.present(pages)))
@@ -248,13 +248,13 @@ class Allocator:
         sequence.num_computed_tokens = 0
 
     def _allocate_pages(self, count: int) -> list[int] | None:
-        """Return free pages, evicting cached ones for them; None if even those are not enough."""
+        """Return free pages, evicting cached ones if needed; None if both together are too few."""
         if count > self._pool.num_free:
             self._prefix_cache.evict(count - self._pool.num_free)
         return self._pool.allocate(count)
 
     def _is_cacheable(self, sequence: Sequence) -> bool:
-        """Return True if its pages may be shared with later requests."""
+        """Return True if later requests may share the pages of a sequence."""
         return self._with_prefix_cache and sequence.request.use_prefix_cache
 
 

@@ -1,48 +1,48 @@
-"""How many prompt tokens may a step compute beside its decode rows?
+"""Limits the prompt tokens of a step, by the token budget and by a target for the time of a step.
 
-All that the token budget leaves, or, if the step is to take no longer than a target, as many as were found to
-fit into that time. Whoever decodes waits for every step as a whole, so the target bounds the time between two
-tokens of a stream, and what is left of it goes to prompts.
+Every decoding sequence waits for the whole step. So the target bounds the time between two tokens of a
+stream, and prompt tokens get the time that the decode rows leave of it.
 """
 
 import math
 
 MIN_CHUNK = 16
 SMOOTHING = 0.5
-# Steps are planned for a little less than the target, since they vary.
+# Steps are planned for a little less than the target, because their times vary.
 AIM = 0.95
-# No step has so many times more or less work than the last, whatever that took.
+# Largest change of the work from one step to the next.
 MAX_CHANGE = 4.0
-# What attending to one key costs a token, in units of all else that is done for it: between what was found
-# for a 1B model on an H100 and for one of 135M on two cores. It only says how chunks change along a prompt,
-# so nobody need know it well. To learn it from the steps fails: what they cost once looks like its contrary.
+# Cost of attending to one key, relative to the rest of a token's cost. A value between those measured for a
+# 1B model on an H100 and a 135M model on two CPU cores. It only shapes the chunk sizes along a prompt, so a
+# rough value is enough. Fitting it online fails: a step's fixed cost is indistinguishable from a negative
+# value.
 KEY_COST = 2e-4
 
 
 class StepBudget:
-    """Learns from the steps that were computed what prompt tokens cost.
+    """Learns the cost of prompt tokens from the times of computed steps.
 
-    A step takes the time of its decode rows, known from the steps without prompt tokens, and its prompt
-    tokens take the rest: a time once, and a time for their work, which is their number and, at KEY_COST, the
-    keys they attend to. If all of it were for the work, a step that took x times what is left of the target
-    should have x times less work. What is spent once makes such a correction too small, never too large; so
-    steps come to take what they should, and do not swing around it.
+    The time of the decode rows is known from steps without prompt tokens; the prompt tokens of a step take
+    the rest. That rest is a fixed time plus a time proportional to their work: the number of tokens and, at
+    KEY_COST each, the keys they attend to. If all of it were proportional, a step that took x times the time
+    left for prompts should have had x times less work. The fixed part makes this correction too small, never
+    too large, so the times of steps approach the target without oscillating.
 
-    Where even MIN_CHUNK prompt tokens take too long, few do not help: as many more are taken as cost what the
-    few cost anyway.
+    If even MIN_CHUNK prompt tokens take too long, small chunks do not help. Then a step gets as many prompt
+    tokens as fit into twice the time of MIN_CHUNK.
     """
 
     def __init__(self, max_tokens: int, target_seconds: float | None) -> None:
         self._max_tokens = max_tokens
         self._target_seconds = target_seconds
         self._decode_seconds = 0.0
-        self._few_seconds = 0.0  # what MIN_CHUNK prompt tokens take, at most
-        self._work = float(MIN_CHUNK)  # what takes a step to the target
+        self._few_seconds = 0.0  # upper bound of the time of MIN_CHUNK prompt tokens
+        self._work = float(MIN_CHUNK)  # work with which a step takes the target time
 
     def prefill_tokens(self, num_decode_rows: int, context: int) -> int:
-        """Prompt tokens of the next step, behind `context` others of their prompt.
+        """Return how many prompt tokens the next step may have, after `context` others of their prompt.
 
-        Never none, if there is room: prompts come through in any case.
+        At least one if the token budget has room, so that prompts always make progress.
         """
         room = self._max_tokens - num_decode_rows
         if self._target_seconds is None or num_decode_rows == 0:
@@ -53,7 +53,7 @@ class StepBudget:
         return min(room, max(round(tokens), MIN_CHUNK))
 
     def observe(self, num_decode_rows: int, num_prefill_tokens: int, num_keys: float, seconds: float) -> None:
-        """A step of so many rows and prompt tokens, which attended to so many keys, took `seconds`."""
+        """Learn from a step that took `seconds`; its prompt tokens attended to `num_keys` keys together."""
         if self._target_seconds is None:
             return
         if num_prefill_tokens == 0:
@@ -71,6 +71,6 @@ class StepBudget:
         if self._few_seconds > left:
             left = 2.0 * self._few_seconds
         change = min(max(left / taken, 1.0 / MAX_CHANGE), MAX_CHANGE) if taken else MAX_CHANGE
-        # The end of a prompt is a small chunk, which says nothing against a large one.
+        # The last chunk of a prompt may be small; that is no reason to make later chunks small.
         choose = max if change >= 1.0 else min
         self._work = max(choose(change * work, self._work), MIN_CHUNK)

@@ -1,4 +1,4 @@
-"""Predicts the most pages that the running sequences will hold if each ends when it is expected to.
+"""Predicts the peak of pages held by the running sequences if each ends when it is expected to.
 
     pages                       ┌──┐ peak         Three sequences, one token more in every step.
       ▲              ┌──┐  ┌────┘  │              The pages of one are returned when it ends:
@@ -8,9 +8,9 @@
       └──────────────────────────────────────▶ steps
 
 This is the admission of LightLLM's router, published as the Past-Future scheduler (Gong et al., ASPLOS 2025),
-with pages for tokens, and pages that several sequences hold counted once: with the one that is expected to
-end last. Pages of a sliding window are counted with each of their holders, because a sequence replaces them
-by its own as its window moves on.
+with two changes. It counts pages instead of tokens. A page held by several sequences is counted once, for the
+holder that is expected to end last. Pages of a sliding window are counted for each holder, because a sequence
+replaces them by its own as its window moves on.
 """
 
 from typing import NamedTuple
@@ -30,9 +30,9 @@ class LengthForecast(NamedTuple):
     """The expected length of a sequence; steps are counted from the start of the engine.
 
     It holds the pages of its `num_tokens` known tokens until step `ready`, which computes the last of them.
-    Then it has one token more with every step, up to and including step `end`. `window_pages` is the least to
-    count in groups with a sliding window: a prompt that is longer than the window holds more of them than an
-    output.
+    Then it has one token more with every step, up to and including step `end`. In groups with a sliding
+    window at least `window_pages` pages are counted: a prompt longer than the window holds more of them than
+    an output.
     """
 
     num_tokens: int
@@ -42,12 +42,15 @@ class LengthForecast(NamedTuple):
 
     @property
     def num_final_tokens(self) -> int:
-        """Tokens at the end."""
+        """The number of tokens at step `end`."""
         return self.num_tokens + self.end - self.ready
 
 
 class _Claim(NamedTuple):
-    """Shared pages by who counts them: `mine`, of which `owners` give up `counts`, and those of others."""
+    """How a sequence's shared pages are counted: `mine` for it, `num_elsewhere` for other sequences.
+
+    `counts` of `mine` were counted for the slots `owners` before.
+    """
 
     mine: PageArray
     num_elsewhere: int
@@ -56,14 +59,14 @@ class _Claim(NamedTuple):
 
 
 class Forecast:
-    """The expected lengths of all slots, and the pages held by all sequences together at the end of each.
+    """Keeps the expected length of each slot, and the pages held by all sequences at each expected end.
 
-    Nothing is sorted and nothing is summed up again. The future moves with the steps by itself; a start, an
-    end or a new guess changes the sums at all ends, by one array operation.
+    The sums are never computed anew, and nothing is sorted: a start, an end or a new prediction updates the
+    sums at all ends by one array operation, and a step changes none of them.
 
-    The owner of a page that others can find is the slot it is counted with. When an owner has ended although
-    others hold the page, it is not known who they are, and the page is counted until it is free. Pages of
-    window groups have no owners: `shared`, and what own() is given, are pages of full groups.
+    The owner of a page that others can find is the slot it is counted for. When the owner ends while others
+    hold the page, its holders are not known here: the page is counted until it is free. Pages of window
+    groups have no owner: `shared` and the argument of own() are pages of full groups.
     """
 
     def __init__(self, pool: PagePool, layout: KVLayout, num_slots: int) -> None:
@@ -81,13 +84,13 @@ class Forecast:
         self._num_final = 0  # pages of each at its own end, summed up, each counted once
 
     def start(self, slot: int, length: LengthForecast, shared: PageArray = NO_PAGES) -> None:
-        """Enter a sequence that takes `slot`. It found the pages `shared`, held by others or cached."""
+        """Add a sequence in `slot` that shares the pages `shared`, held by others or cached."""
         self._enter(slot, length, self._claim(slot, length, shared))
 
     def move(self, slot: int, length: LengthForecast, pages: Pages) -> None:
-        """Enter a better guess for a sequence that holds `pages` in full groups.
+        """Replace the expected length of a sequence that holds `pages` in full groups.
 
-        Its end never moves earlier, and its `window_pages` stay as they are.
+        Its end never moves to an earlier step, and its `window_pages` stay as they are.
         """
         end = max(length.end, int(self._end[slot]))
         length = length._replace(end=end, window_pages=int(self._window_pages[slot]))
@@ -99,14 +102,14 @@ class Forecast:
         self._enter(slot, length, self._claim(slot, length, shared))
 
     def end_prompt(self, slot: int) -> None:
-        """Count the window groups of a sequence as while decoding: its prompt has returned its pages."""
+        """Set `window_pages` of a sequence to 0: its prompt has returned the pages its window left."""
         if self._window_pages[slot]:
             num_elsewhere = int(self._num_elsewhere[slot])
             length = self._leave(slot)._replace(window_pages=0)
             self._enter(slot, length, _Claim(NO_PAGES, num_elsewhere, NO_OWNERS, NO_OWNERS))
 
     def own(self, slot: int, pages: Pages) -> None:
-        """Make the sequence in `slot` the owner of pages that others can find from now on."""
+        """Make `slot` the owner of those of `pages` that have none; others can find them from now on."""
         index = np.asarray(pages, np.int32)
         self._owner[index[self._owner[index] == UNCLAIMED]] = slot
 
@@ -121,15 +124,15 @@ class Forecast:
         self._num_ownerless += len(left)
 
     def bound(self, newcomer: LengthForecast | None = None, shared: PageArray = NO_PAGES) -> int:
-        """Return an upper bound of the peak: all sequences at their final length at once. O(1)."""
+        """Return an upper bound on the peak: all sequences at their final length at once. O(1)."""
         pages = self._num_final + self._num_ownerless
         if newcomer is not None:
             pages += self._final_pages(newcomer) - self._pool.num_held(shared)
         return pages
 
     def peak(self, step: int, newcomer: LengthForecast | None = None, shared: PageArray = NO_PAGES) -> int:
-        """Return the most pages held at any step from `step` on, also if a newcomer started on `shared`."""
-        # Between ends the sum only grows. A sequence past its end returns its pages after this step.
+        """Return the most pages held at any step from `step` on, if `newcomer` starts and shares `shared`."""
+        # Between two ends the sum only grows. A sequence past its end returns its pages after this step.
         ends, pages = [step], [self._pages_at(step, step)]
         if newcomer is not None:
             ends.append(newcomer.end)
@@ -173,7 +176,7 @@ class Forecast:
         return int(self._layout.decode_pages(length.num_final_tokens, length.window_pages))
 
     def _added_by(self, length: LengthForecast, claim: _Claim, steps: IntArray) -> IntArray:
-        """Return by how many pages a sequence changes the sums at each of `steps`."""
+        """Return the number of pages that a sequence adds to the sums at each of `steps`."""
         tokens = np.maximum(steps, length.ready) + (length.num_tokens - length.ready)
         pages = self._layout.decode_pages(tokens, length.window_pages) - claim.num_elsewhere
         added = np.where(steps <= length.end, pages, 0)
@@ -182,14 +185,14 @@ class Forecast:
         return added
 
     def _pages_at(self, step: int, now: int = 0) -> int:
-        """Return the pages held at `step`, without ownerless ones; a sequence past its end is there `now`."""
+        """Return the pages held at `step`, without ownerless ones; those past their end last until `now`."""
         slots = np.flatnonzero(self._is_running & (np.maximum(self._end, now) >= step))
         tokens = self._offset[slots] + np.maximum(self._ready[slots], step)
         pages = self._layout.decode_pages(tokens, self._window_pages[slots])
         return int((pages - self._num_elsewhere[slots]).sum())
 
     def _claim(self, slot: int, length: LengthForecast, pages: PageArray) -> _Claim:
-        """Divide pages that a sequence shares: it owns those without an owner or whose owner ends earlier."""
+        """Return which shared pages a sequence owns: those without an owner or whose owner ends earlier."""
         if not len(pages):
             return _Claim(NO_PAGES, 0, NO_OWNERS, NO_OWNERS)
         owners = self._owner[pages]

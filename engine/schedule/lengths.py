@@ -1,21 +1,21 @@
-"""How long will this output become? A guess from the lengths of recent outputs."""
+"""Predicts the length of an output from the lengths of recent outputs."""
 
 import numpy as np
 
 WINDOW = 1024
 MIN_AHEAD = 16
 EPSILON = 1e-9
-# Lengths of a chat assistant's answers, roughly: what is believed before outputs have been seen. They leave
-# the window like any others.
+# Typical lengths of a chat assistant's answers, used before outputs have been seen. They leave the window
+# like observed lengths.
 PRIOR = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 1536)
 
 
 class OutputLengths:
-    """The distribution of output lengths: an estimate of the share of outputs that are longer than n tokens.
+    """Estimates the survival function of output lengths: the share of outputs longer than n tokens.
 
-    An output that was cut off (at its length limit, by an abort, by a fault) only says that it would have
-    become longer. The estimator of Kaplan and Meier ("Nonparametric Estimation from Incomplete Observations",
-    1958) counts it as far as it went, so that many answers cut at 16 tokens do not make all answers short.
+    An output that was cut off (at its length limit, by an abort, by a fault) would have become longer. The
+    estimator of Kaplan and Meier ("Nonparametric Estimation from Incomplete Observations", 1958) counts it up
+    to its cut only, so that many answers cut at 16 tokens do not make all predictions short.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class OutputLengths:
             self.observe(length, is_complete=True)
 
     def observe(self, num_tokens: int, *, is_complete: bool) -> None:
-        """An output ended with `num_tokens`, by itself or (not `is_complete`) because it was cut off."""
+        """Add an output of `num_tokens` tokens; not `is_complete`: it was cut off there."""
         index = self._num_seen % WINDOW
         self._window[index] = num_tokens
         self._is_complete[index] = is_complete
@@ -37,14 +37,15 @@ class OutputLengths:
         self._num_new += 1
 
     def guess(self, num_produced: int, quantile: float) -> int:
-        """The length within which an output that has `num_produced` tokens ends with probability `quantile`.
+        """Return the length within which an output ends with probability `quantile`.
 
-        At least MIN_AHEAD more tokens than there are. Past everything seen, twice as many.
+        `num_produced`: its tokens so far. The result is at least `num_produced` + MIN_AHEAD. Where the
+        estimate does not reach `quantile`, it is twice `num_produced` or twice the longest length seen.
         """
-        # One new length in 64 changes little, and estimating takes 0.1 ms.
+        # Estimating takes 0.1 ms, and fewer new lengths than one in 64 change little.
         if self._num_new * 64 > min(self._num_seen, WINDOW):
             self._estimate()
-        # Survival falls at `_lengths`: after the last one that does not exceed num_produced, it is `alive`.
+        # Survival falls at each of `_lengths`; at num_produced tokens it is `alive`.
         index = int(self._lengths.searchsorted(num_produced, side="right"))
         alive = self._survival[index - 1] if index else 1.0
         found = index + int((-self._survival[index:]).searchsorted(-alive * (1.0 - quantile) - EPSILON))

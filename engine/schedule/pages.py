@@ -1,7 +1,7 @@
-"""The pool of KV pages: which are free, which are held, and which are kept for reuse.
+"""The pool of KV pages: allocates them, counts their holders, and keeps pages for reuse.
 
 A page holds the keys and values of `page_size` consecutive tokens in the layers of one KV group. The pool
-deals in page numbers only; their tensors belong to the device thread. Every page is in one of three states:
+knows page numbers only; the tensors belong to the device thread. Every page is in one of three states:
 
     free ──allocate──▶ used ──free (last holder), unless kept──▶ free
                        │  ▲
@@ -26,13 +26,13 @@ NO_PAGES = np.empty(0, np.int32)
 
 
 class PagePool:
-    """Hands out page numbers `0 .. num_pages - 1` and counts their holders.
+    """Allocates page numbers `0 .. num_pages - 1` and counts their holders.
 
-    Freed pages are handed out again first (last in, first out): they are the ones still in the CPU's cache,
-    and untouched memory stays untouched.
+    Freed pages are allocated again first (last in, first out): they may still be in the CPU's cache, and
+    untouched memory stays untouched.
 
-    Pages move as arrays, without repetitions; an `array("i")` or an int32 numpy array is not copied.
-    `num_free` and `num_cached` are for reading.
+    Arguments are arrays of distinct pages; an `array("i")` or an int32 numpy array is not copied. `num_free`
+    and `num_cached` are for reading.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -48,11 +48,11 @@ class PagePool:
 
     @property
     def num_used(self) -> int:
-        """Pages held by sequences, each counted once."""
+        """The number of pages held by sequences, each counted once."""
         return self.num_pages - self.num_free - self.num_cached
 
     def allocate(self, count: int) -> list[int] | None:
-        """Take `count` free pages for one holder, or None (and nothing taken) when fewer are free."""
+        """Return `count` free pages, now with one holder each; None and no change if fewer are free."""
         if count > self.num_free:
             return None
         if count == 0:
@@ -65,7 +65,7 @@ class PagePool:
         return pages
 
     def share(self, pages: Pages) -> None:
-        """Add a holder to pages that are used or cached."""
+        """Add a holder to pages that are used or cached. Raises ValueError for a free page."""
         index = np.asarray(pages, np.int32)
         counts = self._counts[index]
         was_cached = index[counts == 0]
@@ -75,9 +75,9 @@ class PagePool:
         self.num_cached -= len(was_cached)
 
     def free(self, pages: Pages) -> PageArray:
-        """Take one holder away from each page; return those left without a holder.
+        """Remove one holder from each page; return the pages left without a holder.
 
-        Raises ValueError for a page without a holder: it would be handed out twice.
+        Raises ValueError for a page without a holder: it would be allocated twice.
         """
         index = np.asarray(pages, np.int32)
         counts = self._counts[index] - 1
@@ -91,14 +91,14 @@ class PagePool:
         return released
 
     def keep(self, pages: Pages) -> None:
-        """Keep pages for reuse when their last holder has gone. They are held when this is called."""
+        """Keep pages for reuse after their last holder frees them. Raises ValueError if one is not held."""
         index = np.asarray(pages, np.int32)
         if not self._counts[index].all():
             raise ValueError("only a page that is held has a content to keep")
         self._is_kept[index] = True
 
     def drop(self, pages: Pages) -> None:
-        """Free cached pages."""
+        """Free cached pages. Raises ValueError if one is not cached."""
         index = np.asarray(pages, np.int32)
         if self._counts[index].any() or not self._is_kept[index].all():
             raise ValueError("only cached pages can be dropped")
@@ -107,7 +107,7 @@ class PagePool:
         self._push(index)
 
     def is_held(self, pages: Pages) -> npt.NDArray[np.bool_]:
-        """Return for each page, in an array of any shape, True if it has a holder."""
+        """Return an array of the shape of `pages`, True for each page that has a holder."""
         held: npt.NDArray[np.bool_] = self._counts[np.asarray(pages, np.int32)] > 0
         return held
 

@@ -1,22 +1,22 @@
-"""The prefix cache: a radix tree over full pages, so that equal beginnings are computed once.
+"""The prefix cache: a radix tree over full pages, so that common prefixes are computed once.
 
-A node has the tokens of any number of pages, and the pages; children branch at page borders. With four
-tokens a page:
+A node has the tokens of one or more pages, and the pages; children branch at page borders. With four tokens
+a page:
 
     root ─┬─ abcdefgh, pages 4 9 ─┬─ ijkl, page 2
           │                       └─ ijxy, page 7
           └─ abcd of namespace "tenant", page 5
 
 Keys are compared in full, never by a hash alone: a dictionary finds the child that begins with the next
-page's tokens, the rest is compared as memory. A namespace is part of the keys below the root, so what was
-computed in it is found in it only.
+page's tokens, and the rest is compared as memory. A namespace is part of the keys below the root, so pages
+computed in a namespace are found in that namespace only.
 
-With several KV groups a column of the tree has a page of each. Groups with a sliding window may have holes
-(NO_PAGE): a sequence reads the last tokens of a prefix only, and older pages are evicted on their own.
+With several KV groups a column of the tree has a page of each group. Groups with a sliding window may have
+holes (NO_PAGE): a sequence reads only the last tokens of a prefix there, and older pages are evicted alone.
 
 A sequence that holds a page of a full group holds those of all columns before it. So cached pages of full
-groups can always be evicted, from the leaves up, and those of window groups by leaving a hole: free and
-cached pages together are what running sequences can still get.
+groups can always be evicted, from the leaves up, and those of window groups by leaving a hole: running
+sequences can get every free or cached page.
 """
 
 from array import array
@@ -32,7 +32,10 @@ from engine.schedule.pages import PagePool
 
 
 class _Node:
-    """`key`: the tokens of `pages` [num_groups, num_columns], as bytes; `name`: its parent's key for it."""
+    """A node of the tree: `key`, the tokens of `pages` [num_groups, num_columns] as bytes, and children.
+
+    `name` is its key in the `children` of its parent.
+    """
 
     __slots__ = ("children", "key", "name", "pages", "parent")
 
@@ -51,9 +54,9 @@ class _Node:
 class PrefixCache:
     """Finds, inserts and evicts pages of computed tokens. Token ids are an `array("i")`.
 
-    Pages are [num_groups, num_columns] int32. Eviction takes the least recently used leaves, a leaf from its
-    end, as many pages as are asked for. Everything costs time in the length of the tokens (by comparing
-    memory) and in the number of branches on their way; evicting, in what is evicted.
+    Pages are [num_groups, num_columns] int32. Eviction takes the requested number of pages from the least
+    recently used leaves, from the end of each leaf. Finding and inserting take time linear in the number of
+    tokens (comparing memory) and of branches on their path; evicting, in the number of evicted pages.
     """
 
     def __init__(self, pool: PagePool, layout: KVLayout) -> None:
@@ -63,15 +66,15 @@ class PrefixCache:
         self._page_bytes = pool.page_size * array("i").itemsize
         self._no_pages = np.empty((layout.num_groups, 0), np.int32)
         self._root = _Node(None, None, b"", self._no_pages)
-        # Least recently used first, and a node always before its parent: a use is a use of all nodes above.
-        # Nodes without a cached page leave the order; the end of a holder is a use and brings them back.
+        # Least recently used first, and a node always before its parent: using it uses all nodes above it.
+        # Nodes without a cached page leave the order; a holder that ends uses them and brings them back.
         self._order: OrderedDict[_Node, None] = OrderedDict()
 
     def match(self, namespace: Hashable, token_ids: "array[int]", max_columns: int) -> PageArray:
-        """Return the pages of the longest known beginning of `token_ids`, at most `max_columns` columns.
+        """Return the pages of the longest cached prefix of `token_ids`, at most `max_columns` columns.
 
-        NO_PAGE in the columns that are too far back for a window. The caller shares the pages before
-        anything is evicted.
+        NO_PAGE in the columns to which a window does not reach back. The caller must share the pages before
+        the next eviction.
         """
         key = memoryview(token_ids)[: max_columns * self._pool.page_size].tobytes()
         path, num_in_last = self._walk(namespace, key)
@@ -93,11 +96,11 @@ class PrefixCache:
     ) -> PageArray:
         """Insert full pages of a sequence, all computed and held by it; return those of new columns.
 
-        Where another sequence's pages of the same tokens are here already, those that would follow them are
-        taken only if no sequence will hold them: from their last holder, when it `is_leaving`, about to free
-        them. A hole is filled with the sequence's page.
+        Where the cache has another sequence's pages for the first tokens, the pages after them are inserted
+        only if no sequence will hold them: from their last holder, when it `is_leaving`, about to free them.
+        A hole is filled with the sequence's page.
         """
-        if self._layout.window_groups:  # columns without any page would be a node to no use
+        if self._layout.window_groups:  # a node of columns without any page would be useless
             pages = pages[:, : _num_columns_with(pages >= 0)]
         key = memoryview(token_ids)[: pages.shape[1] * self._pool.page_size].tobytes()
         path, num_in_last = self._walk(namespace, key)
@@ -118,7 +121,7 @@ class PrefixCache:
         return new
 
     def evict(self, count: int) -> None:
-        """Free `count` cached pages, or all if there are fewer; with several groups whole columns."""
+        """Free `count` cached pages, or all if there are fewer; more where a whole column must go."""
         evicted: list[PageArray] = []
         num_left = min(count, self._pool.num_cached)
         was_restored = False
@@ -139,7 +142,7 @@ class PrefixCache:
     def _take_cached(self, node: _Node, count: int) -> PageArray:
         """Remove up to `count` cached pages from `node`, and the others of a column that is removed."""
         num_kept = node.num_columns
-        if not self._layout.window_groups:  # the pages that are held are those of its first columns
+        if not self._layout.window_groups:  # the held pages are those of its first columns
             num_held = self._pool.num_held(node.pages) // self._layout.num_groups
             if not node.children:
                 num_kept = max(num_held, num_kept - -(-count // self._layout.num_groups))
@@ -160,7 +163,7 @@ class PrefixCache:
         return removed
 
     def _cut(self, node: _Node, num_columns: int) -> PageArray:
-        """Keep the first columns of a node, none to remove it; return the pages of the others."""
+        """Cut a node to its first `num_columns` columns, or remove it at 0; return the pages cut off."""
         removed: PageArray = node.pages[:, num_columns:].ravel()
         node.pages = node.pages[:, :num_columns]
         node.key = node.key[: num_columns * self._page_bytes]
@@ -170,7 +173,7 @@ class PrefixCache:
         return removed
 
     def _punch(self, node: _Node, is_held: npt.NDArray[np.bool_], count: int) -> PageArray:
-        """Take up to `count` cached pages of window groups out of `node`, from its first columns on."""
+        """Remove up to `count` cached pages of window groups from `node`, first columns first."""
         is_cached = ~is_held & (node.pages >= 0)
         is_cached[self._layout.full_groups] = False
         columns, groups = (index[: max(0, count)] for index in np.nonzero(is_cached.T))
@@ -188,7 +191,7 @@ class PrefixCache:
             node = node.parent
 
     def _cut_at_holes(self, pages: PageArray) -> PageArray:
-        """Return the longest beginning of `pages` that has all a next query reads, and no page beside."""
+        """Return the longest prefix of `pages` with all pages that a next query reads, and only these."""
         layout, page_size = self._layout, self._pool.page_size
         ends = np.arange(1, pages.shape[1] + 1)
         is_whole = np.ones(len(ends), np.bool_)
@@ -215,7 +218,7 @@ class PrefixCache:
             start += node.num_columns
 
     def _walk(self, namespace: Hashable, key: bytes) -> tuple[list[_Node], int]:
-        """Return the nodes `key` leads through, and how many columns of the last one it shares (>= 1)."""
+        """Return the path of nodes that `key` matches, and the matching columns of the last one (>= 1)."""
         page_bytes = self._page_bytes
         path: list[_Node] = []
         num_in_last = 0
@@ -237,7 +240,7 @@ class PrefixCache:
     def _attach(
         self, namespace: Hashable, path: list[_Node], num_in_last: int, key: bytes, pages: PageArray
     ) -> _Node:
-        """Add new columns after the path; return their node."""
+        """Add new columns after the last matching one of a path; return their node."""
         parent = path[-1] if path else self._root
         if path and num_in_last == parent.num_columns and not parent.children:
             parent.key += key
@@ -272,8 +275,8 @@ class PrefixCache:
     def _restore_order(self) -> None:
         """Bring all nodes back into the order, children first.
 
-        For cached pages that were inserted while a sequence ran, and that its end did not lead to: a stop
-        string takes tokens back, and a step that failed has computed nothing.
+        Needed for cached pages that were inserted while a sequence ran and that its end did not use: a stop
+        string removes tokens, and a failed step has computed none.
         """
         for node in _below(self._root):
             self._order[node] = None
@@ -289,7 +292,7 @@ def _below(node: _Node) -> Iterator[_Node]:
 
 
 def _num_columns_with(is_there: npt.NDArray[np.bool_]) -> int:
-    """Return the number of columns up to the last one in which anything is there."""
+    """Return the number of columns up to the last one with a True element."""
     return int(np.max(np.nonzero(is_there)[1], initial=-1)) + 1
 
 
@@ -299,7 +302,7 @@ def _pages_of(path: list[_Node], num_in_last: int) -> PageArray:
 
 
 def _num_common_bytes(key: bytes, start: int, edge: bytes) -> int:
-    """Length of the common beginning of `key[start:]` and `edge`."""
+    """Return the length of the common prefix of `key[start:]` and `edge`, in bytes."""
     length = min(len(key) - start, len(edge))
     differs = np.frombuffer(key, np.uint8, length, start) != np.frombuffer(edge, np.uint8, length)
     return int(differs.argmax()) if differs.any() else length

@@ -1,4 +1,4 @@
-"""The keys that the prefix cache compares: token ids, with content in place of placeholder tokens."""
+"""Keys of the prefix cache: token ids, with numbers of their content in place of placeholder tokens."""
 
 from array import array
 
@@ -8,10 +8,10 @@ MAX_CONTENTS = 65_536  # about 10 MB of hashes
 
 
 class PrefixKeys:
-    """Numbers the content of prompt spans below zero, where no token id is.
+    """Gives each content of prompt spans a negative number, which no token id has.
 
-    Numbers are never used twice. When MAX_CONTENTS are known all are forgotten: pages of that content are
-    found no more, and evicted as any others.
+    Numbers are never used twice. At MAX_CONTENTS all numbers are dropped: the cached pages with that content
+    are not found any more, and evicted like others.
     """
 
     def __init__(self) -> None:

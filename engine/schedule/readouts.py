@@ -1,4 +1,4 @@
-"""How far the readouts of each sequence's prompt have come."""
+"""Tracks which tokens of a prompt its readouts have been computed for."""
 
 from engine.outputs import RowReadout
 from engine.schedule.sequence import Sequence
@@ -7,7 +7,7 @@ _Ends = dict[int, int]  # by index in Request.readouts: position after the last 
 
 
 class ReadoutProgress:
-    """Tells which tokens of a prompt must be computed for its readouts, and which a row reads."""
+    """Finds the tokens of a prompt that must be computed for its readouts, and those that a row reads."""
 
     def __init__(self) -> None:
         self._ends: dict[int, _Ends] = {}  # by sequence id, only of readouts that come in parts
@@ -24,7 +24,7 @@ class ReadoutProgress:
         return min((unread.start for unread in positions if unread), default=sequence.num_tokens)
 
     def row_readouts(self, sequence: Sequence, start: int, end: int) -> tuple[RowReadout, ...]:
-        """Return what a row of the tokens at positions `start` to `end` reads."""
+        """Return the parts of readouts that a row of the tokens from `start` to `end` - 1 computes."""
         prompt = sequence.request.prompt_token_ids
         parts = []
         for index, readout in enumerate(sequence.request.readouts):
@@ -36,14 +36,14 @@ class ReadoutProgress:
         return tuple(parts)
 
     def on_row_done(self, sequence: Sequence, readouts: tuple[RowReadout, ...]) -> None:
-        """A row has returned these parts; they are not read again when the sequence resumes."""
+        """Record that a row has returned these parts: they are not read again when the sequence resumes."""
         for part in readouts:
             if part.readout.comes_in_parts:
                 index = sequence.request.readouts.index(part.readout)
                 self._ends.setdefault(sequence.id, {})[index] = part.start + part.num_tokens
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended."""
+        """Remove the entry of a sequence that has ended."""
         self._ends.pop(sequence.id, None)
 
     def _unread(self, sequence: Sequence, index: int) -> range:

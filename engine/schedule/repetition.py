@@ -1,4 +1,4 @@
-"""Whether an output goes round in circles."""
+"""Detects an output that ends in the same n-gram several times in a row."""
 
 from array import array
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from engine.request import RepetitionStop
 
 
 def is_repeating(token_ids: "array[int]", num_output_tokens: int, stop: RepetitionStop) -> bool:
-    """Whether the newest tokens are the same `stop.ngram` ones, `stop.times` times in a row.
+    """Return True if `token_ids` end in the same `stop.ngram` tokens, `stop.times` times in a row.
 
-    With `stop.min_ngram` any number from that to `stop.ngram`. Of `token_ids` only the last
-    `num_output_tokens` count. Nearly always the newest token tells that they are not.
+    With `stop.min_ngram` an n-gram may have from that many to `stop.ngram` tokens. Only the last
+    `num_output_tokens` tokens count. A comparison of the newest token nearly always suffices for False.
     """
     most = min(stop.ngram, num_output_tokens // stop.times)
     if stop.min_ngram is not None:
@@ -27,9 +27,9 @@ def _is_repeated(token_ids: "array[int]", ngram: int, times: int) -> bool:
 
 
 def _distances(token_ids: "array[int]", least: int, most: int) -> Iterator[int]:
-    """How far back the newest token stood before, from `most` tokens to `least`.
+    """Yield the distances of earlier occurrences of the newest token, from `most` tokens to `least`.
 
-    Looked for in bytes: 2 µs for 256 tokens instead of 25 one by one.
+    Searches bytes: 2 µs for 256 tokens, instead of 25 µs one token at a time.
     """
     if most < least:
         return
