@@ -106,8 +106,8 @@ class EngineConfig(BaseModel):
     target_step_seconds: float | None = Field(
         None,
         gt=0,
-        description="target for the longest step, and so for the time between two tokens of a stream; "
-        "prefill uses what decoding leaves of it; default: no target, token_budget alone bounds a step",
+        description="target in seconds for the longest step, and so for the time between two tokens of a "
+        "stream; prefill uses what decoding leaves of it; default: none, token_budget alone bounds a step",
     )
     record: Path | None = Field(
         None,

@@ -89,14 +89,14 @@ class ServerConfig(BaseModel):
     )
     api_key: Secrets = Field(
         (),
-        description="keys clients must send, any one of them; prefer the environment, "
-        "since other users see the flags of a process; none: no key is asked for",
+        description="keys, one of which clients must send; prefer the environment, since other users see the "
+        "flags of a process; default: no key is needed",
     )
     generate_api: Literal["tgi", "lightllm"] = Field(
-        "tgi", description="whose API it is that /, /generate and /generate_stream speak"
+        "tgi", description="API of /, /generate and /generate_stream: that of TGI or that of LightLLM"
     )
     cors_origins: Names = Field(
-        (), description="origins whose web pages may call the API, * for any; none: CORS is off"
+        (), description="origins whose web pages may call the API, * for any; default: none, CORS is off"
     )
     tool_parser: ToolSetting = Field(
         "auto",
@@ -114,27 +114,38 @@ class ServerConfig(BaseModel):
         "ignores it, logs a warning and names both in the header X-Misspelled-Fields; refuse answers 400",
     )
     max_body_bytes: int = Field(
-        8 * 2**20, ge=1024, description="longest request body; a longer one gets a 413"
+        8 * 2**20, ge=1024, description="most bytes of a request body; beyond it, 413"
     )
     body_timeout_seconds: float = Field(
-        30, gt=0, description="time a request body may take to arrive before a 408"
+        30, gt=0, description="seconds a request body may take to arrive; beyond it, 408"
     )
     request_timeout_seconds: float | None = Field(
-        None, gt=0, description="time an answer may take before it is ended with an error; none: no limit"
+        None,
+        gt=0,
+        description="seconds an answer may take; beyond it, it ends with an error; default: no limit",
     )
     send_timeout_seconds: float = Field(
-        60, gt=0, description="time a stream waits for a client that stopped reading before it is aborted"
+        60,
+        gt=0,
+        description="seconds a stream waits for a client that stopped reading; beyond it, it is aborted",
     )
     ping_seconds: float = Field(
-        15, ge=0, description="interval of the comment lines that keep streams open through proxies; 0: none"
+        15,
+        ge=0,
+        description="seconds between the comments that keep streams open through proxies; 0: no comments",
     )
     keep_alive_seconds: float = Field(
-        65, gt=0, description="time an idle connection (or one with a half-sent header) stays open"
+        65, gt=0, description="seconds an idle connection (or one with a half-sent header) stays open"
     )
     drain_timeout_seconds: float = Field(
-        30, ge=0, description="time running requests may take to finish after SIGTERM or Ctrl-C"
+        30,
+        ge=0,
+        description="seconds running requests may take to finish after SIGTERM or Ctrl-C; beyond it, they "
+        "end with an error",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="how much to log")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="lowest level of the messages that are logged"
+    )
     uvloop: bool = Field(
         False, description="run on uvloop, if it is installed, in place of asyncio's own loop"
     )

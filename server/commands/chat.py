@@ -17,7 +17,7 @@ from server.commands.conversation import Chat, SamplingOptions, is_command
 from server.flags import parse_flags
 
 
-class ChatSettings(ClientSettings, SamplingOptions):
+class ChatSettings(SamplingOptions, ClientSettings):
     """Talk to a model in the terminal."""
 
     url: str = Field(

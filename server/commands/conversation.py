@@ -16,21 +16,28 @@ from server.flags import did_you_mean
 UNPRINTABLE = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
+AUTHORS = "default: what the model's authors chose"
+
+
 class SamplingOptions(BaseModel):
     """What can be set of each answer. None: what the model's authors chose."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    temperature: float | None = Field(None, ge=0, le=2, description="default: what the model's authors chose")
-    top_p: float | None = Field(None, gt=0, le=1, description="default: what the model's authors chose")
-    top_k: int | None = Field(None, ge=0, description="default: what the model's authors chose")
-    min_p: float | None = Field(None, ge=0, le=1, description="default: what the model's authors chose")
-    repetition_penalty: float | None = Field(
-        None, gt=0, description="default: what the model's authors chose"
+    temperature: float | None = Field(None, ge=0, le=2, description=f"0: the most likely token; {AUTHORS}")
+    top_p: float | None = Field(
+        None, gt=0, le=1, description=f"sample from the likeliest tokens of this total probability; {AUTHORS}"
     )
-    seed: int | None = Field(None, description="default: a new one for each answer")
+    top_k: int | None = Field(None, ge=0, description=f"sample from the N likeliest tokens; {AUTHORS}")
+    min_p: float | None = Field(
+        None, ge=0, le=1, description=f"sample from tokens at least X times as likely as the first; {AUTHORS}"
+    )
+    repetition_penalty: float | None = Field(
+        None, gt=0, description=f"above 1: tokens that occurred become less likely; {AUTHORS}"
+    )
+    seed: int | None = Field(None, description="seed of the sampling; default: a new one for each answer")
     max_tokens: int | None = Field(
-        None, ge=1, description="longest answer; default: what fits into the context"
+        None, ge=1, description="most tokens of an answer; default: what fits into the context"
     )
 
 

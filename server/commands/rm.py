@@ -11,7 +11,8 @@ from server.terminal import USAGE, fail, megabytes, print_status
 def main(arguments: list[str]) -> int:
     """Delete the files of the named model; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="monoloop rm", description="Remove a fetched model from the cache, for other programs, too."
+        prog="monoloop rm",
+        description="Remove a fetched model from the cache. That of the hub is shared with other programs.",
     )
     parser.add_argument("model", help="catalog name or hub id, as `monoloop list` shows it")
     parser.add_argument("--cache-dir", type=Path, help="folder for fetched models")
