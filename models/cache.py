@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.catalog import catalog_source, default_cache_dir
+from models.catalog import cache_folder, catalog_source
+from models.errors import ModelError
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,10 @@ def remove(name: str, cache_dir: Path | None = None) -> CachedModel | None:
 
 
 def _from_wheels(cache_dir: Path | None) -> Iterator[CachedModel]:
-    cache = (cache_dir or default_cache_dir()).expanduser()
+    try:
+        cache = cache_folder(cache_dir)
+    except ModelError:  # without a home there is no cache
+        return
     for folder in cache.iterdir() if cache.is_dir() else ():
         if catalog_source(folder.name) == folder.name:
             files = [path for path in folder.rglob("*") if path.is_file()]
@@ -49,7 +53,7 @@ def _from_hub(cache_dir: Path | None) -> Iterator[CachedModel]:
 
     try:
         repositories = scan_cache_dir(cache_dir / "hub" if cache_dir else None).repos
-    except CacheNotFound:
+    except (CacheNotFound, RuntimeError):  # RuntimeError: there is no home
         return
     for repository in repositories:
         if repository.repo_type == "model":

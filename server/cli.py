@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 
 from server.flags import SettingsError, did_you_mean
-from server.terminal import USAGE, fail
+from server.terminal import USAGE, fail, set_up_streams
 from server.version import VERSION
 
 # Each is a module of server.commands with a function main(arguments) that returns the exit code.
@@ -22,6 +22,9 @@ COMMANDS = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the subcommand that is named first; return the exit code."""
+    set_up_streams()
+    if sys.platform == "win32":
+        return fail("Windows is not supported: run monoloop in WSL 2 or in a container", USAGE)
     given = sys.argv[1:] if arguments is None else arguments
     if given[:1] == ["--version"]:
         sys.stdout.write(f"monoloop {VERSION}\n")

@@ -1,8 +1,57 @@
 """Lines for the person at the terminal: on stderr, since results go to standard output."""
 
+import io
+import os
 import sys
+from contextlib import suppress
 
 USAGE = 2  # exit code of argparse for wrong arguments; a wrong setting is one of those
+
+
+class LossyFile(io.RawIOBase):
+    """A file for messages: what cannot be written, since nothing reads it any more, is dropped."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        """Return True for a terminal that is still there."""
+        return os.isatty(self._descriptor)
+
+    def write(self, data: "memoryview | bytes") -> int:  # type: ignore[override]
+        """Write all of `data`, or as much as is possible."""
+        rest = memoryview(data)
+        with suppress(OSError):
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        return len(data)
+
+
+def set_up_streams() -> None:
+    """Let no message end the process: closed or full streams drop it, and no character is a fault.
+
+    A message that cannot be written would otherwise end the loading of a model, and a letter that the
+    terminal's encoding lacks the answer it is in.
+    """
+    if sys.stdout is None:  # closed at start
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end of the process
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    elif sys.stderr is (given := sys.__stderr__) and given is not None:
+        file = LossyFile(given.fileno())  # no buffer: each message is one write
+        sys.stderr = io.TextIOWrapper(
+            file, encoding=given.encoding, errors="backslashreplace", write_through=True
+        )
 
 
 def print_status(text: str) -> None:
