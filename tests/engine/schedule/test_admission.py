@@ -1,4 +1,4 @@
-"""Admission: what is refused for good, and what the predicted peak allows to start."""
+"""Admission: refusals for good, and starts that the predicted peak allows."""
 
 from array import array
 
@@ -78,7 +78,7 @@ class Desk:
                 sequence.pages[0].extend(self.pool.allocate(1))
 
 
-def test_refuses_what_can_never_run():
+def test_requests_that_can_never_run_are_refused():
     admission = Desk(0.5, num_pages=20).admission
     for bad, error in (
         (make(0, 0, 1), InvalidRequest),
@@ -91,7 +91,7 @@ def test_refuses_what_can_never_run():
     admission.check(make(0, 20, 0).request)
 
 
-def test_reserving_counts_every_output_in_full():
+def test_without_overcommit_max_tokens_are_reserved():
     desk = Desk(overcommit=0.0)
     assert desk.start(make(0, 100, 400))
     assert desk.start(make(1, 100, 400)), "998 pages: the last token of an output needs none"
@@ -99,8 +99,8 @@ def test_reserving_counts_every_output_in_full():
     assert desk.start(make(3, 1, 2))
 
 
-def test_sequences_that_end_before_the_peak_make_room():
-    """Two whose lengths are known need 1,000 pages at most, though 1,500 in sum."""
+def test_pages_of_sequences_that_end_before_the_peak_are_reused():
+    """Two sequences of known lengths need at most 1,000 pages, although their sum is 1,500."""
     desk = Desk(overcommit=0.5)
     assert desk.start(make(0, 500, 3, ignore_eos=True))
     assert desk.start(make(1, 1, 900, ignore_eos=True))
@@ -109,7 +109,7 @@ def test_sequences_that_end_before_the_peak_make_room():
     assert not desk.start(make(3, 500, 90, ignore_eos=True))
 
 
-def test_a_refusal_holds_until_something_changes():
+def test_a_refusal_is_cached_until_something_changes():
     desk = Desk(overcommit=0.5)
     first = make(0, 500, 100, ignore_eos=True)
     assert desk.start(first)
@@ -123,7 +123,7 @@ def test_a_refusal_holds_until_something_changes():
     assert desk.start(second)
 
 
-def test_guesses_follow_what_outputs_became():
+def test_predictions_follow_the_lengths_of_outputs():
     desk = Desk(overcommit=0.5)
     for _ in range(1024):
         desk.admission.on_ended(40, is_complete=True)
@@ -137,7 +137,7 @@ def test_guesses_follow_what_outputs_became():
     assert desk.admission.predicted_peak(desk.step) <= 1000
 
 
-def test_full_overcommit_starts_what_fits_now():
+def test_with_full_overcommit_a_sequence_starts_if_it_fits_now():
     desk = Desk(overcommit=1.0)
     for _ in range(1024):
         desk.admission.on_ended(400, is_complete=True)
@@ -159,7 +159,7 @@ def test_the_reserve_shrinks_as_overcommit_grows():
     assert starts == {0.25: 14, 0.5: 15, 0.75: 17}, "49 tokens each, and 24, 16 or 8 kept free"
 
 
-def test_a_sequence_that_outlives_its_guess_gets_another():
+def test_a_sequence_that_outlives_its_prediction_gets_another():
     desk = Desk(overcommit=0.5)
     for _ in range(1024):
         desk.admission.on_ended(40, is_complete=True)

@@ -40,7 +40,7 @@ def layout_of(windows: tuple[int, ...], page_size: int) -> KVLayout:
 
 
 def simulated_peak(sequences: list[Sequence], layout: KVLayout, step: int) -> int:
-    """Walk through the steps; a page is there while a sequence holds it. Pages of windows are not shared."""
+    """Count the pages held at each step and return the most. Pages of windows are not shared."""
     peak = 0
     for now in range(step, max((sequence.end for sequence in sequences), default=step) + 1):
         held: set[object] = set()
@@ -65,7 +65,7 @@ WINDOWS = st.sampled_from([(0,), (0, 0), (0, 5), (7,), (3, 0, 20)])
 def check_peak(
     found: int, expected: int, layout: KVLayout, num_sequences: int, is_exact: bool = True
 ) -> None:
-    """Exact for full groups; a window counts up to one page more for each sequence."""
+    """Check a peak: exact for full groups; a window counts up to one page more for each sequence."""
     assert found >= expected
     assert found <= expected + len(layout.window_groups) * num_sequences or not is_exact
 
@@ -77,7 +77,7 @@ def check_peak(
     st.lists(st.tuples(st.integers(1, 200), st.integers(-5, 9), st.integers(0, 150)), max_size=12),
     st.integers(1, 500),
 )
-def test_the_peak_of_independent_sequences(windows, page_size, descriptions, step):
+def test_the_peak_matches_a_simulation_of_every_step(windows, page_size, descriptions, step):
     pool, layout = PagePool(10_000, page_size), layout_of(windows, page_size)
     forecast = Forecast(pool, layout, 12)
     sequences = []
@@ -110,7 +110,7 @@ def test_a_prompt_longer_than_its_window_is_counted_until_it_is_computed():
 
 
 class ForecastMachine(RuleBasedStateMachine):
-    """Sequences start beside each other's pages, grow, and end when they were expected to, or earlier."""
+    """Sequences share pages, grow, and end when expected or earlier."""
 
     @initialize(page_size=st.sampled_from([1, 2, 3]), windows=WINDOWS, ends_early=st.booleans())
     def begin(self, page_size, windows, ends_early):
@@ -155,11 +155,11 @@ class ForecastMachine(RuleBasedStateMachine):
         assert bound == self.forecast.bound() >= expected
 
     def num_pages_of(self, sequence: Sequence) -> int:
-        """In full groups, at the present step."""
+        """Return the number of its pages in full groups at this step."""
         return self.layout.num_columns(sequence.tokens_at(self.step)) * self.num_full
 
     def check(self, found: int, expected: int, num_sequences: int) -> None:
-        """Exact, or on the safe side where the last holder of a shared page ended too early."""
+        """Check a peak: exact, or too high where the last holder of a shared page ended too early."""
         check_peak(found, expected, self.layout, num_sequences, not self.any_ended_early)
 
     @rule()

@@ -6,7 +6,7 @@ from engine.schedule.lengths import MIN_AHEAD, PRIOR, WINDOW, OutputLengths
 
 
 def seen(*lengths: int, cut: int = 0) -> OutputLengths:
-    """Output lengths after a window full of these, of which the last `cut` were cut off."""
+    """Return OutputLengths with a window full of these lengths, of which the last `cut` were cut off."""
     known = OutputLengths()
     for _ in range(-(-WINDOW // len(lengths))):
         for index, length in enumerate(lengths):
@@ -14,21 +14,21 @@ def seen(*lengths: int, cut: int = 0) -> OutputLengths:
     return known
 
 
-def test_a_guess_is_a_quantile():
+def test_a_prediction_is_a_quantile():
     known = seen(100, 200, 300, 400)
     assert [known.guess(0, q) for q in (0.0, 0.25, 0.5, 0.75, 1.0)] == [100, 100, 200, 300, 400]
 
 
-def test_what_is_produced_already_counts():
+def test_a_prediction_depends_on_the_tokens_so_far():
     known = seen(100, 200, 300, 400)
     assert known.guess(99, 0.0) == 99 + MIN_AHEAD
     assert known.guess(100, 0.0) == 200
-    assert known.guess(150, 0.5) == 300, "100 is out of the question: 200, 300 and 400 are left"
+    assert known.guess(150, 0.5) == 300, "the output is longer than 100: 200, 300 and 400 are left"
     assert known.guess(390, 0.5) == 390 + MIN_AHEAD
     assert known.guess(500, 0.5) == 1000, "longer than any"
 
 
-def test_cut_outputs_do_not_make_others_short():
+def test_outputs_that_were_cut_do_not_shorten_predictions():
     known = seen(*[16] * 8, 500, 1000, cut=0)
     assert known.guess(0, 0.5) == 16
     known = seen(500, 1000, *[16] * 8, cut=8)
@@ -37,7 +37,7 @@ def test_cut_outputs_do_not_make_others_short():
     assert seen(64, cut=1).guess(0, 0.5) == 128, "no end was seen"
 
 
-def test_before_anything_was_seen_there_is_a_prior():
+def test_without_observations_a_prior_is_used():
     known = OutputLengths()
     assert known.guess(0, 0.5) == PRIOR[len(PRIOR) // 2 - 1]
     assert known.guess(0, 1.0) == PRIOR[-1]
@@ -49,7 +49,7 @@ def test_before_anything_was_seen_there_is_a_prior():
     st.floats(0, 1),
     st.floats(0, 1),
 )
-def test_guesses_rise_with_quantile_and_progress(observations, produced, low, high):
+def test_predictions_rise_with_quantile_and_progress(observations, produced, low, high):
     known = OutputLengths()
     for length, is_complete in observations:
         known.observe(length, is_complete=is_complete)
@@ -58,7 +58,7 @@ def test_guesses_rise_with_quantile_and_progress(observations, produced, low, hi
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=100), st.integers(0, 150), st.floats(0.01, 0.99))
-def test_without_cuts_it_is_the_empirical_quantile(lengths, produced, quantile):
+def test_without_cuts_a_prediction_is_the_empirical_quantile(lengths, produced, quantile):
     known = OutputLengths()
     for length in lengths:
         known.observe(length, is_complete=True)

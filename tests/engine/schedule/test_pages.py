@@ -27,7 +27,7 @@ def test_a_page_is_not_freed_twice():
     assert pool.num_free == 2
 
 
-def test_freed_pages_come_back_first():
+def test_freed_pages_are_allocated_first():
     pool = PagePool(100, 16)
     pages = pool.allocate(3)
     pool.free(pages)
@@ -64,7 +64,7 @@ def test_a_kept_page_is_cached_until_it_is_shared_or_dropped():
     assert sorted(pool.allocate(4)) == [0, 1, 2, 3]
 
 
-def test_a_free_page_is_neither_shared_nor_kept():
+def test_a_free_page_cannot_be_shared_or_kept():
     pool = PagePool(2, 16)
     with pytest.raises(ValueError, match="free page"):
         pool.share([0])
@@ -74,7 +74,7 @@ def test_a_free_page_is_neither_shared_nor_kept():
 
 @given(st.integers(1, 30), st.lists(st.tuples(st.sampled_from("asfkd"), st.integers(0, 8)), max_size=80))
 def test_every_page_is_free_used_or_cached(num_pages, operations):
-    """Against holders and the kept set written down page by page."""
+    """Compare the pool with a model: the holders of each page and the set of kept pages."""
     pool = PagePool(num_pages, 1)
     holders: list[list[int]] = []
     kept: set[int] = set()

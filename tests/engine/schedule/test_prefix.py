@@ -1,4 +1,4 @@
-"""The radix tree: first by hand, then by a machine that writes into every page what it stands for."""
+"""The radix tree: examples, then a state machine that writes its whole prefix into every page."""
 
 from array import array
 
@@ -15,7 +15,7 @@ from engine.schedule.prefix import PrefixCache
 
 
 def ids(text: str) -> "array[int]":
-    """A token for each character."""
+    """Return one token for each character."""
     return array("i", map(ord, text))
 
 
@@ -32,7 +32,7 @@ class Cache:
         return self.tree.match(namespace, ids(text), num_columns if max_columns is None else max_columns)
 
     def take(self, text: str, namespace: object = None) -> np.ndarray:
-        """Pages for all of `text`: known ones are shared, the others allocated."""
+        """Return pages for all of `text`: cached ones are shared, the others allocated."""
         num_columns = len(text) // self.pool.page_size
         hits = self.match(text, namespace)
         self.pool.share(hits[hits >= 0])
@@ -56,17 +56,17 @@ class Cache:
             pages[group, :first] = NO_PAGE
 
     def compute(self, text: str, namespace: object = None) -> np.ndarray:
-        """A sequence that computes `text` and ends."""
+        """Run a sequence that computes `text` and ends."""
         pages = self.take(text, namespace)
         self.leave(text, pages, namespace)
         return pages
 
     def known(self, text: str, namespace: object = None) -> int:
-        """How many pages of `text` are known (asking is a use)."""
+        """Return how many pages of `text` are cached, which also marks them as used."""
         return self.match(text, namespace).shape[1]
 
 
-def test_what_was_computed_is_found():
+def test_inserted_pages_are_found():
     cache = Cache()
     pages = cache.compute("abcdef")
     assert cache.match("abcdef").tolist() == pages.tolist()
@@ -78,7 +78,7 @@ def test_what_was_computed_is_found():
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4, 16, 32, 64])
-def test_only_full_pages_are_known_and_they_branch_at_page_borders(page_size):
+def test_only_full_pages_are_cached_and_branches_begin_at_page_borders(page_size):
     cache = Cache(page_size=page_size)
     common, left, right = "c" * (2 * page_size), "l" * page_size, "r" * page_size
     cache.compute(common + left)
@@ -90,7 +90,7 @@ def test_only_full_pages_are_known_and_they_branch_at_page_borders(page_size):
     assert cache.known("c" * (page_size + page_size // 2)) == 1
 
 
-def test_a_conversation_grows_its_own_branch():
+def test_a_conversation_extends_its_own_branch():
     cache = Cache(page_size=2)
     first = cache.compute("system:hello")
     second = cache.compute("system:hello, world")
@@ -98,7 +98,7 @@ def test_a_conversation_grows_its_own_branch():
     assert cache.known("system:hello, worlds") == 9
 
 
-def test_namespaces_do_not_know_each_other():
+def test_namespaces_share_no_pages():
     cache = Cache()
     cache.compute("abc", namespace=("salt", None))
     assert cache.known("abc") == 0
@@ -106,7 +106,7 @@ def test_namespaces_do_not_know_each_other():
     assert cache.known("abc", namespace=("salt", None)) == 3
 
 
-def test_the_least_recently_used_leaf_goes_first_and_from_its_end():
+def test_the_least_recently_used_leaf_is_evicted_first_from_its_end():
     cache = Cache()
     cache.compute("abcd")
     cache.compute("abxy")
@@ -122,7 +122,7 @@ def test_the_least_recently_used_leaf_goes_first_and_from_its_end():
     assert cache.known("abcd") == 0
 
 
-def test_what_a_sequence_holds_is_never_evicted():
+def test_pages_with_a_holder_are_never_evicted():
     cache = Cache(num_pages=8)
     running = cache.take("abc")
     cache.tree.insert(None, ids("abc"), running)
@@ -136,7 +136,7 @@ def test_what_a_sequence_holds_is_never_evicted():
     assert cache.pool.num_free == 8
 
 
-def test_two_that_compute_the_same_keep_their_own_pages():
+def test_two_sequences_with_equal_tokens_keep_their_own_pages():
     cache = Cache()
     first, second = cache.take("abcd"), cache.take("abcd")
     assert not set(first.flat) & set(second.flat)
@@ -148,8 +148,8 @@ def test_two_that_compute_the_same_keep_their_own_pages():
     assert cache.pool.num_free == 96, "what was computed twice is kept once"
 
 
-def test_pages_that_others_hold_do_not_hang_below_somebody_elses():
-    """Two compute a beginning; the second goes on, is forked, and leaves before the first."""
+def test_held_pages_are_not_inserted_below_another_sequences_pages():
+    """Two compute the same prefix; the second continues, is forked, and ends before the first."""
     cache = Cache()
     first, leader = cache.take("ab"), cache.take("abcd")
     cache.tree.insert(None, ids("ab"), first)
@@ -221,7 +221,7 @@ def test_a_hole_is_filled_by_the_next_sequence():
 
 
 @pytest.mark.parametrize("windows", [(3,), (0, 3), (2, 0, 0)])
-def test_eviction_reaches_everything_that_is_cached(windows):
+def test_eviction_reaches_all_cached_pages(windows):
     cache = Cache(windows=windows)
     texts = ["abcdefgh", "abcdexyz", "abq"]
     held = [cache.take(text) for text in texts]
@@ -238,7 +238,7 @@ def test_eviction_reaches_everything_that_is_cached(windows):
 
 
 class PrefixMachine(RuleBasedStateMachine):
-    """Sequences come, compute, share and leave; every page has its whole prefix written on it."""
+    """Sequences start, compute, share and end; the whole prefix of every page is written into it."""
 
     windows: tuple[int, ...] = (0,)
 
@@ -313,7 +313,7 @@ class PrefixMachine(RuleBasedStateMachine):
         free, cached = pool.num_free, pool.num_cached
         self.cache.tree.evict(number)
         expected, most = min(number, cached), min(number + len(self.windows) - 1, cached)
-        assert expected <= pool.num_free - free <= most, "what nobody holds can be evicted"
+        assert expected <= pool.num_free - free <= most, "all pages without a holder can be evicted"
         assert pool.num_cached == cached - (pool.num_free - free)
 
     @invariant()

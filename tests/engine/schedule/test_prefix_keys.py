@@ -1,4 +1,4 @@
-"""Prompts with content in place of placeholder tokens: what of them is found in the prefix cache."""
+"""Prefix hits of prompts that have content in place of placeholder tokens."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_pages_are_shared_only_where_the_content_is_equal():
     assert num_cached(driver, PROMPT, image("b")) == 16
 
 
-def test_a_span_within_a_page_counts():
+def test_a_span_within_a_page_changes_its_key():
     driver = Driver.of(page_size=4)
     prompt = [1, PLACEHOLDER, 3, 4, 5, 6, 7, 8, 9]
     assert num_cached(driver, prompt, image("a", 1, 2)) == 0
@@ -45,10 +45,10 @@ def test_numbers_of_contents_are_bounded_and_never_used_twice(monkeypatch):
     for name in "abcd":
         assert num_cached(driver, PROMPT, image(name)) in (0, 4)
     assert num_cached(driver, PROMPT, image("d")) == 16
-    assert num_cached(driver, PROMPT, image("a")) == 4, "forgotten, and not taken for another"
+    assert num_cached(driver, PROMPT, image("a")) == 4, "dropped, and not mistaken for other content"
 
 
-def test_text_costs_nothing():
+def test_the_key_of_a_text_prompt_is_its_token_ids():
     driver = Driver.of()
     sequence = driver.add(PROMPT)
     assert prefix_keys.PrefixKeys().key(sequence) is sequence.token_ids
@@ -57,7 +57,7 @@ def test_text_costs_nothing():
 @pytest.mark.parametrize(
     "spans", [[(3, 3)], [(4, 2)], [(18, 21)], [(-1, 2)], [(0, 4), (3, 5)], [(5, 7), (1, 3)]]
 )
-def test_spans_that_do_not_lie_in_the_prompt_are_refused(spans):
+def test_spans_outside_the_prompt_are_refused(spans):
     content = tuple(PromptSpan(start, end, "image", b"x") for start, end in spans)
     with pytest.raises(InvalidRequest, match="spans"):
         Request("r", tuple(PROMPT), SamplingParams(max_tokens=1), spans=content).check(100)

@@ -47,7 +47,7 @@ def test_order_is_arrival_plus_priority(arrivals, aging_seconds):
     assert (queue.num_waiting, queue.num_waiting_tokens) == (0, 0)
 
 
-def test_what_ended_is_skipped_and_swept_out():
+def test_ended_sequences_are_skipped_and_removed_in_bulk():
     queue = WaitingQueue(0.0, 1000)
     sequences = [make(queue, float(number), num_tokens=3) for number in range(1000)]
     for sequence in sequences:
@@ -60,7 +60,7 @@ def test_what_ended_is_skipped_and_swept_out():
     assert order_of(queue) == sequences[990:]
 
 
-def test_followers_wait_beside_the_order_and_bring_no_tokens():
+def test_parked_followers_are_outside_the_order_and_add_no_tokens():
     queue = WaitingQueue(0.0, 1000)
     leader, first, second, later = (make(queue, float(number), num_tokens=5) for number in range(4))
     queue.push(leader)
@@ -77,7 +77,7 @@ def test_followers_wait_beside_the_order_and_bring_no_tokens():
     assert order_of(queue) == [second, later]
 
 
-def test_when_to_come_back():
+def test_retry_after_is_the_time_for_a_tenth_of_the_queue():
     queue = WaitingQueue(0.0, 1000)
     assert queue.retry_after_seconds(0.0) == 1, "nothing is known"
     sequences = [make(queue, 0.0) for _ in range(300)]
@@ -89,7 +89,7 @@ def test_when_to_come_back():
     assert queue.retry_after_seconds(2000.0) == 60
 
 
-def test_deadlines_are_told_once_and_only_to_those_they_concern():
+def test_each_expired_sequence_is_returned_once():
     queue, deadlines = WaitingQueue(0.0, 1000), Deadlines()
     both = make(queue, 10.0, queue_timeout_seconds=2.0, timeout_seconds=2.0)
     started = make(queue, 10.0, queue_timeout_seconds=2.0, timeout_seconds=5.0)
@@ -97,8 +97,8 @@ def test_deadlines_are_told_once_and_only_to_those_they_concern():
     free, gone = make(queue, 10.0), make(queue, 10.0, timeout_seconds=1.0)
     for sequence in (both, started, free, gone):
         deadlines.add(sequence)
-    there = {sequence.id: sequence for sequence in (both, started, free)}
-    assert deadlines.pop_expired(11.9, there) == []
-    assert [sequence for sequence, _ in deadlines.pop_expired(12.0, there)] == [both]
-    assert deadlines.pop_expired(14.9, there) == []
-    assert deadlines.pop_expired(99.0, there) == [(started, False)]
+    known = {sequence.id: sequence for sequence in (both, started, free)}
+    assert deadlines.pop_expired(11.9, known) == []
+    assert [sequence for sequence, _ in deadlines.pop_expired(12.0, known)] == [both]
+    assert deadlines.pop_expired(14.9, known) == []
+    assert deadlines.pop_expired(99.0, known) == [(started, False)]

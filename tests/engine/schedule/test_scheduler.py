@@ -16,7 +16,7 @@ def num_samples(plan: StepPlan) -> int:
     return sum(plan.num_logits)
 
 
-def test_one_sequence_gets_the_models_tokens(run_ahead):
+def test_the_output_is_that_of_the_model(run_ahead):
     driver = Driver.of(run_ahead=run_ahead)
     sequence = driver.add([1, 2, 3, 4, 5], max_tokens=20)
     driver.run()
@@ -24,7 +24,7 @@ def test_one_sequence_gets_the_models_tokens(run_ahead):
     assert sequence.finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
 
 
-def test_a_length_stop_is_never_over_run(run_ahead):
+def test_no_token_is_computed_past_the_length_limit(run_ahead):
     driver = Driver.of(run_ahead=run_ahead)
     driver.add([1, 2, 3], max_tokens=6, ignore_eos=True)
     driver.run()
@@ -64,7 +64,7 @@ def test_a_late_short_request_ends_before_an_early_long_one(run_ahead):
     assert driver.finished == [short, long]
 
 
-def test_a_chain_keeps_the_place_of_its_first():
+def test_a_chain_keeps_the_rank_of_its_first_request():
     driver = Driver.of(run_ahead=0, max_num_seqs=1, max_waiting=2)
     chain = RequestChain()
 
@@ -89,7 +89,7 @@ def test_a_chain_keeps_the_place_of_its_first():
         assert output_of(step) == reference(list(step.request.prompt_token_ids), 1, seed=SEED)
 
 
-def test_a_chain_is_refused_by_a_full_queue_at_first_and_ends_in_time():
+def test_only_the_first_request_of_a_chain_is_refused_and_its_time_limit_holds_for_all():
     driver = Driver.of(run_ahead=0, max_num_seqs=1, max_waiting=1)
     chain = RequestChain()
 
@@ -121,7 +121,7 @@ def test_preemption_keeps_the_output_and_the_order(run_ahead):
     assert driver.finished[0] is sequences[0], "the earliest is never a victim"
 
 
-def test_abort_works_in_every_place(run_ahead):
+def test_abort_works_in_every_state(run_ahead):
     driver = Driver.of(num_pages=16, token_budget=8, max_num_seqs=3, run_ahead=run_ahead)
     waiting_prompt, chunked_prompt = [1, 2], list(range(30))
     decoding = driver.add([3, 4], max_tokens=30, ignore_eos=True)
@@ -149,7 +149,7 @@ PLACES: dict[str, Callable[[Sequence], bool]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_abort_twice_in_every_place(run_ahead, place):
+def test_abort_twice_works_in_every_state(run_ahead, place):
     driver = Driver.of(num_pages=16, token_budget=8, run_ahead=run_ahead, overcommit=1.0)
     other = driver.add([5, 6, 7], max_tokens=40, ignore_eos=True)
     sequence = driver.add(list(range(20)), max_tokens=9, ignore_eos=True)
@@ -171,7 +171,7 @@ def test_abort_twice_in_every_place(run_ahead, place):
     assert output_of(other) == reference([5, 6, 7], 40, ignore_eos=True, seed=SEED)
 
 
-def test_samples_that_are_preempted_say_what_they_say_alone(run_ahead):
+def test_preempted_samples_have_the_output_they_have_alone(run_ahead):
     driver = Driver.of(num_pages=12, run_ahead=run_ahead, overcommit=1.0)
     samples = driver.add_group([1, 2, 3, 4, 5], 4, max_tokens=30, ignore_eos=True)
     driver.run()
@@ -228,7 +228,7 @@ def test_a_failed_step_ends_its_own_requests_only(run_ahead):
     assert output_of(waiting) == reference([3], 5, ignore_eos=True, seed=SEED)
 
 
-def test_what_can_never_run_is_refused_at_once():
+def test_requests_that_can_never_run_are_refused_at_once():
     driver = Driver.of(num_pages=4, page_size=4, max_num_seqs=1, max_waiting=1)
     with pytest.raises(InvalidRequest, match="empty"):
         driver.add([])
@@ -261,7 +261,7 @@ def test_a_step_output_names_its_step():
 # What is not computed twice
 
 
-def test_a_second_request_computes_only_what_differs(run_ahead):
+def test_a_second_request_computes_only_tokens_after_the_common_prefix(run_ahead):
     driver = Driver.of(run_ahead=run_ahead)
     common = list(range(30, 43))
     driver.add([*common, 1], max_tokens=4)
@@ -286,8 +286,8 @@ def test_a_full_hit_computes_one_token_or_the_page_it_is_on(page_size, cached):
     assert sequence.num_cached_tokens == cached
 
 
-def test_a_prompt_that_is_mostly_known_begins_with_a_chunk_for_its_context(monkeypatch):
-    """A chunk far back in a prompt takes longer than one at its beginning."""
+def test_the_first_chunk_after_a_prefix_hit_is_sized_for_its_context(monkeypatch):
+    """A chunk at the end of a prompt takes longer than one at its beginning."""
     driver = Driver.of(max_num_seqs=2, token_budget=64)
     common = list(range(40))
     driver.add([*common, 1], max_tokens=4)
@@ -298,10 +298,10 @@ def test_a_prompt_that_is_mostly_known_begins_with_a_chunk_for_its_context(monke
     )
     driver.add([*common, *range(50, 80)], max_tokens=2)
     driver.run()
-    assert driver.plans[num_plans].query_lens == [10], "30 behind nothing, 10 behind 40"
+    assert driver.plans[num_plans].query_lens == [10], "30 tokens without context, 10 after 40"
 
 
-def test_a_conversation_finds_its_own_answers(run_ahead):
+def test_a_conversation_finds_the_pages_of_its_answers(run_ahead):
     driver = Driver.of(run_ahead=run_ahead)
     first = driver.add([1, 2, 3, 4, 5], max_tokens=12, ignore_eos=True)
     driver.run()
@@ -310,7 +310,7 @@ def test_a_conversation_finds_its_own_answers(run_ahead):
     assert second.num_cached_tokens == 16, "17 tokens, of which the last was never computed"
 
 
-def test_what_is_computed_is_known_before_its_sequence_ends():
+def test_computed_pages_are_found_before_their_sequence_ends():
     driver = Driver.of(token_budget=8)
     driver.add(list(range(40)), max_tokens=20, ignore_eos=True)
     for _ in range(8):
@@ -330,7 +330,7 @@ def test_what_is_computed_is_known_before_its_sequence_ends():
         ({"with_prefix_cache": False}, {}, {}),
     ],
 )
-def test_who_does_not_share(options, first, second):
+def test_no_pages_are_shared_across_salts_or_without_the_prefix_cache(options, first, second):
     driver = Driver.of(**options)
     for own in (first, second):
         sequence = driver.add(list(range(20)), max_tokens=2, **own)
@@ -339,7 +339,7 @@ def test_who_does_not_share(options, first, second):
     assert driver.num_prefilled == 40
 
 
-def test_equal_prompts_in_one_step_do_not_disturb_each_other(run_ahead):
+def test_equal_prompts_in_one_step_get_the_right_output(run_ahead):
     driver = Driver.of(run_ahead=run_ahead, token_budget=64)
     sequences = [driver.add(list(range(10)), max_tokens=20, ignore_eos=True) for _ in range(4)]
     driver.run()
@@ -387,7 +387,7 @@ def test_samples_start_one_step_after_the_prompt_is_scheduled(run_ahead):
 
 
 @pytest.mark.parametrize("when", [0, 1, 2, 3])
-def test_samples_get_along_without_their_leader(run_ahead, when):
+def test_samples_run_without_their_leader(run_ahead, when):
     driver = Driver.of(run_ahead=run_ahead, token_budget=8, with_prefix_cache=False)
     prompt = list(range(20))
     leader, *followers = driver.add_group(prompt, 3, max_tokens=5, ignore_eos=True)
@@ -400,7 +400,7 @@ def test_samples_get_along_without_their_leader(run_ahead, when):
         assert output_of(follower) == reference(prompt, 5, ignore_eos=True, seed=follower.seed)
 
 
-def test_samples_fall_with_the_step_that_was_to_compute_their_prompt():
+def test_samples_fail_with_the_step_that_computes_their_prompt():
     driver = Driver.of(run_ahead=1)
     samples = driver.add_group(list(range(10)), 3, max_tokens=5)
     driver.launch(fails=True)
@@ -411,7 +411,7 @@ def test_samples_fall_with_the_step_that_was_to_compute_their_prompt():
     assert all(sample.finish_reason is FinishReason.ERROR for sample in samples)
 
 
-def test_a_group_is_taken_or_refused_as_a_whole():
+def test_a_group_is_queued_or_refused_as_a_whole():
     driver = Driver.of(max_num_seqs=1, max_waiting=3)
     driver.add_group([1, 2], 3)
     with pytest.raises(QueueFull):
@@ -423,7 +423,7 @@ def test_a_group_is_taken_or_refused_as_a_whole():
 # Who may start, and when
 
 
-def test_the_conservative_policy_never_preempts(run_ahead):
+def test_without_overcommit_nothing_is_preempted(run_ahead):
     driver = Driver.of(num_pages=20, run_ahead=run_ahead, overcommit=0.0)
     sequences = [driver.add([n, n + 1, n + 2], max_tokens=30) for n in range(12)]
     driver.run()
@@ -432,7 +432,7 @@ def test_the_conservative_policy_never_preempts(run_ahead):
         assert output_of(sequence) == reference([n, n + 1, n + 2], 30, seed=SEED)
 
 
-def test_more_overcommit_means_more_at_once():
+def test_more_overcommit_runs_more_sequences_at_once():
     most_running = []
     for overcommit in (0.0, 0.8, 1.0):
         driver = Driver.of(num_pages=64, overcommit=overcommit, max_num_seqs=32, token_budget=64)
@@ -446,7 +446,7 @@ def test_more_overcommit_means_more_at_once():
     assert most_running[0] == 1 < most_running[1] < most_running[2]
 
 
-def test_a_queue_is_bounded_by_tokens_too():
+def test_the_queue_is_bounded_by_tokens():
     driver = Driver.of(max_num_seqs=1, max_waiting_tokens=50)
     driver.add([1] * 60, max_tokens=2)  # starts with the next step, so it does not count
     driver.add([1] * 40)
@@ -460,7 +460,7 @@ def test_a_queue_is_bounded_by_tokens_too():
     driver.run()
 
 
-def test_lower_priority_numbers_start_first_until_others_have_waited_long_enough():
+def test_priority_orders_the_queue_until_others_have_waited_long_enough():
     driver = Driver.of(max_num_seqs=1, priority_seconds=10.0, step_seconds=0.0)
     running = driver.add([1], max_tokens=3, ignore_eos=True)
     driver.step()
@@ -478,7 +478,7 @@ def test_lower_priority_numbers_start_first_until_others_have_waited_long_enough
     assert driver.finished == [running, *order]
 
 
-def test_the_least_urgent_gives_its_pages_up():
+def test_the_sequence_of_lowest_priority_is_preempted():
     driver = Driver.of(num_pages=12, overcommit=1.0, priority_seconds=10.0)
     low = driver.add([1, 2, 3], max_tokens=30, ignore_eos=True, priority=1)
     driver.step()
@@ -488,7 +488,7 @@ def test_the_least_urgent_gives_its_pages_up():
     assert driver.finished == [high, low]
 
 
-def test_time_limits():
+def test_time_limits_end_waiting_and_running_sequences():
     driver = Driver.of(max_num_seqs=1)
     slow = driver.add([1], max_tokens=50, ignore_eos=True, timeout_seconds=8.0)
     in_time = driver.add([2], max_tokens=2, ignore_eos=True, queue_timeout_seconds=20.0)

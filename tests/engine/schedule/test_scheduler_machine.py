@@ -39,7 +39,7 @@ EVENTS = (
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Everything that can happen, in any order; every request ends once, with the tokens it has alone."""
+    """Apply all events in any order; every request must end once, with the tokens it has alone."""
 
     run_ahead = 0
     kv_windows: tuple[int, ...] = (0,)
@@ -110,7 +110,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.counts["fork"] += n > 1
 
     def _ends_of_chains(self) -> list[Sequence]:
-        """Those with output, and room for another behind them."""
+        """Return the sequences of chains that have output and can be continued."""
         return [s for s in self.sequences if s.chain and s.num_output_tokens and s.num_tokens < 20]
 
     @precondition(_ends_of_chains)
@@ -121,7 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         timeout=st.sampled_from([None, None, None, None, 9.0]),
     )
     def go_on(self, index, width, max_tokens, timeout):
-        """However many wait, and however late: in the place of the first."""
+        """Add later requests of a chain: none is refused, and all have the rank of the first."""
         self.counts["go_on"] += 1
         ends = self._ends_of_chains()
         end = ends[index % len(ends)]
@@ -177,13 +177,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.mark(unfinished[index % len(unfinished)].id, FinishReason.ABORT)
 
     def _writing(self) -> list[Sequence]:
-        """Those with output, and no end ordered yet."""
+        """Return the unfinished sequences that have output and no mark."""
         return [s for s in self._unfinished() if s.num_output_tokens and s.id not in self.scheduler._marks]
 
     @precondition(_writing)
     @rule(index=st.integers(0, 100), back=st.integers(0, 3))
     def finish(self, index, back):
-        """A stop string was found, some tokens back."""
+        """Mark a sequence whose output has a stop string some tokens back."""
         self.counts["finish"] += 1
         writing = self._writing()
         sequence = writing[index % len(writing)]
@@ -195,7 +195,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return [s for s in self.scheduler._running if s.num_output_tokens]
 
     def _draft(self) -> None:
-        """Guess the next tokens of all that decode: the first ones right, the others wrong."""
+        """Draft the next tokens of all decoding sequences: the first ones right, the others wrong."""
         if not self.num_drafts:
             return
         while self.driver.in_flight:
@@ -257,7 +257,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.counts["shared"] += any(count > 1 for count in holders.values())
 
     def _pages_in_tree(self) -> set[int]:
-        """All pages of the tree; each must hold exactly the tokens it is known by."""
+        """Return all pages of the tree; check that each holds exactly the tokens of its key."""
         pages: set[int] = set()
         page_size = self.scheduler.pool.page_size
         nodes = [self.scheduler.prefix_cache._root]
@@ -377,8 +377,8 @@ for case, share in ((TestRunAhead0, 1), (TestRunAhead1, 1), (TestWindow, 2), (Te
     [(COUNTS, 100), (WindowMachine.counts, 5), (MixedMachine.counts, 5)],
     ids=["full", "window", "mixed"],
 )
-def test_every_rule_and_event_was_seen_often(counts, least):
-    """Comes last: counts what the machines above have done."""
+def test_every_rule_and_event_occurred_often(counts, least):
+    """Check the counts of the machines above; must be the last test of this file."""
     rules = [
         name for name, value in vars(SchedulerMachine).items() if hasattr(value, "hypothesis_stateful_rule")
     ]

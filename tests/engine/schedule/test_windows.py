@@ -20,7 +20,7 @@ def check(driver: Driver, sequence, windows: tuple[int, ...]) -> None:
 
 
 def most_used(driver: Driver) -> list[int]:
-    """Run to the end; the pages held after every step."""
+    """Run to the end; return the number of pages held after each step."""
     used = []
     while driver.step():
         used.append(driver.scheduler.pool.num_used)
@@ -70,8 +70,8 @@ def test_the_context_limit_counts_windows():
     mixed.run()
 
 
-def test_prompts_that_wait_for_each_others_pages_give_way(run_ahead):
-    """Nothing is free between their chunks: the later prompt is preempted, and the first goes on."""
+def test_prompts_that_block_each_other_are_preempted(run_ahead):
+    """No page is free between their chunks: the later prompt is preempted, and the first continues."""
     options = {"page_size": 1, "num_pages": 64, "token_budget": 8, "max_model_len": 120}
     driver = Driver.of(kv_windows=WINDOW, run_ahead=run_ahead, **options)
     sequences = [driver.add([n, *range(60)], max_tokens=5, ignore_eos=True) for n in range(2)]
@@ -84,7 +84,7 @@ def test_prompts_that_wait_for_each_others_pages_give_way(run_ahead):
     while not driver.scheduler.num_preemptions:
         driver.scheduler.prefix_cache.evict(pool.num_cached)
         taken += pool.allocate(pool.num_free)
-        assert driver.step(), "nothing goes on"
+        assert driver.step(), "no step is planned"
     assert sequences[1].num_preemptions == 1
     pool.free(taken)
     driver.run()
@@ -93,7 +93,7 @@ def test_prompts_that_wait_for_each_others_pages_give_way(run_ahead):
 
 
 @pytest.mark.parametrize("windows", [WINDOW, MIXED, (3, 6, 0)])
-def test_a_hit_is_found_behind_pages_that_left_the_window(run_ahead, windows):
+def test_a_hit_is_found_after_pages_that_left_the_window(run_ahead, windows):
     driver = Driver.of(kv_windows=windows, page_size=2, num_pages=200, run_ahead=run_ahead)
     prompt = list(range(40))
     first = driver.add(prompt, max_tokens=12, ignore_eos=True)
@@ -142,7 +142,7 @@ def test_samples_share_a_prompt_and_copy_its_last_page_of_every_group(run_ahead,
     assert driver.num_prefilled == length + 2, "the followers compute one token each"
 
 
-def test_samples_that_come_late_compute_what_the_leader_no_longer_has():
+def test_late_samples_recompute_pages_the_leader_has_freed():
     driver = Driver.of(kv_windows=WINDOW, max_num_seqs=1, with_prefix_cache=False)
     samples = driver.add_group(list(range(12)), 2, max_tokens=30, ignore_eos=True)
     driver.run()
@@ -150,7 +150,7 @@ def test_samples_that_come_late_compute_what_the_leader_no_longer_has():
         check(driver, sample, WINDOW)
 
 
-def test_preempted_sequences_resume_behind_their_windows(run_ahead):
+def test_preempted_sequences_resume_with_their_windows(run_ahead):
     driver = Driver.of(kv_windows=MIXED, num_pages=24, run_ahead=run_ahead, overcommit=1.0)
     sequences = [driver.add([n, n + 1, n + 2], max_tokens=30, ignore_eos=True) for n in range(4)]
     driver.run()
@@ -159,7 +159,7 @@ def test_preempted_sequences_resume_behind_their_windows(run_ahead):
         check(driver, sequence, MIXED)
 
 
-def test_a_row_names_no_page_where_a_window_does_not_reach():
+def test_rows_have_no_pages_before_the_window():
     driver = Driver.of(kv_windows=MIXED, page_size=2, num_pages=64, run_ahead=0)
     prompt = list(range(20))
     for _ in range(2):
