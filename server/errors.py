@@ -17,6 +17,7 @@ The server's own errors, beside those that come out of the engine (`engine.error
     UnsupportedField        an InvalidRequest: a known field that would change the output but does not act
 """
 
+import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 INVALID = "invalid_request_error"
 MAX_SHOWN_ERRORS = 3
 MAX_SHOWN_INPUT = 200
+MAX_COMPARED = 64  # fields that a missing one is compared with, and characters of each
 
 
 class ServerError(Exception):
@@ -241,11 +243,20 @@ def invalid_request(
         if entry["type"] != "missing" and not isinstance(entry["input"], dict | list):
             shown = f" (got {entry['input']!r:.{MAX_SHOWN_INPUT}})"
         message = entry["msg"].removeprefix("Value error, ")
+        if entry["type"] == "missing" and isinstance(body, dict) and len(path) == 1:
+            message += like_named(field, body)
         lines[f"{field}: {message}{shown}" if field else f"{message}{shown}"] = field
     shown_lines = list(lines)[:MAX_SHOWN_ERRORS]
     if len(lines) > MAX_SHOWN_ERRORS:
         shown_lines.append(f"and {len(lines) - MAX_SHOWN_ERRORS} more")
     return InvalidRequest("; ".join(shown_lines), next(iter(lines.values())) or None)
+
+
+def like_named(missing: str, body: Mapping[str, Any]) -> str:
+    """Return a hint at the field of a body whose name is close to that of a missing one, "" if none is."""
+    names = [name for name in [*body][:MAX_COMPARED] if len(name) <= MAX_COMPARED]
+    close = difflib.get_close_matches(missing, names, n=1, cutoff=0.8)
+    return f"; the body has {close[0]!r}" if close else ""
 
 
 @contextmanager

@@ -28,16 +28,20 @@ class SamplingOptions(BaseModel):
     top_p: float | None = Field(
         None, gt=0, le=1, description=f"sample from the likeliest tokens of this total probability; {AUTHORS}"
     )
-    top_k: int | None = Field(None, ge=0, description=f"sample from the N likeliest tokens; {AUTHORS}")
+    top_k: int | None = Field(
+        None, ge=0, lt=2**31, description=f"sample from the N likeliest tokens; {AUTHORS}"
+    )
     min_p: float | None = Field(
         None, ge=0, le=1, description=f"sample from tokens at least X times as likely as the first; {AUTHORS}"
     )
     repetition_penalty: float | None = Field(
-        None, gt=0, description=f"above 1: tokens that occurred become less likely; {AUTHORS}"
+        None, ge=0.01, le=100, description=f"above 1: tokens that occurred become less likely; {AUTHORS}"
     )
-    seed: int | None = Field(None, description="seed of the sampling; default: a new one for each answer")
+    seed: int | None = Field(
+        None, ge=-(2**63), lt=2**63, description="seed of the sampling; default: a new one for each answer"
+    )
     max_tokens: int | None = Field(
-        None, ge=1, description="most tokens of an answer; default: what fits into the context"
+        None, ge=1, lt=2**31, description="most tokens of an answer; default: what fits into the context"
     )
 
 

@@ -297,6 +297,13 @@ async def test_a_misspelled_field_is_refused_if_the_setting_says_so(engine: Fake
         assert (await client.post("/v1/chat/completions", json=body(peculiar=1))).status_code == 200
 
 
+async def test_a_misspelled_field_that_must_be_there_is_named(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/chat/completions", json={"mesages": [], "x" * 100: 1})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "messages")
+    assert error["message"] == "messages: Field required; the body has 'mesages'"
+
+
 @pytest.mark.parametrize("name", ["temperature\r\nx: y", "témperature", "temperature\0", "t" * 1000])
 async def test_a_name_that_no_header_can_hold_is_ignored(client: httpx.AsyncClient, name: str) -> None:
     response = await client.post("/v1/chat/completions", json=body(**{name: 1}))
