@@ -37,6 +37,6 @@ VOLUME /models
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10m --retries=3 \
-    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/ready', timeout=2)"]
+    CMD ["python", "-m", "server.healthcheck"]
 ENTRYPOINT ["tini", "--", "monoloop"]
 CMD ["serve"]

@@ -194,6 +194,11 @@ def fetch_from_hub(repository: str, cache_dir: Path | None, *, progress: bool) -
             f"{repository} is not in the cache and the hub cannot be reached. Check the network (and that "
             "HF_HUB_OFFLINE is not set), or name a folder or a .gguf file that is on this machine."
         ) from error
+    except ImportError as error:
+        raise FetchFailed(
+            f"{repository} could not be fetched: the environment names a SOCKS proxy (ALL_PROXY), which "
+            "needs the package socksio (pip install socksio)"
+        ) from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise FetchFailed(f"{repository} could not be fetched from the hub: {error}") from error
     return Path(folder)

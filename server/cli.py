@@ -1,9 +1,11 @@
 """The command `monoloop`: finds the subcommand. Nothing heavy is imported before it is needed."""
 
+import os
 import sys
 from importlib import import_module
 
 from server.flags import SettingsError, did_you_mean
+from server.proxies import no_proxy_for_loopback
 from server.terminal import USAGE, fail, set_up_streams
 from server.version import VERSION
 
@@ -35,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given[0] not in COMMANDS:
         hint = did_you_mean(given[0], COMMANDS)
         return fail(f"there is no command {given[0]!r}; there are {', '.join(COMMANDS)}{hint}", USAGE)
+    no_proxy_for_loopback(os.environ)
     try:
         code: int = import_module(f"server.commands.{given[0]}").main(given[1:])
     except SettingsError as error:

@@ -7,7 +7,7 @@ import httpx
 import orjson
 from rich.console import Console
 
-from server.commands.client import ClientSettings
+from server.commands.client import NO_SOCKS, ClientSettings
 from server.flags import did_you_mean
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ class ServerBackend:
                 model = settings.model or names[0]
         except httpx.ConnectError:
             raise
+        except ImportError as error:  # httpx's, for a kind of proxy
+            raise ChatError(NO_SOCKS) from error
         except httpx.HTTPStatusError as error:
             raise ChatError(f"{settings.url}: {error_message(error.response.content)}") from error
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, IndexError, TypeError) as error:
@@ -159,7 +161,7 @@ def http_client(settings: ClientSettings) -> httpx.AsyncClient:
     """Return a client of the server in the settings."""
     # The first token of a long prompt on a busy server may take minutes; a connection should not.
     return httpx.AsyncClient(
-        base_url=settings.url, headers=settings.headers, timeout=httpx.Timeout(600, connect=5)
+        base_url=settings.url, timeout=httpx.Timeout(600, connect=5), **settings.http_options
     )
 
 

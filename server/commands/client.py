@@ -1,9 +1,15 @@
 """Settings of commands that talk to a server: its address, the key, the model."""
 
 import os
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from server.proxies import is_loopback
+
+NO_SOCKS = (
+    "the environment names a SOCKS proxy (ALL_PROXY), which needs the package socksio: pip install socksio"
+)
 API_KEY_VARIABLE = "MONOLOOP_API_KEY"
 
 
@@ -32,6 +38,17 @@ class ClientSettings(BaseModel):
         description=f"key sent as a bearer token; default: {API_KEY_VARIABLE}",
     )
     model: str | None = Field(None, description="model to ask for; default: the first one the server lists")
+
+    @field_validator("url")
+    @classmethod
+    def cut(cls, url: str) -> str:
+        """Return the URL without the `/v1` that other clients want at its end."""
+        return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+    @property
+    def http_options(self) -> dict[str, Any]:
+        """Return the arguments of an httpx client; a server on this machine is asked without a proxy."""
+        return {"headers": self.headers, "trust_env": not is_loopback(self.url)}
 
     @property
     def headers(self) -> dict[str, str]:

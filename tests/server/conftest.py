@@ -84,7 +84,7 @@ class LiveServer:
         )
         self.lines: list[str] = []
         # One client, since each loads the machine's certificates; without keep-alive, to hold up no drain.
-        self._http = httpx.Client(verify=False, headers={"connection": "close"}, timeout=30)
+        self._http = httpx.Client(verify=False, headers={"connection": "close"}, timeout=30, trust_env=False)
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

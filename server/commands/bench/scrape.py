@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.commands.client import ClientSettings
+from server.commands.client import NO_SOCKS, ClientSettings
 
 IDLE_SECONDS = "monoloop_device_idle_seconds_total"
 LOOP_LAG_BUCKET = "monoloop_loop_lag_seconds_bucket"
@@ -23,17 +23,19 @@ class ServerInfo:
     """Asks a server the few things besides completions."""
 
     def __init__(self, settings: ClientSettings) -> None:
-        self._url = settings.url.rstrip("/")
-        self._headers = settings.headers
+        self._url = settings.url
+        self._options = settings.http_options
 
     def first_model(self) -> str:
         """The first model the server lists. Raises ValueError that says why there is none."""
         try:
-            response = httpx.get(f"{self._url}/v1/models", headers=self._headers, timeout=10)
+            response = httpx.get(f"{self._url}/v1/models", timeout=10, **self._options)
             response.raise_for_status()
             return str(response.json()["data"][0]["id"])
         except httpx.HTTPStatusError as error:
             raise ValueError(f"{self._url}/v1/models answers {error.response.status_code}") from error
+        except ImportError as error:  # httpx's, for a kind of proxy
+            raise ValueError(NO_SOCKS) from error
         except httpx.HTTPError as error:
             raise ValueError(f"no server answers at {self._url}: {error}") from error
         except (ValueError, KeyError, IndexError, TypeError) as error:
@@ -42,10 +44,10 @@ class ServerInfo:
     def snapshot(self) -> Snapshot:
         """The server's counters now; a server without them gives an empty snapshot."""
         try:
-            response = httpx.get(f"{self._url}/metrics", headers=self._headers, timeout=10)
+            response = httpx.get(f"{self._url}/metrics", timeout=10, **self._options)
             response.raise_for_status()
             return parse_snapshot(response.text)
-        except (httpx.HTTPError, ValueError):
+        except (httpx.HTTPError, ImportError, ValueError):
             return Snapshot(None, {})
 
 

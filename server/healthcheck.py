@@ -1,0 +1,59 @@
+"""`python -m server.healthcheck`: the image's health check, with exit code 0 if the server is ready.
+
+It asks the address that the server was configured with, never through a proxy, and imports next to nothing,
+since it runs every few seconds.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import ProxyHandler, build_opener
+
+import yaml
+
+TIMEOUT_SECONDS = 2
+COMMAND_LINE = Path("/proc/1/cmdline")  # of the container's first process, tini or monoloop
+
+
+def main() -> int:
+    """Ask /ready; return 0 if the answer is 200 and 1 if not."""
+    try:
+        command = COMMAND_LINE.read_text("utf-8", "replace").split("\0")
+    except OSError:
+        command = []
+    try:
+        build_opener(ProxyHandler({})).open(f"{address(command, os.environ)}/ready", timeout=TIMEOUT_SECONDS)
+    except (URLError, OSError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def address(command: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Return the URL of a server that was started with these flags, variables and YAML file."""
+    file = _flag(command, "--config") or variables.get("MONOLOOP_CONFIG")
+    values = yaml.safe_load(Path(file).read_text("utf-8")) if file else None
+    given = values if isinstance(values, dict) else {}
+    host, port = (
+        str(_flag(command, f"--{name}") or variables.get(f"MONOLOOP_{name.upper()}") or given.get(name, ""))
+        for name in ("host", "port")
+    )
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port or 8000}" if ":" in host else f"http://{host}:{port or 8000}"
+
+
+def _flag(command: Sequence[str], name: str) -> str | None:
+    """Return the value of the last flag of that name, written with a space or with `=`."""
+    found = None
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if word == name:
+            found = following
+        elif word.startswith(f"{name}="):
+            found = word.partition("=")[2]
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
