@@ -17,6 +17,7 @@ from engine.active_request import ActiveRequest
 from engine.config import EngineConfig
 from engine.constraints.grammar import GrammarCompiler
 from engine.constraints.prepare import is_prepared, prepare
+from engine.counters import Counters
 from engine.delivery import Delivery
 from engine.device.thread import DeviceThread, StepFuture
 from engine.errors import (
@@ -32,13 +33,13 @@ from engine.errors import (
 from engine.listener import StepListener
 from engine.mailbox import Mailbox
 from engine.model_info import ModelInfo
-from engine.outputs import FinishReason, StepOutput, StepPlan, logprobs_by_sequence
+from engine.outputs import FinishReason, StepPlan, logprobs_by_sequence
 from engine.readouts import PromptLogprobs
 from engine.record.writer import Recorder
 from engine.request import Request
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import RequestChain, Sequence
-from engine.stats import EngineObserver, EngineStats, IdleMeter, NullObserver
+from engine.stats import EngineObserver, EngineStats, NullObserver
 from engine.stream import RequestStream
 from engine.text.detokenizer import Decoded
 from engine.text.tokenizer import TokenizerPool
@@ -103,14 +104,7 @@ class Engine:
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self._is_draining = False
-        self._idle_meter = IdleMeter(time.perf_counter())
-        self._loop_lag = 0.0
-        self._num_prompt_tokens = 0
-        self._num_generation_tokens = 0
-        self._num_steps = 0
-        self._num_mixed_steps = 0
-        self._num_constrained_steps = 0
-        self._num_corrupted = 0
+        self._counters = Counters(time.perf_counter())
         self._step_loop = asyncio.create_task(self._run(), name="step loop")
         self._step_loop.add_done_callback(self._on_step_loop_done)
         self._lag_timer = asyncio.create_task(self._measure_lag(), name="loop lag")
@@ -193,7 +187,7 @@ class Engine:
         for listener in self._listeners:
             listener.arrived(sequences, now)
         streams = [self._open(sequence, now) for sequence in sequences]
-        self._idle_meter.work_arrived(now)
+        self._counters.idle_meter.work_arrived(now)
         self._is_empty.clear()
         self._wake.set()
         return streams
@@ -241,7 +235,7 @@ class Engine:
         )
         self._live[sequence.id] = ActiveRequest(sequence, stream, mailbox, now)
         self._delivery.open(sequence)
-        self._num_prompt_tokens += sequence.num_prompt_tokens
+        self._counters.num_prompt_tokens += sequence.num_prompt_tokens
         return stream
 
     def _abort(self, sequence_id: int) -> None:
@@ -263,30 +257,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return a snapshot of live state."""
-        pool = self._scheduler.pool
-        return EngineStats(
-            running=self._scheduler.num_running,
-            waiting=self._scheduler.num_waiting,
-            pages_used=pool.num_used,
-            pages_cached=pool.num_cached,
-            pages_predicted=self._scheduler.predicted_peak,
-            pages_free=pool.num_free,
-            page_size=pool.page_size,
-            preemptions_total=self._scheduler.num_preemptions,
-            prompt_tokens_total=self._num_prompt_tokens,
-            queried_prompt_tokens_total=self._scheduler.num_queried_tokens,
-            cached_prompt_tokens_total=self._scheduler.num_cached_tokens,
-            evicted_pages_total=self._scheduler.prefix_cache.num_evicted_pages,
-            generation_tokens_total=self._num_generation_tokens,
-            steps_total=self._num_steps,
-            mixed_steps_total=self._num_mixed_steps,
-            constrained_steps_total=self._num_constrained_steps,
-            corrupted_requests_total=self._num_corrupted,
-            device_idle_seconds_total=self._idle_meter.total_seconds,
-            device_idle_share=self._idle_meter.share(time.perf_counter()),
-            loop_lag_seconds=self._loop_lag,
-            alive=self.is_alive,
-            draining=self._is_draining,
+        return self._counters.snapshot(
+            self._scheduler, time.perf_counter(), alive=self.is_alive, draining=self._is_draining
         )
 
     async def wait_dead(self) -> None:
@@ -342,7 +314,7 @@ class Engine:
                 await self._complete_step(*self._in_flight.popleft())
             elif plan is None:
                 self._scheduler.check_idle()
-                self._idle_meter.work_ended()
+                self._counters.idle_meter.work_ended()
                 self._wake.clear()
                 await self._wake.wait()
 
@@ -372,19 +344,13 @@ class Engine:
         logprobs = logprobs_by_sequence(plan, output)
         for sequence, token_ids in self._scheduler.commit(plan, output):
             if sequence.finish_reason is FinishReason.ERROR:
-                self._num_corrupted += not sequence.request.constraints
+                self._counters.num_corrupted += not sequence.request.constraints
                 self._end(
                     sequence.id, FinishReason.ERROR, _no_token(sequence, output.problems.get(sequence.id))
                 )
             elif sequence.id in self._live:
                 self._delivery.add(sequence, token_ids, now, logprobs.get(sequence.id, ()))
-        self._observe_step(plan, output)
-
-    def _observe_step(self, plan: StepPlan, output: StepOutput) -> None:
-        self._num_steps += 1
-        self._num_mixed_steps += 0 < plan.num_decode_rows < plan.num_rows
-        self._num_constrained_steps += bool(output.num_constrained)
-        self._idle_meter.step(output.start_seconds, output.end_seconds)
+        self._counters.step(plan, output)
         self._observer.step_finished(
             output.end_seconds - output.start_seconds, plan.num_tokens, plan.num_rows
         )
@@ -416,7 +382,7 @@ class Engine:
         if live is None:
             return
         delta = decoded.delta
-        self._num_generation_tokens += decoded.num_output_tokens - live.stream.num_output_tokens
+        self._counters.num_generation_tokens += decoded.num_output_tokens - live.stream.num_output_tokens
         live.stream.num_output_tokens = decoded.num_output_tokens
         live.stream.num_cached_tokens = live.sequence.num_cached_tokens
         live.stream.num_reasoning_tokens = decoded.num_reasoning_tokens
@@ -467,12 +433,12 @@ class Engine:
         with suppress(asyncio.CancelledError):
             while True:
                 if not self._live:
-                    self._loop_lag = 0.0
+                    self._counters.loop_lag_seconds = 0.0
                     await self._wake.wait()
                 due = self._loop.time() + LAG_TIMER_SECONDS
                 await asyncio.sleep(LAG_TIMER_SECONDS)
-                self._loop_lag = max(0.0, self._loop.time() - due)
-                self._observer.loop_lag(self._loop_lag)
+                self._counters.loop_lag_seconds = max(0.0, self._loop.time() - due)
+                self._observer.loop_lag(self._counters.loop_lag_seconds)
 
 
 def open_listeners(config: EngineConfig) -> list[StepListener]:
