@@ -1,7 +1,8 @@
-"""What a request may ask of its prompt beside tokens. `engine/device/readouts.py` computes it.
+"""Readouts: what a request may ask of its prompt beside output tokens.
 
-A readout reads the final hidden states of a range of the prompt's tokens, over as many steps as the prompt
-takes. Tokens from the start of the range on are computed even if the prefix cache holds them.
+A readout reads the hidden states, after the final norm, of a range of the prompt's tokens, over as many steps
+as the prompt takes. Tokens from the start of the range on are computed even if the prefix cache holds them.
+A class here says what is asked for; its recipe in `engine/device/readouts.py` computes it.
 """
 
 from dataclasses import Field, dataclass
@@ -20,13 +21,11 @@ class Readout(Protocol):
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
-    @property
-    def head(self) -> Head | None:
-        """Return the head of the model that it applies to hidden states, None for none."""
+    head: ClassVar[Head | None]
+    """The head of the model that it applies to hidden states, None for none."""
 
-    @property
-    def comes_in_parts(self) -> bool:
-        """Return True if each row returns its part, False if the last row returns the one result."""
+    comes_in_parts: ClassVar[bool]
+    """True if each row returns the result of its own tokens, False if the last row returns the one result."""
 
     def positions(self, num_prompt_tokens: int) -> range:
         """Return the positions of the tokens whose hidden states it reads."""
@@ -43,8 +42,8 @@ class PromptLogprobs:
     """
 
     num_top: int
-    head: ClassVar[Head] = "language model"
-    comes_in_parts = True
+    head: ClassVar[Head | None] = "language model"
+    comes_in_parts: ClassVar[bool] = True
 
     def positions(self, num_prompt_tokens: int) -> range:
         return range(num_prompt_tokens - 1)
@@ -62,7 +61,7 @@ class PooledHidden:
 
     pooling: Pooling
     head: ClassVar[Head | None] = None
-    comes_in_parts = False
+    comes_in_parts: ClassVar[bool] = False
 
     def positions(self, num_prompt_tokens: int) -> range:
         return range(0 if self.pooling == "mean" else num_prompt_tokens - 1, num_prompt_tokens)
@@ -75,8 +74,8 @@ class PooledHidden:
 class RewardScore:
     """The scores of the last token, fp32 [num_labels]: those of a reward model or a classifier."""
 
-    head: ClassVar[Head] = "score"
-    comes_in_parts = False
+    head: ClassVar[Head | None] = "score"
+    comes_in_parts: ClassVar[bool] = False
 
     def positions(self, num_prompt_tokens: int) -> range:
         return range(num_prompt_tokens - 1, num_prompt_tokens)

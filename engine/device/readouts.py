@@ -1,7 +1,4 @@
-"""Readouts on the device: what rows return beside tokens, from the final hidden states of their tokens.
-
-A class here computes each kind of `engine/readouts.py`; RECIPES lists them.
-"""
+"""Recipes: compute the readouts of `engine/readouts.py`, one class for each in RECIPES."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -19,8 +16,8 @@ from models.decoder import Decoder
 SLICE_BYTES = 64 * 2**20
 
 
-class Part(NamedTuple):
-    """One readout of one row: the row's index in the plan, its slot, the number among its readouts."""
+class PlacedReadout(NamedTuple):
+    """A readout of a row: the row's index in the plan, its slot, and the readout's number in the row."""
 
     row: int
     slot: int
@@ -29,21 +26,23 @@ class Part(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """Tensors of one kind's results, and what makes a result for each part of their copies on the host."""
+    """Tensors of one kind, and the function that makes their host copies one result for each readout."""
 
     tensors: Sequence[torch.Tensor]
     results: Callable[[Sequence[np.ndarray]], Sequence[Any]]
 
 
 class Recipe(Protocol):
-    """Computes all parts of one kind in a step."""
+    """Computes all readouts of one kind in a step. It may keep state per slot, 0 to `num_slots` - 1."""
 
     def __init__(self, model: Decoder, num_slots: int) -> None: ...
 
-    def compute(self, parts: Sequence[Part], hidden: torch.Tensor) -> Pending:
-        """Return the results for `hidden` [num_tokens, hidden_size], the tokens of one part after another.
+    def compute(self, placed: Sequence[PlacedReadout], hidden: torch.Tensor) -> Pending:
+        """Return the results of `placed`, whose tokens' states follow each other in `hidden`.
 
-        Waits for nothing. A result is None where a later row of the sequence returns it.
+        hidden [num_tokens, hidden_size]: `readout.num_tokens` rows for each, at least one. Must not wait for
+        the device. Tensors of results have a dtype that numpy knows, so not bfloat16. A result is None where
+        a later row of the sequence returns it; results may be views of one array.
         """
 
 
@@ -53,17 +52,17 @@ class PromptLogprobsRecipe:
     def __init__(self, model: Decoder, num_slots: int) -> None:
         self._model = model
 
-    def compute(self, parts: Sequence[Part], hidden: torch.Tensor) -> Pending:
-        ids = [token_id for part in parts for token_id in part.readout.next_token_ids]
+    def compute(self, placed: Sequence[PlacedReadout], hidden: torch.Tensor) -> Pending:
+        ids = [token_id for one in placed for token_id in one.readout.next_token_ids]
         [next_token_ids] = upload(hidden.device, (np.array(ids, np.int64),))
         columns = prompt_logprobs(self._model, hidden, next_token_ids)
 
         def results(arrays: Sequence[np.ndarray]) -> list[PromptLogprobColumns]:
             logprobs, top, top_ids, ranks = (np.concatenate(arrays[column::4]) for column in range(4))
             found, end = [], 0
-            for part in parts:
-                assert isinstance(part.readout.readout, PromptLogprobs)
-                start, end, num_top = end, end + part.readout.num_tokens, part.readout.readout.num_top
+            for one in placed:
+                assert isinstance(one.readout.readout, PromptLogprobs)
+                start, end, num_top = end, end + one.readout.num_tokens, one.readout.readout.num_top
                 rows = slice(start, end)
                 found.append(
                     PromptLogprobColumns(
@@ -104,20 +103,20 @@ class PooledHiddenRecipe:
         self._shape = (num_slots + 1, model.spec.hidden_size)
         self._sums: torch.Tensor | None = None
 
-    def compute(self, parts: Sequence[Part], hidden: torch.Tensor) -> Pending:
+    def compute(self, placed: Sequence[PlacedReadout], hidden: torch.Tensor) -> Pending:
         vectors: list[torch.Tensor] = []
         sums: list[tuple[int, torch.Tensor]] = []
-        pieces = hidden.split([part.readout.num_tokens for part in parts])
-        for part, states in zip(parts, pieces, strict=True):
-            request = part.readout.readout
+        pieces = hidden.split([one.readout.num_tokens for one in placed])
+        for one, states in zip(placed, pieces, strict=True):
+            request = one.readout.readout
             assert isinstance(request, PooledHidden)
             vector = states[-1]
             if request.pooling == "mean":
-                end = part.readout.start + part.readout.num_tokens
-                total = self._sum(part.slot, states, is_first=part.readout.start == 0)
-                sums.append((part.slot, total))
+                end = one.readout.start + one.readout.num_tokens
+                total = self._sum(one.slot, states, is_first=one.readout.start == 0)
+                sums.append((one.slot, total))
                 vector = total / end
-            if part.readout.is_last:
+            if one.readout.is_last:
                 vectors.append(vector.float())
         tensors = [torch.stack(vectors)] if vectors else []
         if self._sums is not None:
@@ -126,7 +125,7 @@ class PooledHiddenRecipe:
 
         def results(arrays: Sequence[np.ndarray]) -> list[np.ndarray | None]:
             whole = iter(arrays[0] if arrays else ())
-            return [next(whole) if part.readout.is_last else None for part in parts]
+            return [next(whole) if one.readout.is_last else None for one in placed]
 
         return Pending(tensors, results)
 
@@ -144,7 +143,7 @@ class RewardScoreRecipe:
     def __init__(self, model: Decoder, num_slots: int) -> None:
         self._head = model.score
 
-    def compute(self, parts: Sequence[Part], hidden: torch.Tensor) -> Pending:
+    def compute(self, placed: Sequence[PlacedReadout], hidden: torch.Tensor) -> Pending:
         return Pending([self._head(hidden)], lambda arrays: list(arrays[0]))
 
 
@@ -158,22 +157,21 @@ RECIPES: dict[type[Readout], type[Recipe]] = {
 class StepReadouts(NamedTuple):
     """The readouts of a step by kind, and the indices in the step of the tokens they read, in that order."""
 
-    by_kind: dict[type[Readout], list[Part]]
+    by_kind: dict[type[Readout], list[PlacedReadout]]
     token_indices: np.ndarray
 
 
 def readouts_of(plan: StepPlan, first_tokens: np.ndarray) -> StepReadouts:
     """Return the readouts of a plan. first_tokens int64 [num_rows]: index of each row's first token."""
-    by_kind: dict[type[Readout], list[Part]] = {}
+    by_kind: dict[type[Readout], list[PlacedReadout]] = {}
     for row, readouts in plan.readouts.items():
         for number, readout in enumerate(readouts):
-            part = Part(row, plan.slots[row], number, readout)
-            by_kind.setdefault(type(readout.readout), []).append(part)
+            one = PlacedReadout(row, plan.slots[row], number, readout)
+            by_kind.setdefault(type(readout.readout), []).append(one)
     indices = [
-        np.arange(part.readout.num_tokens)
-        + (first_tokens[part.row] + part.readout.start - plan.starts[part.row])
-        for parts in by_kind.values()
-        for part in parts
+        np.arange(one.readout.num_tokens) + (first_tokens[one.row] + one.readout.start - plan.starts[one.row])
+        for placed in by_kind.values()
+        for one in placed
     ]
     return StepReadouts(by_kind, np.concatenate((np.zeros(0, np.int64), *indices)))
 
@@ -182,16 +180,16 @@ class ReadoutsOnHost(NamedTuple):
     """Results on their way to the host."""
 
     pending: Sequence[
-        tuple[list[Part], list[torch.Tensor], Callable[[Sequence[np.ndarray]], Sequence[Any]]]
+        tuple[list[PlacedReadout], list[torch.Tensor], Callable[[Sequence[np.ndarray]], Sequence[Any]]]
     ] = ()
 
     def by_row(self) -> dict[int, tuple[Any, ...]]:
         """Return the results by row of the plan, once the device has written them."""
         rows: dict[int, dict[int, Any]] = {}
-        for parts, tensors, results in self.pending:
+        for placed, tensors, results in self.pending:
             found = results([tensor.numpy() for tensor in tensors])
-            for part, result in zip(parts, found, strict=True):
-                rows.setdefault(part.row, {})[part.number] = result
+            for one, result in zip(placed, found, strict=True):
+                rows.setdefault(one.row, {})[one.number] = result
         return {row: tuple(found[number] for number in sorted(found)) for row, found in rows.items()}
 
 
@@ -206,10 +204,10 @@ class Readouts:
     def compute(self, step: StepReadouts, hidden: torch.Tensor) -> ReadoutsOnHost:
         """Compute a step's readouts, of `hidden` [len(token_indices), hidden_size], and copy them."""
         pending = []
-        sizes = [sum(part.readout.num_tokens for part in parts) for parts in step.by_kind.values()]
-        for (kind, parts), states in zip(step.by_kind.items(), hidden.split(sizes), strict=True):
+        sizes = [sum(one.readout.num_tokens for one in placed) for placed in step.by_kind.values()]
+        for (kind, placed), states in zip(step.by_kind.items(), hidden.split(sizes), strict=True):
             if kind not in self._recipes:
                 self._recipes[kind] = RECIPES[kind](self._model, self._num_slots)
-            tensors, results = self._recipes[kind].compute(parts, states)
-            pending.append((parts, [to_host(tensor) for tensor in tensors], results))
+            tensors, results = self._recipes[kind].compute(placed, states)
+            pending.append((placed, [to_host(tensor) for tensor in tensors], results))
         return ReadoutsOnHost(pending)

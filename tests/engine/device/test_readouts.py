@@ -167,7 +167,9 @@ def test_results_are_arrays_of_their_rows_in_slices_of_any_size(monkeypatch) -> 
     for rows_at_once in (1, 4, 100):
         monkeypatch.setattr(readouts, "SLICE_BYTES", rows_at_once * 4 * vocab_size)
         parts = [
-            readouts.Part(row, row, 0, RowReadout(PromptLogprobs(num_top), 0, size, (5,) * size, False))
+            readouts.PlacedReadout(
+                row, row, 0, RowReadout(PromptLogprobs(num_top), 0, size, (5,) * size, False)
+            )
             for row, (size, num_top) in enumerate(zip(sizes, num_tops, strict=True))
         ]
         pending = readouts.PromptLogprobsRecipe(model, 4).compute(parts, logits)
