@@ -9,6 +9,7 @@ EngineError
 ├── Draining                  the engine is shutting down and accepts no new requests
 ├── EngineDead                the step loop has ended; no request will finish
 │   └── DeviceLost            because the device has failed for good
+├── TemplateFault             the chat template has a fault: no request with it can run
 ├── StepFailed                the step of this request failed; the engine continues
 └── ModelError                the model cannot be found or loaded (start-up only)
     └── FetchFailed           it could not be downloaded; trying again, or on another network, may help
@@ -57,6 +58,10 @@ class EngineDead(EngineError):
 
 class DeviceLost(EngineDead):
     """The device has an error that only a new process recovers from."""
+
+
+class TemplateFault(EngineError):
+    """The chat template fails on a conversation that it should render: not the client's fault."""
 
 
 class StepFailed(EngineError):

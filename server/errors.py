@@ -37,6 +37,7 @@ from engine.errors import (
     QueueTimeout,
     RequestTimeout,
     StepFailed,
+    TemplateFault,
 )
 from server.schema.errors import (
     AnthropicError,
@@ -125,6 +126,7 @@ FAULTS: dict[type[Exception], Fault] = {
     BodyTooLarge: Fault(413, INVALID, "request_too_large"),
     UnsupportedMedia: Fault(415, INVALID, "unsupported_media_type"),
     QueueFull: Fault(429, "rate_limit_error", "slow_down", 1),
+    TemplateFault: Fault(500, "server_error", "internal_error"),
     StepFailed: Fault(500, "server_error", "internal_error"),
     NoConnectionLeft: Fault(503, "server_error", "server_is_overloaded", 1),
     NotReady: Fault(503, "server_error", "server_is_overloaded", 5),

@@ -1,15 +1,18 @@
 """Renders conversations with a chat template, as transformers' apply_chat_template does."""
 
 import inspect
+import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
 from jinja2.defaults import DEFAULT_NAMESPACE
 
-from engine.text.template_sandbox import Rendering, TemplateSandbox
+from engine.text.template_sandbox import Rendering, TemplateRefusal, TemplateSandbox
 
+TEMPLATE_FILES = ("<template>", "<unknown>")  # as Jinja calls a template's source in tracebacks
 # Variables and functions that every template has.
 GIVEN = frozenset(("messages", "raise_exception", "strftime_now"))
 # Parameters of transformers' functions that are data for the template, like any other variable.
@@ -18,10 +21,19 @@ DATA = frozenset(("tools", "documents"))
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 # Roles of messages that instruct the model.
 SYSTEM_ROLES = ("system", "developer")
+PROBE_CHAT: list[dict[str, Any]] = [
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "Hi"},
+    {"role": "user", "content": "How are you?"},
+]
 PROBE_SECONDS = 5.0
 PROBE_CHARS = 2**20
 # Marks the end of a message that is to be continued. Its last space shows if the template strips messages.
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class ConversationError(ValueError):
+    """No template could render this conversation as it was asked for."""
 
 
 class ChatTemplate:
@@ -46,21 +58,33 @@ class ChatTemplate:
     ) -> str:
         """Return the text of a conversation; `variables` may hold tools and documents.
 
-        Raises whatever the template raises, ValueError for a conversation that cannot be continued,
+        Raises whatever the template raises, ConversationError for a conversation that cannot be continued,
         ContextLengthExceeded beyond `max_chars` characters, and InvalidRequest at the rendering's limits.
         """
         if not messages:
-            raise ValueError("there are no messages")
+            raise ConversationError("there are no messages")
         if add_generation_prompt and continue_final_message:
-            raise ValueError("continue_final_message and add_generation_prompt exclude each other")
+            raise ConversationError("continue_final_message and add_generation_prompt exclude each other")
         if not all(isinstance(document, dict) for document in variables.get("documents") or ()):
-            raise TypeError("documents must be a list of objects")
+            raise ConversationError("documents must be a list of objects")
         chat = [_readable(message) for message in messages]
         given = {"tools": None, "documents": None, **self._special_tokens, **variables}
         given |= {"messages": chat, "add_generation_prompt": add_generation_prompt}
         final_text = self._tag(chat) if continue_final_message else None
         text = self._sandbox.render(self._template, given, rendering, max_chars)
         return text if final_text is None else _cut_at_tag(text, final_text)
+
+    def probe(self) -> None:
+        """Render a conversation of two turns. Raises what the template raises, but for its own refusals."""
+        with suppress(TemplateRefusal):
+            self.render(
+                PROBE_CHAT,
+                {},
+                Rendering(PROBE_SECONDS),
+                add_generation_prompt=True,
+                continue_final_message=False,
+                max_chars=PROBE_CHARS,
+            )
 
     def takes_system_anywhere(self) -> bool:
         """Return True if the template renders every system message in its place, wherever it is.
@@ -92,7 +116,7 @@ class ChatTemplate:
         """Put a tag at the end of the last message's text, and return the text."""
         content = chat[-1].get("content")
         if content is None or "content" not in self._source:
-            raise ValueError("the final message has no content to continue")
+            raise ConversationError("the final message has no content to continue")
         if not isinstance(content, list):
             chat[-1]["content"] = content + CONTINUE_TAG
             return str(content)
@@ -101,7 +125,7 @@ class ChatTemplate:
                 tagged = {**block, "text": block["text"] + CONTINUE_TAG}
                 chat[-1]["content"] = [*content[:number], tagged, *content[number + 1 :]]
                 return str(block["text"])
-        raise ValueError("the final message has no text to continue")
+        raise ConversationError("the final message has no text to continue")
 
 
 def _readable(message: dict[str, Any]) -> dict[str, Any]:
@@ -114,14 +138,42 @@ def _readable(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cut_at_tag(text: str, final_text: str) -> str:
-    """Return a rendered conversation up to the tag. Raises ValueError if the message is not in it."""
+    """Return a rendered conversation up to the tag. Raises ConversationError if the message is not in it."""
     tag = CONTINUE_TAG.strip()
     end = text.rfind(tag)
     if end < 0 or final_text.strip() not in text:
-        raise ValueError("the final message cannot be continued: the template does not show it as it is")
+        raise ConversationError(
+            "the final message cannot be continued: the template does not show it as it is"
+        )
     if text.startswith(CONTINUE_TAG, end):
         return text[:end]
     return text[:end].rstrip()  # the template strips messages
+
+
+def is_plain(messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> bool:
+    """Check that every template should render or refuse a conversation, and fail only by its own fault.
+
+    Such are texts of user and assistant in turn, perhaps after a system message, without variables.
+    """
+    roles = [message.get("role") for message in messages]
+    turns = roles[1:] if roles[:1] == ["system"] else roles
+    return (
+        not any(value is not None for value in variables.values())
+        and turns == (["user", "assistant"] * len(turns))[: len(turns)]
+        and turns[-1:] == ["user"]
+        and all(message.keys() <= {"role", "content"} for message in messages)
+        and all(isinstance(message.get("content"), str) for message in messages)
+    )
+
+
+def place_of(error: Exception) -> str:
+    """Return the line of the template that an error is from, as the end of a message."""
+    if isinstance(error, TemplateSyntaxError):
+        return f" (line {error.lineno})"
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in TEMPLATE_FILES
+    ]
+    return f" (line {frames[-1].lineno})" if frames else ""
 
 
 def read_template(path: Path) -> str:

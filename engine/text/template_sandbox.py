@@ -27,6 +27,10 @@ MAX_VALUE_SIZE = 100_000_000
 MAX_INT_BITS = 65_536
 
 
+class TemplateRefusal(jinja2.TemplateError):
+    """A template has called raise_exception(): it has no rendering for this conversation."""
+
+
 class Rendering:
     """Ends one rendering at its deadline, or when it is cancelled. cancel() may be called on any thread."""
 
@@ -178,7 +182,7 @@ def _check_name(name: Any) -> None:
 
 
 def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    raise TemplateRefusal(message)
 
 
 def _strftime_now(format: str) -> str:

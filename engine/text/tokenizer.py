@@ -9,11 +9,19 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.errors import ContextLengthExceeded, InvalidRequest, ModelError
-from engine.text.chat_template import ChatTemplate, reserved_variables
+from jinja2.exceptions import SecurityError
+
+from engine.errors import ContextLengthExceeded, InvalidRequest, ModelError, TemplateFault
+from engine.text.chat_template import (
+    ChatTemplate,
+    ConversationError,
+    is_plain,
+    place_of,
+    reserved_variables,
+)
 from engine.text.detokenizer import BatchDecoder
 from engine.text.infill import InfillTokens
-from engine.text.template_sandbox import Rendering
+from engine.text.template_sandbox import Rendering, TemplateRefusal
 from engine.text.token_bytes import TokenPieces
 
 T = TypeVar("T")
@@ -75,7 +83,32 @@ class Tokenizer:
         }
         self.response_template: dict[str, Any] | None = self._read_response_template()
         self.reserved_variables = reserved_variables(self._hf)
+        self._is_given_template = chat_template is not None
+        self._template_fault = self._find_template_fault()
         self.takes_system_anywhere = self._probe_system_messages()
+
+    def _find_template_fault(self) -> str | None:
+        """Render a probe; return what is wrong with the model's chat template, or None, and log it.
+
+        Raises ValueError, naming the setting, for a template that replaces it.
+        """
+        try:
+            if self.chat_template is not None:
+                self._compiled_template.probe()
+        except Exception as error:  # also what Python raises when it compiles the generated code
+            if self._is_given_template:
+                raise ValueError(
+                    f"chat_template: it has a fault{place_of(error)}: {_first_line(error)}"
+                ) from error
+            fault = self._describe(error)
+            logger.warning("%s Requests to chat will fail; --chat-template replaces it.", fault)
+            return fault
+        return None
+
+    def _describe(self, error: Exception) -> str:
+        """Return what is wrong with the chat template, as a sentence."""
+        whose = "given with --chat-template" if self._is_given_template else "of this model"
+        return f"The chat template {whose} has a fault{place_of(error)}: {_first_line(error).rstrip('.')}."
 
     def _probe_system_messages(self) -> bool:
         """Return True if the chat template, if there is one, renders system messages anywhere."""
@@ -117,7 +150,7 @@ class Tokenizer:
 
         Control tokens in the messages stay text: only those the template writes are encoded as such.
         Raises InvalidRequest when the template refuses, writes more than `max_chars` characters, or the
-        rendering has to end.
+        rendering has to end, and TemplateFault for an error in the template itself.
         """
         if self.chat_template is None:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", "messages")
@@ -134,6 +167,12 @@ class Tokenizer:
         except InvalidRequest:
             raise
         except Exception as error:  # a template is a program: it may raise any exception for its input
+            refusals = (TemplateRefusal, ConversationError, SecurityError)
+            is_plain_chat = not isinstance(error, refusals) and is_plain(messages, template_kwargs or {})
+            if self._template_fault is not None or is_plain_chat:
+                fault = self._template_fault or self._describe(error)
+                logger.error("%s", fault)
+                raise TemplateFault(fault) from error
             raise InvalidRequest(
                 f"The chat template refuses this: {_first_line(error)}", "messages"
             ) from error

@@ -197,7 +197,8 @@ def outcome(function, *args, **options):
     try:
         return function(*args, **options)
     except Exception as error:
-        return type(error) if isinstance(error, jinja2.TemplateError | TypeError) else ValueError
+        kinds = (jinja2.exceptions.SecurityError, jinja2.TemplateError, TypeError)
+        return next((kind for kind in kinds if isinstance(error, kind)), ValueError)
 
 
 @pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)

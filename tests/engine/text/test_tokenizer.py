@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from engine.errors import InvalidRequest, ModelError
+from engine.errors import InvalidRequest, ModelError, TemplateFault
 from engine.text.template_sandbox import Rendering
 from engine.text.tokenizer import MAX_BATCH_TEXTS, Tokenizer, TokenizerPool
 from tests.engine.text.test_detokenizer import EOS
@@ -124,8 +124,56 @@ def test_no_template_is_an_invalid_request(make_tokenizer):
 
 def test_templates_cannot_reach_files_or_modules(make_tokenizer):
     tokenizer = make_tokenizer("{{ messages.__class__.__mro__ }}")
-    with pytest.raises(InvalidRequest, match="refuses"):
+    with pytest.raises(TemplateFault, match=r"'__class__' .* is unsafe"):
         encode_chat(tokenizer, user("x"))
+
+
+FAULTS = {
+    "{% for m in messages %}": r"\(line 1\): Unexpected end of template",
+    "a\n{{ messages | nothing }}": r"\(line 2\): No filter named 'nothing'",
+    "{% for m in messages %}\n{{ m.content + 1 }}{% endfor %}": r"\(line 2\): can only concatenate str",
+    "{{ messages[0].a.b }}": r"\(line 1\): .*has no attribute 'a'",
+}
+
+
+@pytest.mark.parametrize("template", FAULTS)
+def test_a_fault_of_the_template_is_not_the_clients(make_tokenizer, caplog, template):
+    tokenizer = make_tokenizer(template)
+    assert "--chat-template replaces it" in caplog.text
+    for messages in (user("x"), user([{"type": "text", "text": "x"}], name="y")):
+        with pytest.raises(TemplateFault, match="template of this model has a fault " + FAULTS[template]):
+            encode_chat(tokenizer, messages)
+
+
+@pytest.mark.parametrize("template", FAULTS)
+def test_a_given_template_with_a_fault_ends_the_start(make_tokenizer, template):
+    with pytest.raises(ValueError, match="^chat_template: it has a fault " + FAULTS[template]):
+        make_tokenizer(None, chat_template=template)
+
+
+IN_BRANCHES = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ m.content.nothing.at_all }}{% endif %}"
+    "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{ m.content + '' }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("messages", "error"),
+    [
+        ([{"role": "system", "content": "a"}, *user("b")], TemplateFault),  # a plain conversation
+        ([{"role": "tool", "content": "a"}], InvalidRequest),  # refused
+        (user([{"type": "text", "text": "a"}]), InvalidRequest),  # not a text
+        ([*user("a"), {"role": "system", "content": "b"}], InvalidRequest),  # roles not in turn
+        ([*user("a"), {"role": "assistant", "content": "b", "tool_calls": [{}]}, *user(1)], InvalidRequest),
+    ],
+)
+def test_whose_fault_an_error_is(make_tokenizer, caplog, messages, error):
+    tokenizer = make_tokenizer(IN_BRANCHES)
+    assert not caplog.records, "a user's and an assistant's turn are rendered"
+    encode_chat(tokenizer, user("x"))
+    with pytest.raises(error) as caught:
+        encode_chat(tokenizer, messages)
+    assert type(caught.value) is error
 
 
 def test_a_missing_tokenizer_is_a_model_error(tmp_path):
