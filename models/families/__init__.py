@@ -11,13 +11,16 @@ from models.spec import DecoderSpec
 _BY_ARCHITECTURE = {
     "LlamaForCausalLM": "models.families.llama",
     "MistralForCausalLM": "models.families.llama",
+    "Qwen2ForCausalLM": "models.families.qwen2",
     "Qwen3ForCausalLM": "models.families.qwen3",
     "LlamaForSequenceClassification": "models.families.llama",
     "MistralForSequenceClassification": "models.families.llama",
+    "Qwen2ForSequenceClassification": "models.families.qwen2",
     "Qwen3ForSequenceClassification": "models.families.qwen3",
 }
 _BY_GGUF_ARCHITECTURE = {
     "llama": "models.families.llama",
+    "qwen2": "models.families.qwen2",
     "qwen3": "models.families.qwen3",
 }
 

@@ -52,7 +52,7 @@ def read_spec(
 ) -> DecoderSpec:
     """Read a config.json with the keys of LlamaConfig.
 
-    The keywords say what a family has whatever its configuration says.
+    The keywords are what the family decides itself; the rest is read from `config`.
     """
     num_heads = int(config["num_attention_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
@@ -113,6 +113,24 @@ def _windows(config: dict[str, Any]) -> list[int]:
     if len(types) != int(config["num_hidden_layers"]):
         raise ValueError(f"{len(types)} layer_types for {config['num_hidden_layers']} layers")
     return [by_type[kind] for kind in types]
+
+
+def with_qwen_windows(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration with Qwen's rule for windows written out in the keys `read_spec` reads.
+
+    Layers have a window only if `use_sliding_window` is set: those that `layer_types` names, or without it
+    all from `max_window_layers` on.
+    """
+    config = dict(config)
+    if not config.get("use_sliding_window"):
+        config["sliding_window"] = None
+    if not config.get("layer_types"):
+        num_full = int(config.get("max_window_layers", 28))
+        kinds = ["full_attention", "sliding_attention"]
+        config["layer_types"] = [
+            kinds[layer >= num_full] for layer in range(int(config["num_hidden_layers"]))
+        ]
+    return config
 
 
 def gguf_config(metadata: dict[str, Any]) -> dict[str, Any]:

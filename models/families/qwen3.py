@@ -3,7 +3,7 @@
 from typing import Any
 
 from models.families import llama_like
-from models.families.llama_like import from_gguf, gguf_config, read_spec
+from models.families.llama_like import from_gguf, gguf_config, read_spec, with_qwen_windows
 from models.spec import DecoderSpec
 
 __all__ = ["GGUF_WEIGHT_MAP", "WEIGHT_MAP", "from_gguf", "gguf_config", "spec"]
@@ -19,15 +19,7 @@ GGUF_WEIGHT_MAP = llama_like.GGUF_WEIGHT_MAP | {
 
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
-    """Read a Qwen3Config as in config.json. Only layers from `max_window_layers` on may have a window."""
-    config = {"head_dim": 128, **config}
-    if not config.get("use_sliding_window"):
-        config["sliding_window"] = None
-    if not config.get("layer_types"):
-        num_full = int(config.get("max_window_layers", 28))
-        kinds = ["full_attention", "sliding_attention"]
-        config["layer_types"] = [
-            kinds[layer >= num_full] for layer in range(int(config["num_hidden_layers"]))
-        ]
+    """Read a Qwen3Config as in config.json."""
     bias = bool(config.get("attention_bias", False))
+    config = with_qwen_windows({"head_dim": 128, **config})
     return read_spec(config, qkv_bias=bias, output_bias=bias, qk_norm=True)

@@ -14,6 +14,9 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     MistralForSequenceClassification,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3ForSequenceClassification,
@@ -64,19 +67,26 @@ VARIANTS = {
     "rope yarn": {"rope_parameters": YARN},
 }
 MISTRAL = {**BASE, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": 19}
+QWEN2 = {**BASE, "num_attention_heads": 6, "num_key_value_heads": 2}
 QWEN3 = {**BASE, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20}
+QWEN_WINDOWS = [
+    {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1},
+    {"sliding_window": 19, "max_window_layers": 1},  # not used
+]
 # One of each family, for what must hold of all: configuration class, model class, configuration.
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM, {**BASE, "num_key_value_heads": 2}),
     "mistral": (MistralConfig, MistralForCausalLM, MISTRAL),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, QWEN2),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, QWEN3),
 }
 CLASSIFIERS = {
     "llama": LlamaForSequenceClassification,
     "mistral": MistralForSequenceClassification,
+    "qwen2": Qwen2ForSequenceClassification,
     "qwen3": Qwen3ForSequenceClassification,
 }
-GGUF_FAMILIES = ["llama", "qwen3"]
+GGUF_FAMILIES = ["llama", "qwen2", "qwen3"]
 # Two float32 models that differ in the order of their sums only: about 1e-6 of logits of size 1.
 TOLERANCE = 2e-5
 
@@ -152,17 +162,16 @@ def test_the_score_head_computes_in_float32(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("family", "changes"),
     [
-        {"tie_word_embeddings": True},
-        {"attention_bias": True, "num_key_value_heads": 3},
-        {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1},
-        {"sliding_window": 19, "max_window_layers": 1},  # not used
+        ("qwen3", {"tie_word_embeddings": True}),
+        ("qwen3", {"attention_bias": True, "num_key_value_heads": 3}),
+        *((family, changes) for family in ("qwen2", "qwen3") for changes in QWEN_WINDOWS),
     ],
     ids=str,
 )
-def test_qwen3_variants(changes, tmp_path):
-    model = make("qwen3", **changes)
+def test_qwen_variants(family, changes, tmp_path):
+    model = make(family, **changes)
     model.save_pretrained(tmp_path)
     assert_parity(model, tmp_path, [30, 1, 1, 38])
     config = json.loads((tmp_path / "config.json").read_text())
@@ -180,7 +189,7 @@ def test_sharded_checkpoint(tmp_path):
 
 def write_gguf(path, model, kind=gguf.GGMLQuantizationType.F32, rope_divisors=None):
     """Write a tiny model the way llama.cpp's converter does."""
-    config = model.config
+    config, head_dim = model.config, model.model.layers[0].self_attn.head_dim
     # Only Llama's rows change their order.
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     heads = heads if config.model_type == "llama" else {}
@@ -194,8 +203,8 @@ def write_gguf(path, model, kind=gguf.GGMLQuantizationType.F32, rope_divisors=No
     writer.add_context_length(config.max_position_embeddings)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_key_length(config.head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_key_length(head_dim)
     writer.add_token_list(["a token", "日本"])
 
     def add(name, tensor):
