@@ -66,8 +66,11 @@ class LayerSpec:
     state: StateSpec | None = None
 
 
-# Kinds of layers are put into groups of the size of the most frequent kind where the others have nearly as
-# many, and of the least frequent one elsewhere, as vLLM's hybrid KV cache manager does.
+# Pages of all groups have the size of the largest group; a group with fewer layers leaves the rest of its
+# pages unused. So the size is the number of layers of the least frequent kind, of which the others usually
+# have a multiple: 8 full layers and 40 with a window are six groups of 8. But 12 and 13 would become 12, 7
+# and 6, where one group for each kind leaves a 13th of the pages of one unused. Below this ratio of the
+# numbers, that of the most frequent kind is the size; less than a fifth of a page is unused then.
 _NEARLY_EQUAL = 1.25
 
 
