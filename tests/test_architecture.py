@@ -1,4 +1,7 @@
-"""Checks docs/architecture.md against the code: its paths exist, and the registries are complete."""
+"""Checks docs/architecture.md against the code: its paths exist, and the registries are complete.
+
+Also checks that every module with logic of its own has a test.
+"""
 
 import ast
 import re
@@ -17,6 +20,8 @@ from server.routes.table import ENDPOINTS
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 CONTRACT = PAGE.split("## What a change touches")[1]
+FLOORS = ("server", "engine", "models", "kernels")
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 
 def modules(folder: str, *but: str) -> set[str]:
@@ -34,6 +39,30 @@ def defined(path: Path) -> set[str]:
     """Return the functions that a file defines at its top."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+
+
+def covered(test: Path) -> set[str]:
+    """Return the paths in a sentence `Covers a/b.py, c/d.py and e/f.py.` of a test file's docstring."""
+    docstring = ast.get_docstring(ast.parse(test.read_text(encoding="utf-8"))) or ""
+    sentences = re.findall(r"^Covers (.+?\.py)\.$", docstring, re.MULTILINE | re.DOTALL)
+    return {path for sentence in sentences for path in re.findall(r"[\w/]+\.py", sentence)}
+
+
+def imported(test: Path) -> set[str]:
+    """Return the paths of the modules that a test file may import: `from a import b` may be a/b.py."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(test.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {f"{name.replace('.', '/')}.py" for name in found}
+
+
+def has_logic(path: Path) -> bool:
+    """Return True if a file defines a function or a method: without one, a module is only data."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return any(isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) for node in nodes)
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`([\w./]+[/.]\w*)`", CONTRACT))))
@@ -93,7 +122,30 @@ def test_every_package_is_installed() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     packages = {
         ".".join(path.parent.relative_to(ROOT).parts)
-        for floor in ("server", "engine", "models", "kernels", "configs")
+        for floor in (*FLOORS, "configs")
         for path in (ROOT / floor).rglob("__init__.py")
     }
     assert set(settings["tool"]["setuptools"]["packages"]) == packages
+
+
+def test_every_module_with_logic_has_a_test() -> None:
+    tested = set().union(*map(covered, TESTS), *map(imported, TESTS))
+    own = {(path.relative_to(ROOT / "tests").parts[0], path.name) for path in TESTS}
+    untested = [
+        module
+        for floor in FLOORS
+        for path in sorted((ROOT / floor).rglob("*.py"))
+        if path.name not in ("__init__.py", "__main__.py", "version.py") and has_logic(path)
+        if (module := path.relative_to(ROOT).as_posix()) not in tested
+        if (floor, f"test_{path.name}") not in own
+    ]
+    assert not untested, (
+        f"without a test: {', '.join(untested)}. Write tests/<floor>/.../test_<module>.py, or name the "
+        "module in the docstring of the test file that exercises it: `Covers engine/schedule/allocator.py.`"
+    )
+
+
+@pytest.mark.parametrize("test", [test for test in TESTS if covered(test)], ids=lambda test: test.stem)
+def test_modules_named_as_covered_exist(test: Path) -> None:
+    gone = [path for path in sorted(covered(test)) if not (ROOT / path).is_file()]
+    assert not gone, f"{test.relative_to(ROOT)} covers {', '.join(gone)}, which does not exist"

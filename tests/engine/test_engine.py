@@ -1,4 +1,7 @@
-"""The whole engine around a toy model: every way a request can end, without leaks."""
+"""The whole engine around a toy model: every way a request can end, without leaks.
+
+Covers engine/delivery.py.
+"""
 
 import asyncio
 import gc

@@ -1,3 +1,8 @@
+"""Paged attention against a plain float64 attention.
+
+Covers kernels/attention_batch.py and kernels/attention_tile.py.
+"""
+
 import dataclasses
 
 import pytest

@@ -1,4 +1,7 @@
-"""The sampler against a plain float64 reference: which tokens it keeps, and how it draws among them."""
+"""The sampler against a plain float64 reference: which tokens it keeps, and how it draws among them.
+
+Covers kernels/row_search.py.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""What the loader refuses, by name; and models with random weights."""
+"""What the loader refuses, by name; and models with random weights.
+
+Covers models/checkpoint.py.
+"""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""Beam search over HTTP, with a FakeEngine, whose likeliest token says where the beam stands."""
+"""Beam search over HTTP, with a FakeEngine, whose likeliest token says where the beam stands.
+
+Covers server/schema/beam.py.
+"""
 
 from typing import Any
 

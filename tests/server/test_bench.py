@@ -1,4 +1,7 @@
-"""The load benchmark against a scripted server on loopback: what it sends, counts and prints."""
+"""The load benchmark against a scripted server on loopback: what it sends, counts and prints.
+
+Covers server/commands/bench/command.py.
+"""
 
 import asyncio
 import json

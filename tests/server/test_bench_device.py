@@ -1,4 +1,7 @@
-"""`monoloop bench static` and `monoloop bench kernel` on a CPU."""
+"""`monoloop bench static` and `monoloop bench kernel` on a CPU.
+
+Covers server/commands/bench/device.py.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""POST /v1/chat/completions over ASGI, with a FakeEngine."""
+"""POST /v1/chat/completions over ASGI, with a FakeEngine.
+
+Covers server/prompt.py.
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""POST /v1/embeddings over ASGI, with a FakeEngine whose vectors begin with the input's first token."""
+"""POST /v1/embeddings over ASGI, with a FakeEngine whose vectors begin with the input's first token.
+
+Covers server/routes/openai/inputs.py and server/schema/inputs.py.
+"""
 
 import base64
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""The native routes of TGI and LightLLM over ASGI, with a FakeEngine; bodies as their clients send them."""
+"""The native routes of TGI and LightLLM over ASGI, with a FakeEngine; bodies as their clients send them.
+
+Covers server/routes/native/convert.py.
+"""
 
 import json
 from collections.abc import AsyncIterator

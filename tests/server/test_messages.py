@@ -1,4 +1,7 @@
-"""The Anthropic API over ASGI, with a FakeEngine; the official client meets it in test_live.py."""
+"""The Anthropic API over ASGI, with a FakeEngine; the official client meets it in test_live.py.
+
+Covers server/routes/anthropic/convert.py.
+"""
 
 import json
 from typing import Any

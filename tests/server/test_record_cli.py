@@ -1,4 +1,7 @@
-"""monoloop replay and monoloop timeline: what they print, and their exit codes."""
+"""monoloop replay and monoloop timeline: what they print, and their exit codes.
+
+Covers server/commands/replay.py and server/commands/timeline.py.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,7 @@
-"""The Responses API over ASGI, with a FakeEngine; the official client meets it in test_live_dialects.py."""
+"""The Responses API over ASGI, with a FakeEngine; the official client meets it in test_live_dialects.py.
+
+Covers server/routes/responses/convert.py and server/routes/responses/create.py.
+"""
 
 import json
 import threading

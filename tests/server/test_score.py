@@ -1,6 +1,8 @@
 """POST /score and /get_score: over ASGI with a FakeEngine, and with a tiny checkpoint.
 
 A FakeEngine's scores begin with the input's first token.
+
+Covers server/routes/native/get_score.py.
 """
 
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Settings: four sources, one set of names, and messages that say what is wrong and where."""
+"""Settings: four sources, one set of names, and messages that say what is wrong and where.
+
+Covers server/commands/list.py, server/commands/pull.py and server/commands/rm.py.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,7 @@
-"""Models, health, readiness, load, version, metrics, and the description of the API."""
+"""Models, health, readiness, load, version, metrics, and the description of the API.
+
+Covers server/routes/openai/models.py.
+"""
 
 import json
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from server import cli
+from server.terminal import USAGE, fail, megabytes, print_status
 from tests.server.conftest import ROOT
 
 WITHOUT_HOME = """
@@ -107,3 +108,20 @@ def test_windows_is_refused_in_one_sentence(
     assert capsys.readouterr().err.splitlines() == [
         "monoloop: error: Windows is not supported: run monoloop in WSL 2 or in a container"
     ]
+
+
+def test_status_does_not_mix_with_results(capsys: pytest.CaptureFixture[str]) -> None:
+    print_status("loading")
+    assert capsys.readouterr() == ("", "monoloop: loading\n")
+
+
+def test_each_error_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail("no port\nno model", USAGE) == USAGE
+    assert capsys.readouterr() == ("", "monoloop: error: no port\nmonoloop: error: no model\n")
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(0, "0 MB"), (1_499_999, "1 MB"), (1_234_000_000, "1,234 MB")]
+)
+def test_sizes_are_in_decimal_megabytes(num_bytes: int, text: str) -> None:
+    assert megabytes(num_bytes) == text

@@ -1,4 +1,7 @@
-"""The device benchmarks run at tiny shapes, and their figures are plausible."""
+"""The device benchmarks run at tiny shapes, and their figures are plausible.
+
+Covers engine/bench/attention_cases.py, engine/bench/ops.py, engine/bench/probe.py and engine/bench/steps.py.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""The scheduler driven by the toy model, by hand. test_scheduler_machine.py drives it at random."""
+"""The scheduler driven by the toy model, by hand. test_scheduler_machine.py drives it at random.
+
+Covers engine/schedule/groups.py.
+"""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,6 +1,8 @@
 """The scheduler, its pages, its queue and its tree, driven at random against an unbatched toy model.
 
 make test-long (--hypothesis-profile=long) drives ten times as far.
+
+Covers engine/schedule/rows.py.
 """
 
 from collections import Counter

@@ -1,5 +1,7 @@
 """Sliding windows on the loop: which pages are held, returned, found again and shared. The toy model reads
 through the page tables, so a page returned too early changes its text.
+
+Covers engine/schedule/allocator.py.
 """
 
 import pytest

@@ -1,4 +1,8 @@
-"""The events of a parser add up to the same message however the text is cut."""
+"""The events of a parser add up to the same message however the text is cut.
+
+Covers server/parsing/formats/hermes.py, server/parsing/formats/llama.py, server/parsing/formats/mistral.py,
+server/parsing/formats/pythonic.py and server/parsing/formats/qwen_coder.py.
+"""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""Parsers of single formats: ids, names, control tokens, ends."""
+"""Parsers of single formats: ids, names, control tokens, ends.
+
+Covers server/parsing/json_call.py.
+"""
 
 import json
 import re
