@@ -1,6 +1,6 @@
 """POST /v1/embeddings over ASGI, with a FakeEngine whose vectors begin with the input's first token.
 
-Covers server/routes/openai/inputs.py and server/schema/inputs.py.
+Covers engine/model_info.py, server/routes/openai/inputs.py and server/schema/inputs.py.
 """
 
 import base64
