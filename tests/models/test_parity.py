@@ -1,6 +1,7 @@
 """Our decoder against transformers on the same weights: tiny random models in every variant, a real one.
 
-Covers models/families/llama_like.py, models/families/qwen3.py and models/gguf/checkpoint.py.
+Covers models/families/llama_like.py, models/families/qwen2.py, models/families/qwen3.py and
+models/gguf/checkpoint.py.
 """
 
 import dataclasses
