@@ -86,7 +86,7 @@ def empty_decoder(
     shard: Shard = WHOLE,
 ) -> Decoder:
     """Build a model whose parameters are not filled yet."""
-    make_linear = conversion_to(quantization or "dense").linear_maker({}, dtype, device, shard)
+    make_linear = conversion_to(quantization or "dense")(dtype, device, shard)
     return Decoder(spec, make_linear, dtype, device, shard)
 
 
@@ -114,14 +114,14 @@ def _linear_maker(
 ) -> MakeLinear:
     """Return the maker of the model's linears: in the checkpoint's format, or in the one to convert to."""
     stored = checkpoint.quantization
-    convert = conversion_to(quantization or "dense").linear_maker({}, dtype, device, shard)
+    convert = conversion_to(quantization or "dense")(dtype, device, shard)
     if stored is None:
         return convert
     if quantization is not None:
         raise ModelError(
             f"quantization '{quantization}' needs unquantized weights; these are quantized already"
         )
-    read = stored_format(stored).linear_maker(stored, dtype, device, shard)
+    read = stored_format(stored)(stored, dtype, device, shard)
     excluded = stored.get("modules_to_not_convert") or ()
 
     def make_linear(address: str, shape: LinearShape) -> LinearWeights:

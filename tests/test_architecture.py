@@ -68,7 +68,7 @@ def has_logic(path: Path) -> bool:
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`([\w./]+[/.]\w*)`", CONTRACT))))
 def test_paths_of_the_contract_exist(path: str) -> None:
     """Check the folder of a path with `x`, the name of a new file or folder."""
-    known = Path(re.sub(r"\bx(/x)?\.py$", "", path))
+    known = Path(re.sub(r"\bx(_\w+|/x)?\.py$", "", path))
     assert (ROOT / known).exists(), f"docs/architecture.md names {path}"
 
 
@@ -81,8 +81,10 @@ def test_every_family_is_registered() -> None:
 
 
 def test_every_weight_format_is_registered() -> None:
-    assert names([*formats.FORMATS.values()]) == modules("models/formats", "base")
-    assert max(Counter(formats.FORMATS.values()).values()) == 1, "a weight format is one file"
+    registered = {*formats.CONVERSIONS.values(), *formats.STORED.values()}
+    assert names(registered) == modules("models/formats", "base", "scaled_rows")
+    for registry in (formats.CONVERSIONS, formats.STORED):
+        assert len(names([*registry.values()])) == len(registry), "a weight format is one file"
 
 
 def test_every_tool_and_reasoning_format_is_registered() -> None:

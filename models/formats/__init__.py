@@ -1,36 +1,38 @@
-"""Weight formats: one file each, found by the name that a checkpoint or the setting `quantization` gives."""
+"""Weight formats: one file each, found by the name that a checkpoint or the setting `quantization` gives.
+
+A name may be in both registries: stored and converted weights of it need not have the same tensors.
+"""
 
 from collections.abc import Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, cast
 
 from models.errors import ModelError
-from models.formats.base import WeightFormat
+from models.formats.base import Conversion, StoredFormat
 
-FORMATS = {
-    "dense": "models.formats.dense",
-    "int8": "models.formats.int8",
+# `quant_method` of a checkpoint's quantization_config -> a StoredFormat, imported when it is used.
+STORED: dict[str, str] = {}
+
+# Value of the setting `quantization` -> a Conversion, imported when it is used.
+CONVERSIONS = {
+    "dense": "models.formats.dense:conversion",
+    "int8": "models.formats.int8:conversion",
 }
 
 
-def stored_format(quantization: Mapping[str, Any]) -> WeightFormat:
+def stored_format(quantization: Mapping[str, Any]) -> StoredFormat:
     """Return the format of weights stored as this `quantization_config` says. Raises ModelError."""
-    method = quantization.get("quant_method", "of unknown kind")
-    if method not in FORMATS or _import(method).CONVERTS:
+    method = str(quantization.get("quant_method", "of unknown kind"))
+    if method not in STORED:
         raise ModelError(
-            f"quantization '{method}' is not supported: its weights need a format that reads them (known: "
-            f"{', '.join(FORMATS)}); use an unquantized version of the model"
+            f"quantization '{method}' is not supported (supported in checkpoints: "
+            f"{', '.join(STORED) or 'none'}); use an unquantized version of the model"
         )
-    return _import(method)
+    return cast(StoredFormat, resolve_name(STORED[method]))
 
 
-def conversion_to(name: str) -> WeightFormat:
+def conversion_to(name: str) -> Conversion:
     """Return the format that converts unquantized weights at load. Raises ModelError for unknown ones."""
-    if name not in FORMATS or not _import(name).CONVERTS:
-        known = [name for name in FORMATS if _import(name).CONVERTS]
-        raise ModelError(f"quantization '{name}' is not known; known: {', '.join(known)}")
-    return _import(name)
-
-
-def _import(name: str) -> WeightFormat:
-    return cast(WeightFormat, import_module(FORMATS[name]))
+    if name not in CONVERSIONS:
+        raise ModelError(f"quantization '{name}' is not known; known: {', '.join(CONVERSIONS)}")
+    return cast(Conversion, resolve_name(CONVERSIONS[name]))

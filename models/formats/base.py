@@ -1,9 +1,9 @@
-"""Interfaces between a Linear and its weight format."""
+"""Interfaces between a Linear and its weight format, and loading from unquantized tensors."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -70,27 +70,77 @@ class LinearWeights(ABC):
         """
 
     def share(self, table: Tensor) -> bool:
-        """Multiply by an embedding's table [out_features, in_features] in place of weights of its own.
+        """Use the table of the tied embedding, [vocab_size, hidden_size], as the weight of the output head.
 
-        Returns False where the format cannot: the table is then filled in as `weight`.
+        Returns False if the format cannot; the decoder then fills the table in as `weight`.
         """
         return False
 
 
+class UnquantizedWeights(LinearWeights):
+    """Weights that are loaded from unquantized tensors, in whatever form they are kept.
+
+    The rank's rows of all outputs are stacked in one matrix, so that one product computes them all.
+    """
+
+    def __init__(self, shape: LinearShape, dtype: torch.dtype, device: torch.device, shard: Shard) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._columns = slice(0, shape.in_features)
+        if shape.shard == "row":
+            self._columns = shard.slice(shape.in_features)
+        self._parameters: dict[str, tuple[int, ...]] = {}
+        self._rows: dict[str, tuple[slice, int]] = {}  # rows taken of each output, and where they go
+        self.out_features = 0
+        for name, features in shape.outputs.items():
+            prefix = f"{name}." if name else ""
+            self._parameters[f"{prefix}weight"] = (features, shape.in_features)
+            if shape.bias:
+                self._parameters[f"{prefix}bias"] = (features,)
+            rows = shard.slice(features) if shape.shard == "column" else slice(0, features)
+            self._rows[name] = rows, self.out_features
+            self.out_features += rows.stop - rows.start
+        self.in_features = self._columns.stop - self._columns.start
+        self._adds_bias = shape.bias and not (shape.shard == "row" and shard.rank > 0)
+        self._bias: Tensor | None = None
+
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        return self._parameters
+
+    def fill(self, parameter: str, tensor: Tensor) -> None:
+        name, _, kind = parameter.rpartition(".")
+        rows, first = self._rows[name]
+        if kind == "weight":
+            self._fill_rows(first, tensor[rows])
+        elif self._adds_bias:
+            if self._bias is None:
+                self._bias = torch.empty(self.out_features, dtype=self._dtype, device=self._device)
+            self._bias[first : first + rows.stop - rows.start].copy_(tensor[rows])
+
+    @abstractmethod
+    def _fill_rows(self, first: int, rows: Tensor) -> None:
+        """Store rows [num_rows, in_features of the whole model] from row `first` on."""
+
+    def random(self, parameter: str, generator: torch.Generator) -> Tensor:
+        shape = self._parameters[parameter]
+        values = torch.randn(shape, dtype=self._dtype, device=generator.device, generator=generator)
+        return values.mul_(shape[-1] ** -0.5)
+
+
+MakeWeights = Callable[[LinearShape, torch.dtype, torch.device, Shard], LinearWeights]
+"""Makes the weights of one Linear: mostly a subclass of LinearWeights."""
+
 MakeLinear = Callable[[str, LinearShape], LinearWeights]
 """Makes the weights of the Linear at an address, such as `layers.0.attention.qkv`."""
 
+Conversion = Callable[[torch.dtype, torch.device, Shard], MakeLinear]
+"""Returns the maker of a model's linears, filled from unquantized tensors and chosen by a setting.
 
-class WeightFormat(Protocol):
-    """The interface of a format's module."""
+dtype: of activations and results. A format may choose another for single addresses.
+"""
 
-    CONVERTS: bool
-    """Its parameters are unquantized tensors: the format is chosen by a setting, not by the checkpoint."""
+StoredFormat = Callable[[Mapping[str, Any], torch.dtype, torch.device, Shard], MakeLinear]
+"""Returns the maker of a model's linears, filled from tensors as a checkpoint stores them.
 
-    def linear_maker(
-        self, options: Mapping[str, Any], dtype: torch.dtype, device: torch.device, shard: Shard
-    ) -> MakeLinear:
-        """Return the maker of a model's linears. `options` is the checkpoint's quantization_config.
-
-        dtype: of activations and results. A format may choose another for single addresses.
-        """
+Takes the checkpoint's quantization_config, then what a Conversion takes.
+"""

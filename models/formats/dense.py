@@ -1,73 +1,33 @@
 """Unquantized weights in the dtype the model computes in."""
 
-from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from kernels.linear import PackedWeight, linear, pack_weight
-from models.formats.base import LinearShape, LinearWeights, MakeLinear, Shard
+from models.formats.base import LinearShape, LinearWeights, MakeLinear, MakeWeights, Shard, UnquantizedWeights
 
-CONVERTS = True
+_OUTPUT_HEAD = "output"
 
 
-def linear_maker(
-    _options: Mapping[str, Any], dtype: torch.dtype, device: torch.device, shard: Shard
-) -> MakeLinear:
+def conversion(dtype: torch.dtype, device: torch.device, shard: Shard) -> MakeLinear:
     """Return a maker of dense linears."""
     return lambda _address, shape: DenseWeights(shape, dtype, device, shard)
 
 
-class UnquantizedWeights(LinearWeights):
-    """Weights that are loaded from unquantized tensors, in whatever form they are kept.
+def with_dense_head(
+    make_weights: MakeWeights, dtype: torch.dtype, device: torch.device, shard: Shard
+) -> MakeLinear:
+    """Return a maker of linears of another format, but for the output head, which stays dense.
 
-    The rank's rows of all outputs are stacked in one matrix, so that one product computes them all.
+    A tied head shares its table with the embedding, so a quantized copy would add memory, and errors of a
+    head reach the logits directly.
     """
 
-    def __init__(self, shape: LinearShape, dtype: torch.dtype, device: torch.device, shard: Shard) -> None:
-        self._dtype = dtype
-        self._device = device
-        self._columns = slice(0, shape.in_features)
-        if shape.shard == "row":
-            self._columns = shard.slice(shape.in_features)
-        self._parameters: dict[str, tuple[int, ...]] = {}
-        self._rows: dict[str, tuple[slice, int]] = {}  # rows taken of each output, and where they go
-        self.out_features = 0
-        for name, features in shape.outputs.items():
-            prefix = f"{name}." if name else ""
-            self._parameters[f"{prefix}weight"] = (features, shape.in_features)
-            if shape.bias:
-                self._parameters[f"{prefix}bias"] = (features,)
-            rows = shard.slice(features) if shape.shard == "column" else slice(0, features)
-            self._rows[name] = rows, self.out_features
-            self.out_features += rows.stop - rows.start
-        self.in_features = self._columns.stop - self._columns.start
-        self._adds_bias = shape.bias and not (shape.shard == "row" and shard.rank > 0)
-        self._bias: Tensor | None = None
+    def make_linear(address: str, shape: LinearShape) -> LinearWeights:
+        make = DenseWeights if address == _OUTPUT_HEAD else make_weights
+        return make(shape, dtype, device, shard)
 
-    def parameters(self) -> dict[str, tuple[int, ...]]:
-        return self._parameters
-
-    def fill(self, parameter: str, tensor: Tensor) -> None:
-        name, _, kind = parameter.rpartition(".")
-        rows, first = self._rows[name]
-        if kind == "weight":
-            self._fill_rows(first, tensor[rows])
-        elif self._adds_bias:
-            if self._bias is None:
-                self._bias = torch.empty(self.out_features, dtype=self._dtype, device=self._device)
-            self._bias[first : first + rows.stop - rows.start].copy_(tensor[rows])
-
-    @abstractmethod
-    def _fill_rows(self, first: int, rows: Tensor) -> None:
-        """Store rows [num_rows, in_features of the whole model] from row `first` on."""
-
-    def random(self, parameter: str, generator: torch.Generator) -> Tensor:
-        shape = self._parameters[parameter]
-        values = torch.randn(shape, dtype=self._dtype, device=generator.device, generator=generator)
-        return values.mul_(shape[-1] ** -0.5)
+    return make_linear
 
 
 class DenseWeights(UnquantizedWeights):

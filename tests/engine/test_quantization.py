@@ -1,5 +1,7 @@
 """An engine that converts weights while loading: it answers, and its record replays in the same format."""
 
+import re
+
 import pytest
 
 from engine import Engine
@@ -7,6 +9,7 @@ from engine.config import EngineConfig
 from engine.errors import ModelError
 from engine.record.replay import replay
 from engine.request import Request, SamplingParams
+from models.formats import CONVERSIONS
 from tests.tiny_checkpoint import write_checkpoint
 
 
@@ -38,5 +41,12 @@ async def test_an_engine_answers_in_int8_and_its_record_replays(tmp_path):
 
 
 async def test_an_unknown_quantization_names_the_known_ones(tmp_path):
-    with pytest.raises(ModelError, match=r"quantization 'int3' is not known; known: dense, int8"):
+    known = re.escape(f"quantization 'int3' is not known; known: {', '.join(CONVERSIONS)}")
+    with pytest.raises(ModelError, match=known):
         await Engine.start(settings(write_checkpoint(tmp_path), quantization="int3"))
+
+
+def test_the_help_of_the_setting_names_every_conversion():
+    """Except for dense, which changes nothing."""
+    description = EngineConfig.model_fields["quantization"].description or ""
+    assert not {name for name in CONVERSIONS if name != "dense" and f" {name} (" not in description}

@@ -1,28 +1,28 @@
 """Weight formats: their registry, exclusions, and the parts that several ranks compute."""
 
 import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib import import_module
-from types import ModuleType, SimpleNamespace
+from pkgutil import resolve_name
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from models import formats
 from models.errors import ModelError
 from models.families.llama import WEIGHT_MAP
-from models.formats import FORMATS, conversion_to, dense, int8, stored_format
+from models.formats import CONVERSIONS, STORED, conversion_to, dense, stored_format
 from models.formats.base import LinearShape, Shard
+from models.formats.scaled_rows import ScaledRows, quantize
 from models.layers import Linear
 from models.loader import load
 from models.weight_names import is_excluded, names_of
 from tests.models.harness import CPU, files_of, forward_logits
 from tests.models.test_parity import BASE, TOLERANCE, prompt, randomised
 
-CONVERSIONS = [name for name, path in FORMATS.items() if import_module(path).CONVERTS]
 ODD = {
     **BASE,
     "num_attention_heads": 6,
@@ -35,7 +35,7 @@ ODD = {
 
 def made(name, shape, shard, tensors):
     """The weights of one linear in a format, filled."""
-    weights = conversion_to(name).linear_maker({}, torch.float32, CPU, shard)("layers.0.mlp.down", shape)
+    weights = conversion_to(name)(torch.float32, CPU, shard)("layers.0.mlp.down", shape)
     assert weights.parameters() == {key: tuple(tensor.shape) for key, tensor in tensors.items()}
     for key, tensor in tensors.items():
         weights.fill(key, tensor)
@@ -120,19 +120,35 @@ def test_ranks_that_heads_cannot_be_divided_among(tmp_path):
 
 
 def test_every_format_is_one_module_of_its_name():
-    for name, path in FORMATS.items():
-        assert path == f"models.formats.{name}"
-        found = conversion_to(name) if name in CONVERSIONS else stored_format({"quant_method": name})
-        assert found is import_module(path)
+    for name, path in CONVERSIONS.items():
+        assert path.startswith(f"models.formats.{name}:")
+        assert conversion_to(name) is resolve_name(path)
+    for name, path in STORED.items():
+        assert path.startswith(f"models.formats.{name}:")
+        assert stored_format({"quant_method": name}) is resolve_name(path)
 
 
-def test_unknown_formats_are_named_with_the_known_ones():
-    with pytest.raises(ModelError, match=r"quantization 'int3' is not known; known: dense, int8"):
-        conversion_to("int3")
-    with pytest.raises(ModelError, match=r"'gptq' is not supported.*known: dense.*use an unquantized"):
+def test_an_unknown_conversion_is_named_with_the_known_ones(halved):
+    for name in ("int3", "halved"):
+        known = re.escape(f"quantization '{name}' is not known; known: {', '.join(CONVERSIONS)}")
+        with pytest.raises(ModelError, match=f"^{known}$"):
+            conversion_to(name)
+
+
+def test_an_unknown_stored_format_is_named_with_those_that_can_be_read(monkeypatch):
+    monkeypatch.setattr("models.formats.STORED", {})
+    with pytest.raises(ModelError, match=r"'gptq' is not supported .*checkpoints: none.*use an unquantized"):
         stored_format({"quant_method": "gptq"})
-    with pytest.raises(ModelError, match="'dense' is not supported"):
-        stored_format({"quant_method": "dense"})
+    monkeypatch.setattr("models.formats.STORED", {"halved": HALVED, "int8": HALVED})
+    for name in ("gptq", "dense", ["gptq"]):
+        with pytest.raises(ModelError, match=r"is not supported \(supported in checkpoints: halved, int8\)"):
+            stored_format({"quant_method": name})
+
+
+def test_one_name_may_be_a_stored_format_and_a_conversion(monkeypatch):
+    monkeypatch.setitem(STORED, "int8", HALVED)
+    assert stored_format({"quant_method": "int8"}) is halved_linears
+    assert conversion_to("int8") is resolve_name(CONVERSIONS["int8"])
 
 
 class HalvedWeights(dense.DenseWeights):
@@ -143,15 +159,17 @@ class HalvedWeights(dense.DenseWeights):
         super().fill(parameter, tensor.float() * 2)
 
 
+def halved_linears(options, *where):
+    return lambda address, shape: HalvedWeights(shape, *where)
+
+
+HALVED = f"{__name__}:halved_linears"
+
+
 @pytest.fixture
 def halved(monkeypatch):
     """A format for checkpoints with `quant_method: halved`."""
-    module = ModuleType("halved")
-    module.CONVERTS = False
-    module.linear_maker = lambda options, *where: lambda address, shape: HalvedWeights(shape, *where)
-    monkeypatch.setitem(FORMATS, "halved", "halved")
-    real = formats.import_module
-    monkeypatch.setattr(formats, "import_module", lambda path: module if path == "halved" else real(path))
+    monkeypatch.setitem(STORED, "halved", HALVED)
 
 
 def halve(folder, excluded):
@@ -221,7 +239,7 @@ def test_int8_is_its_own_dequantized_weights(tied, tmp_path):
     decoder = load(files_of(tmp_path / "plain"), torch.float32, CPU, quantization="int8")
     for name, parameter in model.named_parameters():
         if name.endswith("proj.weight"):
-            values, scale = int8.quantize(parameter.data)
+            values, scale = quantize(parameter.data, torch.int8)
             assert values.abs().amax() <= 127
             error = (values * scale[:, None] - parameter.data).abs()
             assert (error <= scale[:, None] / 2 * 1.0001).all(), "each value is the nearest"
@@ -242,3 +260,28 @@ def test_int8_takes_half_the_memory_of_16_bits(tmp_path):
         num_bytes(load(files_of(tmp_path), torch.bfloat16, CPU, quantization=name)) for name in (None, "int8")
     )
     assert 0.5 < quantized / plain < 0.52
+
+
+class Float8Weights(ScaledRows):
+    """A format of scaled rows is its dtype and its product."""
+
+    values_dtype = torch.float8_e4m3fn
+
+    def _product(self, x, values, scale, bias):
+        return (x @ values.to(x.dtype).t()) * scale + bias
+
+
+def test_scaled_rows_of_another_dtype():
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(5, 64), torch.randn(5), torch.randn(3, 64)
+    weight[2] = 0
+    values, scale = quantize(weight, torch.float8_e4m3fn)
+    values = values.float()
+    assert values.isfinite().all() and (values.abs().amax(1)[[0, 1, 3, 4]] == 448).all()
+    # Three bits after the leading one: half of the last is a sixteenth; below 2**-6, multiples of 2**-9.
+    bound = weight.abs() / 16 + scale[:, None] * 2**-10
+    assert ((values * scale[:, None] - weight).abs() <= bound * 1.0001).all()
+    weights = Float8Weights(LinearShape(64, {"": 5}, bias=True), torch.float32, CPU, Shard())
+    weights.fill("weight", weight)
+    weights.fill("bias", bias)
+    torch.testing.assert_close(weights.matmul(x), x @ (values * scale[:, None]).t() + bias)

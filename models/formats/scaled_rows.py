@@ -1,0 +1,54 @@
+"""Base of formats that keep one scale per output feature, converted from unquantized weights."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from models.formats.base import LinearShape, Shard, UnquantizedWeights
+
+
+class ScaledRows(UnquantizedWeights):
+    """Rows of narrow values, and one float32 scale for each. A format says the values' dtype and its product.
+
+    Ranks that divide a row use the scale of the whole row.
+    """
+
+    values_dtype: torch.dtype
+
+    def __init__(self, shape: LinearShape, dtype: torch.dtype, device: torch.device, shard: Shard) -> None:
+        super().__init__(shape, dtype, device, shard)
+        self._values: Tensor | None = None  # values_dtype [out_features, in_features]
+        self._scale: Tensor | None = None  # fp32 [out_features]
+
+    @abstractmethod
+    def _product(self, x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        """Return `(x @ values.T) * scale + bias`, [num_tokens, out_features] in x's dtype."""
+
+    def _fill_rows(self, first: int, rows: Tensor) -> None:
+        if self._values is None or self._scale is None:
+            size = (self.out_features, self.in_features)
+            self._values = torch.empty(size, dtype=self.values_dtype, device=self._device)
+            self._scale = torch.empty(self.out_features, dtype=torch.float32, device=self._device)
+        values, scale = quantize(rows.to(self._device), self.values_dtype)
+        self._values[first : first + len(rows)].copy_(values[:, self._columns])
+        self._scale[first : first + len(rows)].copy_(scale)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        assert self._values is not None and self._scale is not None, "multiplied before it was filled"
+        return self._product(x, self._values, self._scale, self._bias)
+
+
+def quantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return rows [n, k] of floats as values [n, k] of a dtype, and their scales fp32 [n].
+
+    values * scale is near rows: the largest of a row becomes the largest (or least) value of the dtype.
+    """
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    rows = rows.float()
+    scale = rows.abs().amax(1).div_(limits.max)
+    # A row of zeros has the scale 0, and any divisor makes its values 0.
+    values = rows / torch.where(scale > 0, scale, 1.0)[:, None]
+    if not dtype.is_floating_point:
+        values.round_()  # a conversion to integers truncates
+    return values.to(dtype), scale
