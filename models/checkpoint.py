@@ -44,6 +44,8 @@ class SafetensorsCheckpoint:
         config = read_json(folder / "config.json")
         self.quantization = config.get("quantization_config") or None
         if self.quantization is not None:
+            if not isinstance(self.quantization, dict):
+                raise ModelError(f"{folder}: the quantization_config is not a JSON object")
             try:
                 stored_format(self.quantization)  # refuses an unknown one before anything is read
             except ModelError as error:
@@ -74,20 +76,19 @@ def read_family_spec(family: Family, config: dict[str, Any], origin: Path) -> De
         return family.spec(config)
     except KeyError as error:
         raise ModelError(f"{origin}: the configuration lacks {error}") from None
-    except (TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         raise ModelError(f"{origin}: the configuration makes no sense: {error}") from error
 
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the .safetensors files of a folder in name order. Raises ModelError if there are none."""
+    whole = folder / "model.safetensors"
     if (folder / INDEX_FILE).is_file():
-        names = set(read_json(folder / INDEX_FILE).get("weight_map", {}).values())
-        for name in names:
-            if not isinstance(name, str) or not _stays_inside(name):
-                raise ModelError(f"{folder / INDEX_FILE} points outside its folder: {name!r}")
-        files = sorted(folder / name for name in names)
-    elif (folder / "model.safetensors").is_file():
-        files = [folder / "model.safetensors"]
+        files = _indexed_files(folder)
+        if whole.is_file() and not all(file.is_file() for file in files):
+            files = [whole]  # the index is left from the shards it was made of
+    elif whole.is_file():
+        files = [whole]
     else:
         files = sorted(folder.glob("*.safetensors"))
     if missing := [file.name for file in files if not file.is_file()]:
@@ -100,6 +101,18 @@ def weight_files(folder: Path) -> list[Path]:
             "code is in it; take a safetensors version of the model, or convert it once with save_pretrained"
         )
     raise ModelError(f"{folder} holds no .safetensors file")
+
+
+def _indexed_files(folder: Path) -> list[Path]:
+    """Return the files that the index of a folder names. Raises ModelError for names outside of it."""
+    index = read_json(folder / INDEX_FILE).get("weight_map")
+    if not isinstance(index, dict):
+        raise ModelError(f"{folder / INDEX_FILE} has no weight_map")
+    names = index.values()
+    for name in names:
+        if not isinstance(name, str) or not _stays_inside(name):
+            raise ModelError(f"{folder / INDEX_FILE} points outside its folder: {name!r}")
+    return sorted({folder / name for name in names})
 
 
 def _stays_inside(name: str) -> bool:
@@ -129,5 +142,5 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error

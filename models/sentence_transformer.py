@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from models.checkpoint import read_json, read_json_list
+from models.errors import ModelError
 
 # Normalize scales vectors to length 1, which is done to all.
 _HANDLED = ("Transformer", "Pooling", "Normalize")
@@ -38,7 +39,15 @@ def declared_pooling(folder: Path) -> str | None:
 
 
 def matryoshka_sizes(config: Mapping[str, Any]) -> bool | tuple[int, ...]:
-    """Return the sizes that config.json lets vectors be cut to: some, any (True), or none (False)."""
+    """Return the sizes that config.json lets vectors be cut to: some, any (True), or none (False).
+
+    Raises ModelError for what is no list of sizes.
+    """
     if sizes := config.get("matryoshka_dimensions"):
-        return tuple(int(size) for size in sizes)
+        try:
+            return tuple(int(size) for size in sizes)
+        except (TypeError, ValueError):
+            raise ModelError(
+                f"the matryoshka_dimensions of config.json are no sizes: {sizes!r:.99}"
+            ) from None
     return bool(config.get("is_matryoshka"))

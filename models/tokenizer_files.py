@@ -1,6 +1,5 @@
 """Tokenizer files: converted once from a .gguf, or read for single values without loading them."""
 
-import json
 import os
 import shutil
 import tempfile
@@ -54,30 +53,52 @@ def convert_tokenizer(gguf: Path, pre: str, folder: Path) -> Path:
     return target
 
 
-def token_id(folder: Path, role: str) -> int | None:
-    """Return the id of a special token such as `eos_token` from a tokenizer's files; None if it has none."""
-    config_file = folder / "tokenizer_config.json"
-    config = read_json(config_file) if config_file.is_file() else {}
-    token = config.get(role)
+def token_ids(folder: Path, role: str) -> list[int]:
+    """Return the ids of a special token such as `eos_token` in a tokenizer's files.
+
+    tokenizer_config.json and special_tokens_map.json may name different ones. Raises ModelError for files
+    that cannot be read.
+    """
+    config, special = (
+        read_json(folder / name) if (folder / name).is_file() else {}
+        for name in ("tokenizer_config.json", "special_tokens_map.json")
+    )
+    known = _added_ids(config.get("added_tokens_decoder"))
+    ids = []
+    for content in dict.fromkeys(_content(source.get(role)) for source in (config, special)):
+        if content is not None:
+            token_id = known.get(content)
+            ids.append(_vocabulary_id(folder / "tokenizer.json", content) if token_id is None else token_id)
+    return [token_id for token_id in ids if token_id is not None]
+
+
+def _content(token: Any) -> str | None:
     content = token.get("content") if isinstance(token, dict) else token
-    if content is None:
-        return None
-    for number, added in config.get("added_tokens_decoder", {}).items():
-        if added.get("content") == content:
-            return int(number)
-    return _vocabulary_id(folder / "tokenizer.json", content)
+    return content if isinstance(content, str) else None
+
+
+def _added_ids(added: Any) -> dict[str, int]:
+    """Return text and id of the tokens in an `added_tokens_decoder`."""
+    entries = added.items() if isinstance(added, dict) else ()
+    return {
+        content: int(number)
+        for number, token in entries
+        if number.isdecimal() and (content := _content(token)) is not None
+    }
 
 
 def _vocabulary_id(tokenizer_file: Path, content: str) -> int | None:
     if not tokenizer_file.is_file():
         return None
+    tokenizer = read_json(tokenizer_file)
     try:
-        tokenizer: dict[str, Any] = json.loads(tokenizer_file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{tokenizer_file} cannot be read: {error}") from error
-    for added in tokenizer.get("added_tokens", []):
-        if added.get("content") == content:
-            return int(added["id"])
-    vocabulary = tokenizer.get("model", {}).get("vocab", {})
-    found = vocabulary.get(content) if isinstance(vocabulary, dict) else None
-    return int(found) if found is not None else None
+        for added in tokenizer.get("added_tokens") or ():
+            if added["content"] == content:
+                return int(added["id"])
+        vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
+        if isinstance(vocabulary, list):  # of Unigram: pairs of text and score
+            vocabulary = {piece: number for number, (piece, *_) in enumerate(vocabulary)}
+        found = vocabulary.get(content)
+        return None if found is None else int(found)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{tokenizer_file} makes no sense: {error!r}") from error

@@ -49,7 +49,9 @@ class Vocabulary:
     """
 
     def __init__(self, backend: Any, eos_token_ids: Sequence[int]) -> None:
-        eos, end = list(eos_token_ids), []
+        # An id of the model's vocabulary may have a logit and no token.
+        eos = [token_id for token_id in eos_token_ids if backend.id_to_token(token_id) is not None]
+        end: list[int] = []
         if not eos:
             backend = type(backend).from_str(backend.to_str())
             backend.add_special_tokens([END])

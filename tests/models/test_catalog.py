@@ -1,4 +1,7 @@
-"""Names to files: the catalog, folders, .gguf files, and what their configurations say."""
+"""Names to files: the catalog, folders, .gguf files, and what their configurations say.
+
+Covers models/end_tokens.py.
+"""
 
 import json
 
@@ -73,6 +76,52 @@ def test_end_token_of_the_tokenizer(folder, tokenizer_config, expected):
     write(folder, "config.json", {"architectures": ["LlamaForCausalLM"]})
     write(folder, "tokenizer_config.json", tokenizer_config)
     assert locate(str(folder)).eos_token_ids == expected
+
+
+def test_end_tokens_outside_the_vocabulary_are_left_out(folder, caplog):
+    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 10, "eos_token_id": [9, 10, -1]}
+    write(folder, "config.json", config)
+    write(folder, "generation_config.json", {"eos_token_id": [5.0, "7", True, 2.5, [3], None]})
+    assert locate(str(folder)).eos_token_ids == (5, 3, 9)
+    assert [record.args[1] for record in caplog.records] == ["7", True, 2.5, 10, -1]
+
+
+def test_end_tokens_of_both_tokenizer_files(folder):
+    write(folder, "tokenizer_config.json", {"eos_token": "<end>", "added_tokens_decoder": None})
+    write(folder, "special_tokens_map.json", {"eos_token": {"content": "a", "lstrip": False}})
+    assert locate(str(folder)).eos_token_ids == (5, 7, 0)
+
+
+def test_end_token_of_a_vocabulary_that_is_a_list(folder):
+    tokenizer = {"added_tokens": None, "model": {"vocab": [["<unk>", 0.0], ["</s>", -1.5]]}}
+    write(folder, "tokenizer.json", tokenizer)
+    write(folder, "special_tokens_map.json", {"eos_token": "</s>"})
+    assert locate(str(folder)).eos_token_ids == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", []),
+        ("config.json", {"architectures": ["LlamaForCausalLM"], "matryoshka_dimensions": 3}),
+        ("generation_config.json", "text"),
+        ("tokenizer_config.json", [1]),
+        ("special_tokens_map.json", 3),
+        ("tokenizer.json", {"added_tokens": [3], "model": {"vocab": {}}}),
+        ("tokenizer.json", {"model": {"vocab": [3]}}),
+    ],
+)
+def test_json_of_another_form_is_one_sentence(folder, name, content):
+    write(folder, "tokenizer_config.json", {"eos_token": "nowhere"})
+    write(folder, name, content)
+    with pytest.raises(ModelError, match=r"config|\.json"):
+        locate(str(folder))
+
+
+def test_generation_defaults_that_are_no_numbers_are_none(folder):
+    values = {"do_sample": True, "temperature": "hot", "top_p": [0.9], "top_k": True, "min_p": float("nan")}
+    write(folder, "generation_config.json", values)
+    assert locate(str(folder)).generation_defaults == {}
 
 
 @pytest.mark.parametrize("do_sample", [True, False])

@@ -137,8 +137,21 @@ def test_index_that_points_outside(checkpoint, name):
 
 
 def test_index_that_names_a_missing_file(checkpoint):
+    (checkpoint / "model.safetensors").rename(checkpoint / "part.safetensors")
     (checkpoint / SHARDED).write_text(json.dumps({"weight_map": {"model.norm.weight": "gone.safetensors"}}))
     with pytest.raises(ModelError, match=r"lacks gone\.safetensors"):
+        load_folder(checkpoint)
+
+
+def test_index_that_is_left_beside_the_whole_file(checkpoint):
+    (checkpoint / SHARDED).write_text(json.dumps({"weight_map": {"model.norm.weight": "gone.safetensors"}}))
+    load_folder(checkpoint)
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": None}, {"weight_map": ["a"]}])
+def test_index_without_a_map(checkpoint, index):
+    (checkpoint / SHARDED).write_text(json.dumps(index))
+    with pytest.raises(ModelError, match="has no weight_map"):
         load_folder(checkpoint)
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from models.errors import ModelError
-from models.tokenizer_files import convert_tokenizer, token_id
+from models.tokenizer_files import convert_tokenizer, token_ids
 
 
 def write(folder, config, tokenizer=None):
@@ -22,36 +22,36 @@ def test_the_configuration_is_asked_before_the_tokenizer(tmp_path, written):
     tokenizer = {"added_tokens": [{"id": 7, "content": "<end>"}], "model": {"vocab": {"<end>": 3}}}
     config = {"eos_token": written}
     write(tmp_path, config | {"added_tokens_decoder": {"9": {"content": "<end>"}}}, tokenizer)
-    assert token_id(tmp_path, "eos_token") == 9
+    assert token_ids(tmp_path, "eos_token") == [9]
     write(tmp_path, config | {"added_tokens_decoder": {"9": {"content": "<pad>"}}}, tokenizer)
-    assert token_id(tmp_path, "eos_token") == 7
+    assert token_ids(tmp_path, "eos_token") == [7]
     write(tmp_path, config, tokenizer | {"added_tokens": []})
-    assert token_id(tmp_path, "eos_token") == 3
+    assert token_ids(tmp_path, "eos_token") == [3]
 
 
 def test_roles_are_told_apart(tmp_path):
     write(tmp_path, {"bos_token": "a", "eos_token": "b"}, {"model": {"vocab": {"a": 1, "b": 2}}})
-    assert [token_id(tmp_path, role) for role in ("bos_token", "eos_token", "pad_token")] == [1, 2, None]
+    assert [token_ids(tmp_path, role) for role in ("bos_token", "eos_token", "pad_token")] == [[1], [2], []]
 
 
-@pytest.mark.parametrize("vocabulary", [{}, {"vocab": {"a": 1}}, {"vocab": [["<end>", -1.5]]}])
+@pytest.mark.parametrize("vocabulary", [{}, {"vocab": {"a": 1}}, {"vocab": [["<pad>", -1.5]]}])
 def test_a_token_that_is_nowhere_has_no_id(tmp_path, vocabulary):
-    """The vocabulary of a Unigram model is a list; its special tokens are added tokens."""
+    """The vocabulary of a Unigram model is a list of pairs."""
     write(tmp_path, {"eos_token": "<end>"}, {"model": vocabulary})
-    assert token_id(tmp_path, "eos_token") is None
+    assert token_ids(tmp_path, "eos_token") == []
 
 
 def test_files_may_be_missing(tmp_path):
-    assert token_id(tmp_path, "eos_token") is None
+    assert token_ids(tmp_path, "eos_token") == []
     write(tmp_path, {"eos_token": "<end>"})
-    assert token_id(tmp_path, "eos_token") is None
+    assert token_ids(tmp_path, "eos_token") == []
 
 
 def test_a_broken_tokenizer_is_named(tmp_path):
     write(tmp_path, {"eos_token": "<end>"})
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read"):
-        token_id(tmp_path, "eos_token")
+        token_ids(tmp_path, "eos_token")
 
 
 def test_a_file_that_cannot_be_converted_is_named_and_leaves_nothing(tmp_path):

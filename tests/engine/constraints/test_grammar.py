@@ -17,7 +17,7 @@ from engine.constraint import MatchState
 from engine.constraints.grammar import GrammarCompiler, Vocabulary, compile_grammar
 from engine.errors import Draining, InvalidRequest, QueueFull
 from engine.request import Grammar
-from tests.engine.tiny_engine import EOS, allowed, tiny_vocabulary
+from tests.engine.tiny_engine import EOS, allowed, tiny_tokenizer, tiny_vocabulary
 
 
 async def test_grammars_are_compiled_once_and_cached(compiler, monkeypatch):
@@ -299,3 +299,8 @@ def test_texts_allowed_by_masks_are_valid_for_the_schema(wanted, seed):
         assert found and max(found) <= EOS, f"stuck after {spelled!r}"
         new = [draw.choice(sorted(found))]
         spelled += vocabulary.tokenizer.decode_bytes(new)
+
+
+def test_an_end_token_that_is_no_token_is_no_fault():
+    vocabulary = Vocabulary(tiny_tokenizer(), (EOS, 10_000_000))
+    assert vocabulary.tokenizer.eos_token == tiny_vocabulary().tokenizer.eos_token

@@ -1,0 +1,32 @@
+"""The tokens that end an output: all that a model's files name."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger("monoloop.models")
+
+
+def end_token_ids(origin: Path, vocab_size: Any, *sources: Any) -> tuple[int, ...]:
+    """Return every id once, in order of appearance; a source is an id, a list of them, or None.
+
+    What is not an id of the vocabulary (-1 stands for none in some files) is left out, with a warning.
+    """
+    limit = vocab_size if isinstance(vocab_size, int) else 2**31
+    ids: dict[int, None] = {}
+    for value in _values(sources):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and 0 <= value < limit and value == int(value):
+            ids[int(value)] = None
+        else:
+            logger.warning("%s: %r is not the id of a token, and ends no output", origin, value)
+    return tuple(ids)
+
+
+def _values(source: Any) -> Iterator[Any]:
+    if isinstance(source, list | tuple):
+        for item in source:
+            yield from _values(item)
+    elif source is not None:
+        yield source
