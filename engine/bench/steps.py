@@ -21,7 +21,9 @@ from engine.device.runner import ModelRunner
 from engine.device.thread import LaunchedStep
 from engine.outputs import Row, SlotInit, StepOutput, StepPlan
 from engine.request import SamplingParams
-from kernels.linear import linear, pack_weight
+from models.decoder import Decoder
+from models.errors import ModelError
+from models.layers import Linear
 from models.loader import default_dtype, random_decoder
 from models.shapes import SHAPES
 from models.spec import DecoderSpec
@@ -88,8 +90,8 @@ def measure_steps(
 ) -> tuple[Ceilings, list[StepTime]]:
     """Make a model of a shape (of SHAPE_NAMES) and time its steps; `on_row` gets each row when measured.
 
-    Of `config` device, dtype, page_size, kv_tokens and threads count; the rest follows from `steps`. Raises
-    ValueError, naming the setting, for what the device does not have or hold.
+    Of `config` device, dtype, quantization, page_size, kv_tokens and threads count; the rest follows from
+    `steps`. Raises ValueError, naming the setting, for what the device does not have or hold.
     """
     limit = SHAPES[shape].max_position
     if steps.max_model_len > limit:
@@ -113,6 +115,8 @@ def measure_steps(
     try:
         floors = measure_floors(shape, config, steps)
         runner = random_runner(shape, config)
+    except ModelError as error:
+        raise ValueError(f"quantization: {error}") from error
     except RuntimeError as error:
         if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
             raise  # a CPU's allocator has no error of its own
@@ -127,9 +131,15 @@ def random_runner(shape: str, config: EngineConfig) -> ModelRunner:
     """
     device = choose_device(config)
     with torch.inference_mode():
-        model = random_decoder(SHAPES[shape], dtype_of(config, device), device)
+        model = random_model(shape, config, device)
     assert config.token_budget is not None
     return ModelRunner.around(model, config, config.token_budget, ())
+
+
+def random_model(shape: str, config: EngineConfig, device: torch.device) -> Decoder:
+    """Return a model of a shape with random weights. Raises ModelError for an unknown quantization."""
+    dtype = dtype_of(config, device)
+    return random_decoder(SHAPES[shape], dtype, device, quantization=config.quantization)
 
 
 def dtype_of(config: EngineConfig, device: torch.device) -> torch.dtype:
@@ -167,38 +177,30 @@ def measure_floors(shape: str, config: EngineConfig, steps: StepsToMeasure) -> F
     probe = Probe(device, dtype)
     with torch.inference_mode():
         ceilings = probe.ceilings()
-        seconds = matmul_seconds(spec, probe, steps)
-    del probe
+        model = random_model(shape, config, device)
+        seconds = matmul_seconds(model, probe, steps)
+    del model, probe
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return Floors(ceilings, seconds, spec, dtype)
 
 
-def matmul_seconds(spec: DecoderSpec, probe: Probe, steps: StepsToMeasure) -> dict[tuple[int, int], float]:
+def matmul_seconds(model: Decoder, probe: Probe, steps: StepsToMeasure) -> dict[tuple[int, int], float]:
     """Times of the matrix products alone, by (rows, rows with logits); in a CUDA graph where there is one.
 
-    Behind the last layer's attention only rows with logits go on.
+    After the last layer's attention only rows with logits go on.
     """
-    layer = spec.layers[0]
-    heads, kv_heads, dim = layer.attention.num_heads, layer.attention.num_kv_heads, layer.attention.head_dim
-    hidden, inner = spec.hidden_size, layer.mlp.intermediate_size
-    shapes = [
-        ((heads + 2 * kv_heads) * dim, hidden),
-        (hidden, heads * dim),
-        (2 * inner, hidden),
-        (hidden, inner),
-    ]
-    weights = [pack_weight(probe.randn(n, k)) for _ in range(spec.num_layers) for n, k in shapes]
-    output = pack_weight(probe.randn(spec.vocab_size, hidden))
+    linears = [leaf for _, leaf in model.leaves() if isinstance(leaf, Linear) and leaf is not model.output]
+    sizes = {linear.shape.in_features for linear in linears}
 
     def time_chain(num_rows: int, num_logits: int) -> float:
-        inputs = {k: probe.randn(num_rows, k) for _, k in shapes}
+        inputs = {size: probe.randn(num_rows, size) for size in sizes}
 
         def chain() -> None:
-            for packed in weights[:-3]:
-                linear(inputs[packed.in_features], packed)
-            for packed in (*weights[-3:], output):
-                linear(inputs[packed.in_features][:num_logits], packed)
+            for linear in linears[:-3]:
+                linear.weights.matmul(inputs[linear.shape.in_features])
+            for linear in (*linears[-3:], model.output):
+                linear.weights.matmul(inputs[linear.shape.in_features][:num_logits])
 
         return probe.wall_seconds(captured(chain) if probe.cuda else chain, 10)
 

@@ -28,6 +28,11 @@ def test_static_prints_a_table_and_writes_the_figures(
     assert document["ceilings"]["bytes_per_second"] > 0
 
 
+def test_static_measures_converted_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "static", *TINY, "--quantization", "int8"]) == 0
+    assert "tiny in int8 on" in capsys.readouterr().out
+
+
 def test_kernel_measures_the_ops_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--device", "cpu", "--op", "rms_norm,silu_mul", "--json", str(tmp_path / "ops.json")]
     assert cli.main(["bench", "kernel", *arguments]) == 0
@@ -41,6 +46,7 @@ def test_kernel_measures_the_ops_it_is_told(tmp_path: Path, capsys: pytest.Captu
     [
         (["static", "--shape", "giant"], "--shape: there is no shape 'giant'; there are tiny,"),
         (["static", *TINY, "--context", "500"], "--prefill: 629 tokens are the longest sequence"),
+        (["static", *TINY, "--quantization", "int3"], "--quantization: quantization 'int3' is not known"),
         (["static", *TINY, "--kv-tokens", "16"], "--kv-tokens: 16 are too few"),
         (["static", "--batch", "0,4"], "--batch: Input should be greater than or equal to 1"),
         (["static", "--prefill", "a"], "--prefill: Input should be a valid integer"),

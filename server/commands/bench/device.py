@@ -28,8 +28,9 @@ WIDTH = 120  # of a table in a file
 class StaticSettings(BaseModel):
     """Time single steps of a model with random weights of a named shape, beside their floor.
 
-    The floor is the step's matrix products, measured alone in the same run, and what attention cannot do
-    without: KV bytes at the bandwidth of a copy, or FLOPs at the rate of a large product.
+    The floor is the step's matrix products in the same weight format, measured alone in the same run, and
+    what attention cannot do without: KV bytes at the bandwidth of a copy, or FLOPs at the rate of a large
+    product.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -39,6 +40,7 @@ class StaticSettings(BaseModel):
     context: int = Field(512, ge=1, description="tokens of each sequence before the first decode step")
     prefill: Counts = Field((512, 2048), description="tokens of the prefill steps")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field("auto", description="as in serve")
+    quantization: str | None = Field(None, description="as in serve")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="as in serve")
     page_size: Annotated[Literal[1, 16, 32, 64], BeforeValidator(to_int)] = Field(
         16, description="as in serve"
@@ -73,7 +75,7 @@ def static(settings: StaticSettings) -> int:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     try:
         config = EngineConfig.model_validate(
-            settings.model_dump(include={"device", "dtype", "page_size", "kv_tokens"})
+            settings.model_dump(include={"device", "dtype", "quantization", "page_size", "kv_tokens"})
         )
         with console.status(f"making {settings.shape}"):
             ceilings, rows = bench.measure_steps(
@@ -91,7 +93,8 @@ def static(settings: StaticSettings) -> int:
             )
     except ValueError as error:
         raise explain(error) from error
-    return show(console, settings.shape, settings.json_file, asdict(ceilings), [asdict(row) for row in rows])
+    title = f"{settings.shape} in {settings.quantization}" if settings.quantization else settings.shape
+    return show(console, title, settings.json_file, asdict(ceilings), [asdict(row) for row in rows])
 
 
 def kernel(settings: KernelSettings) -> int:

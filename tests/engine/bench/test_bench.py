@@ -6,8 +6,10 @@ Covers engine/bench/attention_cases.py, engine/bench/ops.py, engine/bench/probe.
 import pytest
 
 from engine import bench
+from engine.bench.steps import measure_floors
 from engine.config import EngineConfig
 from engine.request import SamplingParams
+from models.formats.int8 import Int8Weights
 
 CPU = EngineConfig(device="cpu", dtype="float32")
 GREEDY = SamplingParams(max_tokens=10**9, temperature=0.0, ignore_eos=True)
@@ -43,6 +45,21 @@ def test_steps_of_a_tiny_model(page_size):
     for row in rows:
         assert 0 < row.matmul_milliseconds < row.floor_milliseconds
         assert 0 < row.device_milliseconds <= row.milliseconds
+
+
+def test_the_products_of_a_floor_are_those_of_the_weight_format(monkeypatch):
+    called = []
+
+    def matmul(self, x):
+        called.append(self.out_features)
+        return product(self, x)
+
+    product = Int8Weights.matmul
+    monkeypatch.setattr(Int8Weights, "matmul", matmul)
+    config = CPU.model_copy(update={"quantization": "int8"})
+    floors = measure_floors("tiny", config, bench.StepsToMeasure(batches=(2,), context=20, prefills=()))
+    assert floors.matmul_seconds.keys() == {(2, 2)}
+    assert called[:8] == [128, 64, 256, 64] * 2, "qkv, output, gate and up, and down of both layers"
 
 
 def test_too_long_steps_are_refused():
