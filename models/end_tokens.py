@@ -11,7 +11,7 @@ logger = logging.getLogger("monoloop.models")
 def end_token_ids(origin: Path, vocab_size: Any, *sources: Any) -> tuple[int, ...]:
     """Return every id once, in order of appearance; a source is an id, a list of them, or None.
 
-    What is not an id of the vocabulary (-1 stands for none in some files) is left out, with a warning.
+    What is not an id of the vocabulary (-1 means none in some files) is left out, with a warning.
     """
     limit = vocab_size if isinstance(vocab_size, int) else 2**31
     ids: dict[int, None] = {}
