@@ -1,7 +1,10 @@
 """Checkpoints: a configuration, and tensors by name, streamed from safetensors files."""
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -15,6 +18,9 @@ from models.formats import stored_format
 from models.spec import DecoderSpec
 from models.weight_names import with_prefix
 
+logger = logging.getLogger("monoloop.models")
+
+_ROWS = 4096  # compared at a time
 INDEX_FILE = "model.safetensors.index.json"
 
 
@@ -55,19 +61,53 @@ class SafetensorsCheckpoint:
         self.weight_map = self.family.WEIGHT_MAP
         self._files = weight_files(folder)
         self.total_bytes = sum(file.stat().st_size for file in self._files)
+        if self.spec.tie_embeddings and self._has_own_output():
+            logger.warning(
+                "%s: the configuration ties the output to the embedding, but the checkpoint has different "
+                "weights for both, which are used",
+                folder,
+            )
+            self.spec = replace(self.spec, tie_embeddings=False)
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, int]]:
         for file in self._files:
-            try:
-                with safe_open(file, framework="pt", device="cpu") as opened:
-                    for name in opened.keys():  # noqa: SIM118 - not a mapping
-                        tensor = opened.get_tensor(name)
-                        yield with_prefix(name, self.weight_map), tensor, tensor.nbytes
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{file} cannot be read: {error}") from error
+            with _named_errors(file), safe_open(file, framework="pt", device="cpu") as opened:
+                for name in opened.keys():  # noqa: SIM118 - not a mapping
+                    tensor = opened.get_tensor(name)
+                    yield with_prefix(name, self.weight_map), tensor, tensor.nbytes
 
     def restore(self, address: str, tensor: Tensor) -> Tensor:
         return tensor
+
+    def _has_own_output(self) -> bool:
+        """Check that the checkpoint stores an output whose weights are not those of the embedding."""
+        addresses = ("embedding.weight", "output.weight")
+        with ExitStack() as stack:
+            found: dict[str, Any] = {}
+            for file in self._files:
+                with _named_errors(file):
+                    opened = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+                    for name in opened.keys():  # noqa: SIM118 - not a mapping
+                        stem = with_prefix(name, self.weight_map).rpartition(".")[0]
+                        if (address := f"{self.weight_map.get(stem)}.weight") in addresses:
+                            found[address] = opened.get_slice(name)
+            if len(found) < len(addresses):
+                return False
+            embedding, output = (found[address] for address in addresses)
+            num_rows = embedding.get_shape()[0]
+            return embedding.get_shape() != output.get_shape() or not all(
+                torch.equal(embedding[row : row + _ROWS], output[row : row + _ROWS])
+                for row in range(0, num_rows, _ROWS)
+            )
+
+
+@contextmanager
+def _named_errors(file: Path) -> Iterator[None]:
+    """Raise ModelError, naming the file, for what goes wrong while it is read."""
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
 
 
 def read_family_spec(family: Family, config: dict[str, Any], origin: Path) -> DecoderSpec:

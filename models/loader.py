@@ -140,6 +140,11 @@ def _renamed(
         address = address_of(name, checkpoint.weight_map)
         # Some checkpoints store a tied output a second time.
         if address is not None and not (address == "output.weight" and checkpoint.spec.tie_embeddings):
+            if checkpoint.quantization is None and not (tensor.is_floating_point() and tensor.itemsize >= 2):
+                kind = str(tensor.dtype).removeprefix("torch.")
+                raise ModelError(
+                    f"{name} is quantized ({kind}), and config.json has no quantization_config that says how"
+                )
             yield address, checkpoint.restore(address, tensor)
         done += size
         if on_progress is not None:

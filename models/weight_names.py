@@ -14,11 +14,17 @@ WeightMap = Mapping[str, str | None]
 _LAYER_NUMBER = re.compile(r"\.(\d+)\.")
 
 
+# Tables that older versions of libraries stored and that are computed from the configuration here.
+_BUFFERS = re.compile(r"(\.rotary_emb\.\w+|\.(attn|self_attn)\.(masked_)?bias|(^|\.)position_ids)$")
+
+
 def address_of(name: str, weight_map: WeightMap) -> str | None:
     """Return the address of a checkpoint's tensor, or None for one that is not loaded.
 
     Raises ModelError for a name that is not in the map.
     """
+    if _BUFFERS.search(name):
+        return None
     stem, _, kind = name.rpartition(".")
     pattern, numbers = _split(stem)
     if pattern not in weight_map:

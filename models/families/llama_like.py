@@ -18,7 +18,6 @@ WEIGHT_MAP: dict[str, str | None] = {
     "model.layers.*.self_attn.k_proj": "layers.*.attention.qkv.k",
     "model.layers.*.self_attn.v_proj": "layers.*.attention.qkv.v",
     "model.layers.*.self_attn.o_proj": "layers.*.attention.output",
-    "model.layers.*.self_attn.rotary_emb": None,  # older checkpoints store the frequencies
     "model.layers.*.post_attention_layernorm": "layers.*.mlp_norm",
     "model.layers.*.mlp.gate_proj": "layers.*.mlp.gate_up.gate",
     "model.layers.*.mlp.up_proj": "layers.*.mlp.gate_up.up",

@@ -102,13 +102,52 @@ def test_tensor_in_two_shards(checkpoint):
         load_folder(checkpoint)
 
 
-def test_stored_copy_of_a_tied_output_is_ignored(checkpoint):
-    """Some checkpoints keep lm_head beside a tied embedding; transformers ignores it, too."""
+def test_stored_copy_of_a_tied_output_is_ignored(checkpoint, caplog):
     change_json(checkpoint / "config.json", tie_word_embeddings=True)
-    decoder = load_folder(checkpoint)
     embedding = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
+    change_weights(checkpoint, lambda weights: weights.update({"lm_head.weight": embedding.clone()}))
+    decoder = load_folder(checkpoint)
     hidden = torch.randn(3, 32)
     torch.testing.assert_close(decoder.logits(hidden), hidden @ embedding.t(), rtol=1e-4, atol=1e-5)
+    assert not caplog.records
+
+
+def test_an_output_of_its_own_is_used_although_the_flag_says_tied(checkpoint, caplog):
+    """As transformers does, with a warning."""
+    change_json(checkpoint / "config.json", tie_word_embeddings=True)
+    output = load_file(checkpoint / "model.safetensors")["lm_head.weight"]
+    decoder = load_folder(checkpoint)
+    hidden = torch.randn(3, 32)
+    torch.testing.assert_close(decoder.logits(hidden), hidden @ output.t(), rtol=1e-4, atol=1e-5)
+    assert "different weights for both" in caplog.text
+
+
+BUFFERS = (
+    "model.rotary_emb.inv_freq",
+    "model.layers.1.self_attn.rotary_emb.inv_freq",
+    "model.layers.0.self_attn.rotary_emb.cos_cached",
+    "model.layers.0.attn.bias",
+    "model.layers.0.self_attn.masked_bias",
+    "model.embeddings.position_ids",
+    "position_ids",
+)
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_buffers_of_older_checkpoints_are_skipped(checkpoint, name, dtype):
+    change_weights(checkpoint, lambda weights: weights.update({name: torch.ones(4, dtype=dtype)}))
+    load_folder(checkpoint)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_quantized_weights_without_a_configuration_are_refused(checkpoint, dtype):
+    name = "model.layers.0.mlp.up_proj.weight"
+    change_weights(checkpoint, lambda weights: weights.update({name: weights[name].to(dtype)}))
+    with pytest.raises(
+        ModelError, match=rf"{name} is quantized \({str(dtype)[6:]}\), .* no quantization_config"
+    ):
+        load_folder(checkpoint)
 
 
 def test_a_head_of_the_other_kind(checkpoint):
