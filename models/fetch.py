@@ -4,6 +4,7 @@ Files enter the cache by a rename from a temporary folder next to their target, 
 complete, and processes that fetch the same model at once only waste work.
 """
 
+import glob
 import hashlib
 import os
 import shlex
@@ -27,9 +28,10 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from models.checkpoint import INDEX_FILE, WHOLE_FILE, check_architecture, indexed_files
 from models.errors import FetchFailed, ModelError
 
-_HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+_HUB_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 _POLL_SECONDS = 0.2
 _LINES_SHOWN = 6
 _COPY_BYTES = 1 << 20
@@ -161,7 +163,9 @@ def _expect(what: str, found: str, expected: str) -> None:
 
 
 def fetch_from_hub(repository: str, cache_dir: Path | None, *, progress: bool) -> Path:
-    """Return the local snapshot of a hub repository: configuration, tokenizer and safetensors, nothing else.
+    """Return the local snapshot of a hub repository: configuration, tokenizer and one copy of the weights.
+
+    The architecture is checked before the weights are fetched.
 
     Without `cache_dir` it lies in the hub's own cache, shared with other programs. Offline, one
     fetched before is used. Raises ModelError.
@@ -174,13 +178,28 @@ def fetch_from_hub(repository: str, cache_dir: Path | None, *, progress: bool) -
             kwargs.pop("name", None)  # the hub's own bars have one
             super().__init__(*args, **{**kwargs, "disable": not progress})
 
-    try:
-        folder = snapshot_download(
-            repository,
-            cache_dir=cache_dir / "hub" if cache_dir else None,
-            allow_patterns=list(_HUB_FILES),
-            tqdm_class=Bar,
+    def fetch(*patterns: str) -> Path:
+        """Return the snapshot with the files that match; of weights only those that are in no folder."""
+        return Path(
+            snapshot_download(
+                repository,
+                cache_dir=cache_dir / "hub" if cache_dir else None,
+                allow_patterns=list(patterns),
+                ignore_patterns=["*/*.safetensors"],
+                tqdm_class=Bar,
+            )
         )
+
+    try:
+        folder = fetch(*_HUB_FILES)
+        check_architecture(folder)
+        # A repository may hold the weights several times: whole, in shards, in the author's own format.
+        for patterns in (_indexed(folder), (WHOLE_FILE,), ("*.safetensors",)):
+            if patterns:
+                folder = fetch(*patterns)
+                if any(folder.glob("*.safetensors")):
+                    break
+        return folder
     except errors.GatedRepoError as error:
         raise ModelError(
             f"{repository} is gated: accept its licence on the hub, then log in with `hf auth login`"
@@ -201,4 +220,10 @@ def fetch_from_hub(repository: str, cache_dir: Path | None, *, progress: bool) -
         ) from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
         raise FetchFailed(f"{repository} could not be fetched from the hub: {error}") from error
-    return Path(folder)
+
+
+def _indexed(folder: Path) -> tuple[str, ...]:
+    """Return the files that the index of a snapshot names, as patterns; none without an index."""
+    if not (folder / INDEX_FILE).is_file():
+        return ()
+    return tuple(glob.escape(file.name) for file in indexed_files(folder))

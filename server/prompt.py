@@ -66,7 +66,7 @@ def template_input(
     kwargs = template_kwargs(wire, tokenizer.reserved_variables)
     if not tokenizer.takes_system_anywhere:
         messages = merge_system_turns(messages)
-    if not has_place_for_tools(tokenizer.chat_template or ""):
+    if not has_place_for_tools(tokenizer.tool_template or ""):
         return render_tools(messages, tools), kwargs
     return messages, kwargs | {"tools": tools} if tools else kwargs
 

@@ -75,8 +75,10 @@ class Tokenizer:
         self.unk_token: str | None = self._hf.unk_token
         if chat_template is not None:
             self._hf.chat_template = chat_template
-        elif isinstance(self._hf.chat_template, dict):  # several, by name
-            self._hf.chat_template = self._hf.chat_template.get("default")
+        self.tool_template: str | None = None  # for requests with tools, where it is another
+        if isinstance(self._hf.chat_template, dict):  # several, by name
+            self.tool_template = self._hf.chat_template.get("tool_use")
+            self._hf.chat_template = self._hf.chat_template.get("default", self.tool_template)
         self.chat_template: str | None = self._hf.chat_template
         self.added_tokens: dict[str, int] = {
             token.content: token_id for token_id, token in self._hf.added_tokens_decoder.items()
@@ -122,6 +124,11 @@ class Tokenizer:
         assert self.chat_template is not None
         return ChatTemplate(self.chat_template, self._hf.special_tokens_map)
 
+    @cached_property
+    def _compiled_tool_template(self) -> ChatTemplate:
+        assert self.tool_template is not None
+        return ChatTemplate(self.tool_template, self._hf.special_tokens_map)
+
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Return the token ids of each text; control tokens spelled in a text are encoded as such."""
         encodings = self.backend.encode_batch(texts, add_special_tokens=add_special_tokens)
@@ -156,7 +163,9 @@ class Tokenizer:
             raise InvalidRequest("This model has no chat template; use /v1/completions.", "messages")
         found: set[str] = set()
         try:
-            text = self._compiled_template.render(
+            has_tools = self.tool_template is not None and bool((template_kwargs or {}).get("tools"))
+            template = self._compiled_tool_template if has_tools else self._compiled_template
+            text = template.render(
                 self._mark(messages, found),
                 self._mark(template_kwargs or {}, found),
                 rendering,
@@ -267,6 +276,11 @@ class TokenizerPool:
     def chat_template(self) -> str | None:
         """The source of the chat template; None if there is none."""
         return self._tokenizer.chat_template
+
+    @property
+    def tool_template(self) -> str | None:
+        """The source of the chat template for requests with tools; None if there is none."""
+        return self._tokenizer.tool_template or self._tokenizer.chat_template
 
     @property
     def takes_system_anywhere(self) -> bool:

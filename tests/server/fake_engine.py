@@ -65,6 +65,10 @@ class FakeTokenizer:
         "unk_token": None,
     }
 
+    @property
+    def tool_template(self) -> str | None:
+        return self.chat_template
+
     def __init__(self) -> None:
         self.decoder = self
         self.pieces = FakePieces()

@@ -236,3 +236,24 @@ def test_the_real_tokenizer(smollm):
     for sample in ("emoji 👩‍👩‍👧 and 東京", "digits 12345  67", "e\u0301 ก็ <|im_end|>"):
         [ids] = tokenizer.encode_batch([sample])
         assert tokenizer.decode(ids, skip_special_tokens=False) == sample
+
+
+def test_one_of_several_templates_is_for_tools(make_tokenizer):
+    both = {"default": PROMPT, "tool_use": "{{ tools[0].name }}:" + PROMPT, "rag": "{{ documents }}"}
+    tokenizer = make_tokenizer(both)
+    pool = TokenizerPool(tokenizer, num_threads=1, max_model_len=100)
+    assert (pool.chat_template, pool.tool_template) == (both["default"], both["tool_use"])
+    pool.close()
+    for kwargs, expected in (
+        ({"tools": [{"name": "look"}]}, "look:[user]hi<|end|>[assistant]"),
+        ({"tools": []}, "[user]hi<|end|>[assistant]"),
+        ({}, "[user]hi<|end|>[assistant]"),
+    ):
+        ids = encode_chat(tokenizer, user("hi"), template_kwargs=kwargs)
+        assert tokenizer.decode(ids, skip_special_tokens=False) == expected
+
+
+def test_a_model_with_one_template_uses_it_for_tools(make_tokenizer):
+    pool = TokenizerPool(make_tokenizer(PROMPT), num_threads=1, max_model_len=100)
+    assert pool.tool_template == pool.chat_template == PROMPT
+    pool.close()

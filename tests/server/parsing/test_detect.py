@@ -13,7 +13,7 @@ class Facts:
     added_tokens: dict[str, int] = {"<tool_call>": 7}  # noqa: RUF012
 
     def __init__(self, chat_template: str | None, response_template: dict[str, Any] | None = None) -> None:
-        self.chat_template = chat_template
+        self.chat_template = self.tool_template = chat_template
         self.response_template = response_template
 
 
