@@ -73,6 +73,7 @@ def number_tokenizer(vocab_size: int) -> Any:
         pieces=TokenPieces(backend),
         max_token_chars=8,
         chat_template=None,
+        tool_template=None,
         added_tokens={},
         response_template=None,
     )

@@ -85,7 +85,7 @@ class TinyTokenizer(LoadedTokenizer):
         self.pieces = TokenPieces(self.backend)
         self.max_token_chars = 4
         self.added_tokens: dict[str, int] = {}
-        self.chat_template = self.response_template = None
+        self.chat_template = self.tool_template = self.response_template = None
 
 
 @asynccontextmanager

@@ -67,6 +67,7 @@ async def toy_engine(
         pieces=TokenPieces(toy_tokenizer()),
         max_token_chars=1,
         chat_template=None,
+        tool_template=None,
         response_template=None,
         added_tokens={},
     )
