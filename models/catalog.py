@@ -1,5 +1,6 @@
 """Finds a model's files by catalog name, folder, .gguf file, or hub id."""
 
+import difflib
 import hashlib
 import math
 import os
@@ -81,9 +82,12 @@ def locate(name: str, cache_dir: Path | None = None, *, progress: bool = True) -
         return _gguf_files(path.stem, path, folder)
     if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
         return _hub_files(name, name, cache_dir, progress=progress)
+    names = catalog_names()
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
     raise ModelError(
         f"there is no model '{name}': it is no folder or .gguf file on this machine, not of the form of a "
-        f"hub id (owner/name), and not in the catalog ({', '.join(catalog_names())})"
+        f"hub id (owner/name), and not in the catalog ({', '.join(names)}){hint}"
     )
 
 

@@ -183,6 +183,11 @@ def test_file_of_another_kind(folder):
         locate(str(folder / "config.json"))
 
 
+def test_a_name_near_one_of_the_catalog_gets_a_hint():
+    with pytest.raises(ModelError, match=r"; did you mean SmolLM2-135M-Instruct\?$"):
+        locate("SmolLM2-135M-Instrct")
+
+
 @pytest.mark.parametrize("name", ["nonsense", "/no/such/folder", "a/b/c", "missing/model.gguf"])
 def test_unknown_name(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
