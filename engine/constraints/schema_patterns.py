@@ -13,6 +13,14 @@ STANDARD_FORMATS = frozenset(
 )
 # Formats with any number of digits: the longest text that is needed, with nanoseconds and an offset.
 MAX_LENGTHS = {"date-time": 35, "duration": 40, "time": 24}
+# Patterns that bound their digits as libraries read them: nanoseconds, and 10 digits of a duration's number.
+# The format itself is enforced, too.
+FRACTION = r"(\.\d{1,9})?([Zz]|[+-][\d:]{5})$"
+DIGITS = {
+    "date-time": rf"^.{{19}}{FRACTION}",
+    "duration": r"^[PT]{1,2}(\d{1,10}([.,]\d{1,9})?[A-Z]T?)+$",
+    "time": rf"^[\d:]{{8}}{FRACTION}",
+}
 UUID = "^[0-9a-fA-F]{{8}}-[0-9a-fA-F]{{4}}-{}[0-9a-fA-F]{{3}}-[89abAB][0-9a-fA-F]{{3}}-[0-9a-fA-F]{{12}}$"
 UUID_PATTERNS = {f"uuid{version}": UUID.format(version) for version in range(1, 9)}  # pydantic
 
@@ -49,7 +57,8 @@ def readable_strings(node: dict[str, Any]) -> dict[str, Any]:
     """Return a schema with its pattern and format as llguidance reads them.
 
     Formats that JSON Schema does not know are annotations: they are dropped, but versions of UUID, which
-    have a pattern. A format without a longest text gets one.
+    have a pattern. A format without a longest text gets one, and a pattern that bounds its digits if there
+    is no other pattern.
     """
     found = dict(node)
     form, pattern = found.get("format"), found.get("pattern")
@@ -62,6 +71,7 @@ def readable_strings(node: dict[str, Any]) -> dict[str, Any]:
             found.setdefault("pattern", UUID_PATTERNS[form])
     if isinstance(form, str) and found.get("minLength", 0) in range(MAX_LENGTHS.get(form, 0)):
         limit_length(found, MAX_LENGTHS[form])
+        found.setdefault("pattern", DIGITS[form])
     return found
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from engine.constraints.schema_patterns import KNOWN_PATTERNS, MAX_LENGTHS, readable_strings
-from engine.constraints.schema_rewrite import ready
+from engine.constraints.schema_rewrite import byte_tokenizer, ready
 from tests.engine.constraints.test_schema_rewrite import written
 
 # Python's expressions know no properties of characters.
@@ -78,6 +79,34 @@ def test_formats_have_no_endless_digits(node: dict[str, Any], most: int | None) 
     if most in MAX_LENGTHS.values():
         texts = [written({"type": "string", **node}, seed, 60) for seed in range(10)]
         assert all(text is not None and len(json.loads(text)) <= most for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("form", "good", "bad"),
+    [
+        ("time", ["10:28:60Z", "04:37:59.123456789+10:10"], ["10:28:60.1234567891Z"]),
+        (
+            "date-time",
+            ["2025-01-31T23:59:59.123456789-01:30", "2025-01-31t23:59:59z"],
+            ["2025-01-31T23:59:59.1234567891Z"],
+        ),
+        (
+            "duration",
+            ["P1234567890D", "PT1H30M5S", "P2W", "P1Y2M3DT4H5M6S", "P1M"],
+            ["P12345678901D", "PT1H12345678901M"],
+        ),
+    ],
+)
+def test_numbers_of_dates_have_as_many_digits_as_libraries_read(
+    form: str, good: list[str], bad: list[str]
+) -> None:
+    grammar = LLMatcher.grammar_from_json_schema(ready({"type": "string", "format": form}))
+    for text, is_allowed in (*((text, True) for text in good), *((text, False) for text in bad)):
+        matcher = LLMatcher(byte_tokenizer(), grammar, log_level=0)
+        whole = json.dumps(text).encode()
+        assert (matcher.try_consume_tokens(list(whole)) == len(whole)) == is_allowed, text
+    own = {"type": "string", "format": form, "pattern": "^[P1]"}
+    assert ready(own)["pattern"] == "^[P1]"
 
 
 def test_versions_of_uuids_are_enforced() -> None:
