@@ -52,7 +52,7 @@ def _from_hub(cache_dir: Path | None) -> Iterator[CachedModel]:
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repositories = scan_cache_dir(cache_dir / "hub" if cache_dir else None).repos
+        repositories = scan_cache_dir(cache_folder(cache_dir) / "hub" if cache_dir else None).repos
     except (CacheNotFound, RuntimeError):  # RuntimeError: there is no home
         return
     for repository in repositories:

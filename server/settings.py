@@ -261,9 +261,7 @@ def serve_parser() -> argparse.ArgumentParser:
         f"and in the environment as {ENV_PREFIX}<NAME>. Flags win over the environment, that over the file.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help=f"YAML file with settings (or {CONFIG_VARIABLE})"
-    )
+    add_config_flag(parser)
     parser.add_argument(POSITIONAL_MODEL, nargs="?", help="the model to serve, as --model")
     add_flags(parser, ServerConfig, "server")
     add_flags(parser, EngineConfig, "engine")
@@ -295,8 +293,40 @@ def parse(arguments: list[str]) -> Settings:
                 f"{alias} ({value}) and {names[name]} ({flags[name]}) are the same setting: give one{hint}"
             )
         flags[name], names[name] = value, alias
+    return load(flags, config_file(namespace), names)
+
+
+def add_config_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that names the YAML file."""
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"YAML file with settings (or {CONFIG_VARIABLE})"
+    )
+
+
+def config_file(namespace: argparse.Namespace) -> Path | None:
+    """Return the YAML file that the flag or else the environment names; None if neither does."""
     file = namespace.config or os.environ.get(CONFIG_VARIABLE)
-    return load(flags, Path(file) if file else None, names)
+    return Path(file) if file else None
+
+
+def add_cache_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that find_cache_dir() reads."""
+    add_config_flag(parser)
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        help=f"folder for fetched models; default: that of `serve` ({ENV_PREFIX}CACHE_DIR, or "
+        "cache_dir of the YAML file)",
+    )
+
+
+def find_cache_dir(namespace: argparse.Namespace) -> Path | None:
+    """Return the folder for fetched models from the sources of `monoloop serve`; None is the default.
+
+    Raises SettingsError if a setting is wrong; where the flag names the folder, no other source is read.
+    """
+    given: Path | None = namespace.cache_dir
+    return load({}, config_file(namespace)).engine.cache_dir if given is None else given
 
 
 def load(flags: dict[str, Any], file: Path | None = None, names: Mapping[str, str] | None = None) -> Settings:

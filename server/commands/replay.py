@@ -7,23 +7,25 @@ from pathlib import Path
 import engine
 from engine.errors import FetchFailed, ModelError
 from server.flags import parse_arguments
+from server.settings import add_cache_flags, find_cache_dir
 from server.terminal import USAGE, fail, print_status
 
 
 def main(arguments: list[str]) -> int:
-    """Replay a record; return 0 if all tokens are equal, 1 if not."""
+    """Replay a record; return 0 if all tokens are equal, 1 if not. Raises SettingsError."""
     parser = argparse.ArgumentParser(prog="monoloop replay", description="Run the steps of a record again.")
     parser.add_argument("record", type=Path, help="file that `monoloop serve --record` has written")
     parser.add_argument("--model", help="the recorded model, if it lies elsewhere on this machine")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: that of the record")
-    parser.add_argument("--cache-dir", type=Path, help="folder for fetched models")
+    add_cache_flags(parser)
     given = parse_arguments(parser, arguments)
+    cache_dir = find_cache_dir(given)
     try:
         found = engine.replay(
             given.record,
             model=given.model,
             device=given.device,
-            cache_dir=given.cache_dir,
+            cache_dir=cache_dir,
             on_progress=print_status,
         )
     except FetchFailed as error:

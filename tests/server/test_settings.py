@@ -363,6 +363,42 @@ def test_pull_says_where_the_weights_lie(
     assert "error: no network" in capsys.readouterr().err
 
 
+def test_the_cache_of_the_commands_is_that_of_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def found(name: str, cache_dir: Path | None) -> str:
+        return str(cache_dir)
+
+    monkeypatch.setattr("engine.pull", found)
+    folders = {name: tmp_path / name / "SmolLM2-135M-Instruct" for name in ("file", "variable", "flag")}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+    file = tmp_path / "x.yaml"
+    file.write_text(f"cache_dir: {tmp_path / 'file'}\n")
+
+    def check(name: str, *arguments: str) -> None:
+        assert parse(list(arguments)).engine.cache_dir == tmp_path / name
+        assert cli.main(["pull", "m", *arguments]) == 0
+        assert capsys.readouterr().out == f"{tmp_path / name}\n"
+        assert cli.main(["list", *arguments]) == 0
+        assert str(folders[name]) in capsys.readouterr().out
+        assert cli.main(["rm", "SmolLM2-135M-Instruct", *arguments]) == 0
+        assert not folders.pop(name).exists()
+        assert all(folder.exists() for folder in folders.values())
+
+    check("file", "--config", str(file))
+    monkeypatch.setenv("MONOLOOP_CONFIG", str(file))
+    monkeypatch.setenv("MONOLOOP_CACHE_DIR", str(tmp_path / "variable"))
+    check("variable")
+    check("flag", "--cache-dir", str(tmp_path / "flag"))
+    monkeypatch.setenv("MONOLOOP_CACHE_DIR", "~/models")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cli.main(["list"]) == 0
+    monkeypatch.setenv("MONOLOOP_CACHE_DIR", " ")
+    assert cli.main(["rm", "m"]) == 2
+    assert "MONOLOOP_CACHE_DIR: holds an empty value" in capsys.readouterr().err
+
+
 def test_list_and_rm_name_the_models_of_the_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "SmolLM2-135M-Instruct"
     folder.mkdir()
