@@ -53,8 +53,8 @@ class Tokenizer:
         try:
             self._hf = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
             self.backend: Any = self._hf.backend_tokenizer
-        except (OSError, ValueError, AttributeError) as error:
-            raise ModelError(f"No usable tokenizer in {folder}: {error}") from error
+        except Exception as error:  # of several libraries, for files that they do not understand
+            raise ModelError(f"No usable tokenizer in {folder}: {_first_line(error)}") from error
         self.backend.no_truncation()
         self.backend.no_padding()
         self.pieces = TokenPieces(self.backend)

@@ -257,3 +257,39 @@ def test_a_model_with_one_template_uses_it_for_tools(make_tokenizer):
     pool = TokenizerPool(make_tokenizer(PROMPT), num_threads=1, max_model_len=100)
     assert pool.tool_template == pool.chat_template == PROMPT
     pool.close()
+
+
+def test_a_folder_with_a_sentencepiece_model_alone(tmp_path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    pytest.importorskip("google.protobuf")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the quick brown fox jumps over the lazy dog"] * 20),
+        model_prefix=str(tmp_path / "tokenizer"),
+        model_type="bpe",
+        vocab_size=300,
+        byte_fallback=True,
+        minloglevel=2,
+    )
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    tokenizer = Tokenizer(tmp_path)
+    [ids] = tokenizer.encode_batch(["the fox é"], add_special_tokens=False)
+    assert ids == reference.encode("the fox é")
+    assert tokenizer.decode(ids) == "the fox é"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", '{"model": {"type": "BPE"}, "added_tokens": [3]}'),
+        ("tokenizer.json", "[]"),
+        ("tokenizer.model", "no protobuf"),
+    ],
+)
+def test_tokenizer_files_that_make_no_sense_are_one_sentence(tmp_path, name, content):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ModelError, match="No usable tokenizer in") as caught:
+        Tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
