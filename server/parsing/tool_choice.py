@@ -20,7 +20,9 @@ def check_choice(wire: ChatRequest) -> None:
         return
     if not wire.tools:
         raise InvalidRequest(
-            "tool_choice needs tools to choose from: functions of the client.", "tool_choice"
+            "tool_choice needs tools to choose from: functions of the client. Tools that the "
+            "server does not have are left out and cannot be demanded.",
+            "tool_choice",
         )
     names = {tool.function.name for tool in wire.tools}
     for name in chosen_names(choice):

@@ -15,6 +15,7 @@ from server.schema.tools import (
     MAX_TOOLS,
     NAME,
     AllowedNames,
+    ChoiceType,
     ObjectSchema,
     allow_word,
     as_choice,
@@ -157,7 +158,7 @@ class InputTool(TypedRequest):
 class InputChoice(TypedRequest):
     """Which tools may or must be called: a word, one function by name, or some."""
 
-    type: Literal["none", "auto", "required", "function", "allowed_tools"]
+    type: ChoiceType
     name: str | None = None
     mode: Literal["auto", "required"] | None = None
     tools: AllowedNames | None = None

@@ -9,7 +9,10 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -127,6 +130,21 @@ def check_any_allowed(tools: list[ToolName], info: ValidationInfo) -> list[ToolN
     return tools
 
 
+def explain_type(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Check the type of a choice; say of another one that tools with it cannot be demanded."""
+    try:
+        return check(value)
+    except ValidationError as error:
+        message = "{reason}; tools of other types are left out and cannot be demanded"
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise PydanticCustomError("literal_error", message, {"reason": reason}) from None
+
+
+ChoiceType = Annotated[
+    Literal["none", "auto", "required", "function", "allowed_tools"], WrapValidator(explain_type)
+]
+
+
 def check_not_empty(value: Any) -> Any:
     """Refuse a list without tools; one may be empty after some are left out."""
     if value == []:
@@ -153,7 +171,7 @@ class AllowedTools(WireRequest):
 class ToolChoice(TypedRequest):
     """Which tools may or must be called: a word, one tool by name, or some."""
 
-    type: Literal["none", "auto", "required", "function", "allowed_tools"]
+    type: ChoiceType
     name: str | None = None
     function: FunctionName | None = None
     allowed_tools: AllowedTools | None = None

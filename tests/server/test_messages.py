@@ -450,6 +450,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (body(tools=[{"name": "f", "input_schema": {}}] * 2), "names of tools must differ"),
     (body(tools=[{"type": "x", "name": "f", "input_schema": {}}]), "tools[0].type"),
     (body(tools=[SEARCH], tool_choice={"type": "any"}), "tool_choice needs tools"),
+    (body(tools=[SEARCH], tool_choice={"type": "tool", "name": "nope"}), "left out and cannot be demanded"),
     (body(tools=[SEARCH, NOW], tool_choice={"type": "tool", "name": "web_search"}), "'web_search'"),
     (body(tool_choice={"type": "any"}), "tool_choice needs tools"),
     (body(tool_choice={"type": "tool"}, tools=[{"name": "f", "input_schema": {}}]), "tool_choice.name"),
