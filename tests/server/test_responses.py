@@ -197,6 +197,26 @@ async def test_choices_of_tools_act(thinker: httpx.AsyncClient, engine: FakeEngi
     assert some["tool_choice"] == allowed
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "now"}])
+async def test_a_forced_call_that_is_cut_before_it_begins_is_no_item(
+    thinker: httpx.AsyncClient, choice: Any
+) -> None:
+    fields = {"input": f"say:{CALL_NOW}", "tools": [NOW], "tool_choice": choice, "max_output_tokens": 4}
+    answer = await ask(thinker, **fields)
+    assert (answer["output"], answer["status"]) == ([], "incomplete")
+    kinds = [event["type"] for event in await stream(thinker, **fields)]
+    assert kinds == ["response.created", "response.in_progress", "response.incomplete"]
+
+
+@pytest.mark.parametrize("choice", [{"type": "web_search"}, {"type": "function", "name": "nope"}])
+async def test_a_choice_of_a_tool_that_is_left_out_says_so(client: httpx.AsyncClient, choice: Any) -> None:
+    response = await client.post(
+        PATH, json={"input": "a", "tools": [{"type": "web_search"}], "tool_choice": choice}
+    )
+    assert response.status_code == 400
+    assert "are left out and cannot be demanded" in response.json()["error"]["message"]
+
+
 async def test_an_answer_cut_by_its_limit_is_incomplete(client: httpx.AsyncClient) -> None:
     answer = await ask(client, input="tokens=5", max_output_tokens=2)
     assert (answer["status"], answer["incomplete_details"]) == (

@@ -11,6 +11,7 @@ from server.convert import token_details
 from server.endpoint import Endpoint, run_generation
 from server.errors import renamed_fields
 from server.parsing.answer_format import AnswerFormat
+from server.parsing.tool_choice import is_forced
 from server.routes.openai.chat import submit
 from server.routes.responses.convert import NAMES, chat_request
 from server.routes.responses.events import ResponseFrames
@@ -37,10 +38,14 @@ async def reply(context: ServerContext, wire: ResponsesRequest, answer: Answer) 
     with renamed_fields(NAMES):
         await submit(context, chat, answer)
     response, details = begun(answer, wire, context.limits), token_details(chat)
+    is_call = is_forced(chat.tool_choice)
     if wire.stream:
-        return stream_answer(context.config, ResponseFrames(answer, response, details), started)
+        frames = ResponseFrames(answer, response, details, is_call=is_call)
+        return stream_answer(context.config, frames, started)
     [delta] = await collect_all(answer.streams)
-    return await render(lambda: whole(response, answer, delta, details).model_dump_json(), [delta])
+    return await render(
+        lambda: whole(response, answer, delta, details, is_call=is_call).model_dump_json(), [delta]
+    )
 
 
 ENDPOINT = Endpoint(

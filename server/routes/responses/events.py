@@ -48,11 +48,17 @@ class Place(ItemPlace):
 
 
 class ResponseFrames(Frames):
-    """The states of a response around its items, each of which begins, grows and ends."""
+    """The states of a response around its items, each of which begins, grows and ends.
 
-    def __init__(self, answer: Answer, response: ResponseObject, details: TokenDetails) -> None:
+    `is_call`: see whole().
+    """
+
+    def __init__(
+        self, answer: Answer, response: ResponseObject, details: TokenDetails, *, is_call: bool = False
+    ) -> None:
         super().__init__(answer)
         self._response = response
+        self._is_call = is_call
         self._details = details
         self._numbers = count()
         self._blocks = ContentBlocks()
@@ -79,10 +85,10 @@ class ResponseFrames(Frames):
         return b"".join(map(self._step, self._blocks.add(delta)))
 
     def ending(self) -> bytes:
-        """The whole response. An answer without text still has its message."""
+        """Return the whole response. An answer without text still has its message, unless it is a call."""
         assert self._last is not None
         empty = b""
-        if not self._blocks.all:
+        if not self._blocks.all and not self._is_call:
             block = empty_block(self._last)
             self._blocks.all.append(block)
             empty = self._begin(block) + self._end(block)

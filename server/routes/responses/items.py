@@ -153,11 +153,19 @@ def ended(
     )
 
 
-def whole(response: ResponseObject, answer: Answer, delta: Delta, details: TokenDetails) -> ResponseObject:
-    """The response to an answer that comes at once. One without text still has its message."""
-    return ended(response, answer, delta, blocks_of(delta) or [empty_block(delta)], details)
+def whole(
+    response: ResponseObject, answer: Answer, delta: Delta, details: TokenDetails, *, is_call: bool = False
+) -> ResponseObject:
+    """Return the response to an answer that comes at once. One without text still has its message.
+
+    `is_call`: the answer had to be a call, which may have been cut before it began; then there is no item.
+    """
+    blocks = blocks_of(delta)
+    if not blocks and not is_call:
+        blocks = [empty_block(delta)]
+    return ended(response, answer, delta, blocks, details)
 
 
 def empty_block(delta: Delta) -> Block:
-    """The message of an answer without text."""
+    """Return the message of an answer without text."""
     return Block(0, "text", is_cut=delta.finish_reason is FinishReason.LENGTH)
