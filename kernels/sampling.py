@@ -310,7 +310,9 @@ def _sample_filtered(logits, temperature, top_k, top_p, min_p, seed, position):
         total[rows] = logits[rows].sub_(maximum[rows]).mul_(inverse[rows]).exp_().sum(-1)
     threshold = _threshold(weights, total, top_k, top_p, min_p)
     if num_candidates < vocab:
-        more = (weights[:, -1] >= threshold) | (top_k >= num_candidates)
+        # Equals of the k-th that are no candidates are missing from the total that top-p is a share of.
+        has_equals = (top_k > 0) & (weights[:, -1] >= _kth_weight(weights, top_k))
+        more = (weights[:, -1] >= threshold) | (top_k >= num_candidates) | has_equals
         # Past a candidate of weight 0 there is nothing to draw.
         uncovered = (more & (weights[:, -1] > 0)).nonzero().squeeze(1)
     else:
@@ -338,14 +340,20 @@ def _sample_sorted(logits, temperature, top_k, top_p, min_p, seed, position):
 def _threshold(weights, total, top_k, top_p, min_p):
     """Return the smallest weight that is kept, [rows]; weights [rows, n] descending from 1, total [rows]."""
     n = weights.shape[1]
-    last = torch.where(top_k > 0, top_k.clamp(max=n), n).to(torch.int64).sub_(1).unsqueeze(1)
-    threshold = torch.where(top_k > 0, weights.gather(1, last).squeeze(1), 0)
+    threshold = torch.where(top_k > 0, _kth_weight(weights, top_k), 0)
     kept = torch.where(weights >= threshold.unsqueeze(1), weights, 0).cumsum(-1, dtype=torch.float64)
     total = torch.where(top_k > 0, kept[:, -1], total)
     target = torch.where(top_p < 1, top_p * total, math.inf).unsqueeze(1)
     reached = (kept < target).sum(-1, keepdim=True).clamp_(max=n - 1)
     nucleus = torch.where(top_p < 1, weights.gather(1, reached).squeeze(1), 0)
     return torch.maximum(torch.maximum(threshold, nucleus), min_p)
+
+
+def _kth_weight(weights, top_k):
+    """Return the top_k-th of the descending weights [rows, n], [rows]: the last one if there are fewer."""
+    n = weights.shape[1]
+    last = torch.where(top_k > 0, top_k.clamp(max=n), n).to(torch.int64).sub_(1).unsqueeze(1)
+    return weights.gather(1, last).squeeze(1)
 
 
 def _draw(weights, seed, position):

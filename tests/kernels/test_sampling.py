@@ -91,6 +91,16 @@ def test_token_is_the_one_the_reference_draws(target: Target, case, position):
         assert token in near, f"drew {token}, the reference {near} (u = {u})"
 
 
+def test_equals_of_the_kth_token_count_towards_top_p(target: Target):
+    """They are kept by top-k, so top-p is a share of a total that includes them, however many they are."""
+    logits = torch.cat((torch.full((10,), 2.0), torch.zeros(500)))
+    case = (logits.numpy(), 1.0, 11, 0.5, 0.0)
+    kept, _ = kept_tokens(*case)
+    assert kept.all(), "the ten likeliest have a sixth of the total"
+    result = run(target, logits.expand(64, -1).clone(), *case[1:], 3, torch.arange(64))
+    assert (result >= 10).any(), "the ten likeliest alone were drawn"
+
+
 @given(case=rows_of_logits())
 @property_test
 def test_exactly_the_kept_tokens_can_be_drawn(target: Target, case):
