@@ -135,7 +135,7 @@ def explain_type(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     try:
         return check(value)
     except ValidationError as error:
-        message = "{reason}; tools of other types are left out and cannot be demanded"
+        message = "{reason} (tools of other types are left out and cannot be demanded)"
         reason = error.errors(include_url=False)[0]["msg"]
         raise PydanticCustomError("literal_error", message, {"reason": reason}) from None
 
