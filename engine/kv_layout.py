@@ -45,7 +45,7 @@ class KVLayout:
         ]
 
     def _most_columns(self, window: int, num_uncommitted: int) -> int:
-        """Return the most columns of a window group that are held with so many tokens in planned steps."""
+        """Return the most columns a window group holds with `num_uncommitted` tokens in planned steps."""
         return (window - 1 + num_uncommitted + 2 * (self.page_size - 1)) // self.page_size
 
     @property

@@ -23,7 +23,7 @@ from kernels.dispatch import dispatch, tl, triton
     FIRST_COLUMN,  # where its new pages enter the slot's page table
     NUM_NEW_PAGES,
     FIRST_NEW_PAGE,
-    NUM_LOGITS,  # the logits of its last tokens are sampled, so many
+    NUM_LOGITS,  # number of its last tokens whose logits are sampled
     FIRST_LOGITS,
 ) = range(10)
 NUM_COLUMNS = 10

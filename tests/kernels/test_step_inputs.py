@@ -103,7 +103,7 @@ def check(
     room: int,
     num_groups: int,
 ) -> None:
-    """`room` for so many tokens and rows more than there are. The last slot is for padding."""
+    """Check a step; `room` is the number of unused tokens and rows. The last slot is for padding."""
     last_token = torch.randint(0, 100, (num_slots + 1,))
     tables = torch.randint(0, 10_000, (num_slots + 1, max_pages), dtype=torch.int32)
     padding_kv_slot = int(tables[num_slots, 0]) * page_size

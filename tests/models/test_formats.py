@@ -231,7 +231,7 @@ def num_bytes(decoder):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_int8_is_its_own_dequantized_weights(tied, tmp_path):
-    """The same model, once in int8 and once with weights that were rounded to int8 before."""
+    """Compare a model in int8 with a dense one whose weights were rounded to int8 before."""
     config = LlamaConfig(**{**ODD, "tie_word_embeddings": tied})
     model = randomised(LlamaForCausalLM(config))
     model.model.layers[1].mlp.up_proj.weight.data[5] = 0  # a row without a scale

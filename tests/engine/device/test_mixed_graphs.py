@@ -103,7 +103,7 @@ def plan(rows: list[tuple[int, int]], slots: StateSlots) -> StepPlan:
     """The same step, each row in a slot of its own: rows with one token continue what stands in `slots`."""
     step = batch(rows)
     num_decode = sum(length == 1 for _, length in rows)
-    slots.page_table[:, :-1] = 0  # a row's pages are what it continues, and what it is told
+    slots.page_table[:, :-1] = 0  # a row reads only the pages set here and its new ones
     tables = torch.arange(NUM_PAGES).view(len(rows), -1)
     slots.page_table[0, :num_decode, : tables.shape[1]] = tables[:num_decode]
     slots.last_token[:num_decode] = step.token_ids[:num_decode]
