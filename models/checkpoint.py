@@ -16,7 +16,7 @@ from models.errors import ModelError
 from models.families import Family, architectures_of, family_of
 from models.formats import stored_format
 from models.spec import DecoderSpec
-from models.weight_names import with_prefix
+from models.weight_names import WeightMap, with_prefix
 
 logger = logging.getLogger("monoloop.models")
 
@@ -30,7 +30,7 @@ class Checkpoint(Protocol):
 
     family: Family
     spec: DecoderSpec
-    weight_map: dict[str, str | None]
+    weight_map: WeightMap
     quantization: Mapping[str, Any] | None  # of the stored weights, as in `quantization_config`
     total_bytes: int
 
@@ -59,7 +59,7 @@ class SafetensorsCheckpoint:
                 raise ModelError(f"{folder}: {error}") from None
         self.family = family_of(architectures_of(config))
         self.spec = read_family_spec(self.family, config, folder)
-        self.weight_map = self.family.WEIGHT_MAP
+        self.weight_map: WeightMap = self.family.WEIGHT_MAP
         self._files = weight_files(folder)
         self.total_bytes = sum(file.stat().st_size for file in self._files)
         if self.spec.tie_embeddings and self._has_own_output():

@@ -1,6 +1,6 @@
 """Loads a checkpoint into a Decoder: streamed, straight to the device, each parameter filled exactly once."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from models.formats import conversion_to, stored_format
 from models.formats.base import WHOLE, LinearShape, LinearWeights, MakeLinear, Shard
 from models.model_files import ModelFiles
 from models.spec import DecoderSpec
-from models.weight_names import address_of, is_excluded
+from models.weight_names import Packed, is_excluded, target_of
 
 __all__ = [
     "ModelError",
@@ -58,7 +58,8 @@ def load(
     checkpoint = _open(files)
     make_linear = _linear_maker(checkpoint, quantization, dtype, device, shard)
     decoder = Decoder(checkpoint.spec, make_linear, dtype, device, shard)
-    _fill(decoder, _renamed(checkpoint, dtype, on_progress))
+    shapes = {address: shape for address, (_, _, shape) in decoder.parameters().items()}
+    _fill(decoder, _renamed(checkpoint, shapes, dtype, on_progress))
     return decoder
 
 
@@ -132,20 +133,28 @@ def _linear_maker(
 
 
 def _renamed(
-    checkpoint: Checkpoint, dtype: torch.dtype, on_progress: Callable[[int, int], None] | None
+    checkpoint: Checkpoint,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    on_progress: Callable[[int, int], None] | None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the checkpoint's tensors with their addresses in the decoder, in the decoder's layout."""
     done = 0
     for name, tensor, size in checkpoint.tensors(dtype):
-        address = address_of(name, checkpoint.weight_map)
+        target = target_of(name, checkpoint.weight_map)
         # Some checkpoints store a tied output a second time.
-        if address is not None and not (address == "output.weight" and checkpoint.spec.tie_embeddings):
+        if target is not None and not (target == "output.weight" and checkpoint.spec.tie_embeddings):
             if checkpoint.quantization is None and not (tensor.is_floating_point() and tensor.itemsize >= 2):
                 kind = str(tensor.dtype).removeprefix("torch.")
                 raise ModelError(
                     f"{name} is quantized ({kind}), and config.json has no quantization_config that says how"
                 )
-            yield address, checkpoint.restore(address, tensor)
+            if isinstance(target, Packed):
+                parts = target.divide(name, tensor, checkpoint.spec, shapes)
+            else:
+                parts = iter([(target, tensor)])
+            for address, part in parts:
+                yield address, checkpoint.restore(address, part)
         done += size
         if on_progress is not None:
             on_progress(min(done, checkpoint.total_bytes), checkpoint.total_bytes)

@@ -1,15 +1,51 @@
 """Names of tensors in a checkpoint, and addresses of parameters in a decoder.
 
-A weight map goes from names to addresses, both without `.weight` or `.bias` and with `*` for the layer; None
-marks tensors that are not loaded.
+A weight map goes from names to addresses, both without `.weight` or `.bias` and with `*` for the layer. A
+tensor that fills several parameters has a `Packed`; None marks tensors that are not loaded.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from models.errors import ModelError
+from models.spec import DecoderSpec
 
-WeightMap = Mapping[str, str | None]
+
+@dataclass(frozen=True)
+class Packed:
+    """Addresses of several parameters that one tensor of a checkpoint fills: weights, biases or scales.
+
+    Their rows follow each other in the tensor, or do so after `arrange`, which takes it and the spec.
+    """
+
+    addresses: tuple[str, ...]
+    arrange: Callable[[Tensor, DecoderSpec], Tensor] | None = None
+
+    def divide(
+        self, name: str, tensor: Tensor, spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield each address and its rows of the tensor `name`, given the shapes of the parameters.
+
+        Raises ModelError if the tensor has not as many rows as they, or the decoder lacks one of them.
+        """
+        if missing := [address for address in self.addresses if address not in shapes]:
+            raise ModelError(f"the configuration has no place for {name}: there is no {missing[0]}")
+        rows = [shapes[address][0] if shapes[address] else 0 for address in self.addresses]
+        if tensor.ndim == 0 or len(tensor) != sum(rows):
+            raise ModelError(
+                f"{name} has the shape {list(tensor.shape)}; the configuration says {sum(rows)} rows"
+            )
+        if self.arrange is not None:
+            tensor = self.arrange(tensor, spec)
+        yield from zip(self.addresses, torch.split_with_sizes(tensor, rows), strict=True)
+
+
+Target = str | Packed | None
+WeightMap = Mapping[str, Target]
 
 _LAYER_NUMBER = re.compile(r"\.(\d+)\.")
 
@@ -18,8 +54,8 @@ _LAYER_NUMBER = re.compile(r"\.(\d+)\.")
 _BUFFERS = re.compile(r"(\.rotary_emb\.\w+|\.(attn|self_attn)\.(masked_)?bias|(^|\.)position_ids)$")
 
 
-def address_of(name: str, weight_map: WeightMap) -> str | None:
-    """Return the address of a checkpoint's tensor, or None for one that is not loaded.
+def target_of(name: str, weight_map: WeightMap) -> Target:
+    """Return the address or addresses of a checkpoint's tensor, or None for one that is not loaded.
 
     Raises ModelError for a name that is not in the map.
     """
@@ -30,6 +66,9 @@ def address_of(name: str, weight_map: WeightMap) -> str | None:
     if pattern not in weight_map:
         raise ModelError(f"the checkpoint has a tensor this architecture does not know: {name}")
     target = weight_map[pattern]
+    if isinstance(target, Packed):
+        addresses = tuple(f"{_join(address, numbers)}.{kind}" for address in target.addresses)
+        return Packed(addresses, target.arrange)
     return None if target is None else f"{_join(target, numbers)}.{kind}"
 
 
@@ -48,7 +87,7 @@ def names_of(address: str, weight_map: WeightMap) -> list[str]:
     return [
         _join(name, numbers)
         for name, target in weight_map.items()
-        if target is not None and f"{target}.".startswith(f"{pattern}.")
+        if any(f"{filled}.".startswith(f"{pattern}.") for filled in _addresses(target))
     ]
 
 
@@ -62,6 +101,12 @@ def is_excluded(address: str, weight_map: WeightMap, excluded: Iterable[str]) ->
     if any(found) and not all(found):
         raise ModelError(f"only some of {', '.join(names)} are quantized, and they are one product here")
     return any(found)
+
+
+def _addresses(target: Target) -> tuple[str, ...]:
+    if isinstance(target, Packed):
+        return target.addresses
+    return () if target is None else (target,)
 
 
 def _split(path: str) -> tuple[str, list[str]]:

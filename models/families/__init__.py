@@ -7,6 +7,7 @@ from torch import Tensor
 
 from models.errors import ModelError
 from models.spec import DecoderSpec
+from models.weight_names import Target
 
 _BY_ARCHITECTURE = {
     "LlamaForCausalLM": "models.families.llama",
@@ -29,11 +30,11 @@ class Family(Protocol):
     """The interface of a family's module.
 
     The maps go from a tensor's name in the checkpoint, without `.weight` or `.bias` and with `*` for the
-    layer, to its address in the decoder; None: it is not loaded.
+    layer, to its address in the decoder, or a `Packed` of several; None: it is not loaded.
     """
 
-    WEIGHT_MAP: dict[str, str | None]
-    GGUF_WEIGHT_MAP: dict[str, str | None]
+    WEIGHT_MAP: dict[str, Target]
+    GGUF_WEIGHT_MAP: dict[str, Target]
 
     def spec(self, config: dict[str, Any]) -> DecoderSpec:
         """Read a Hugging Face configuration."""

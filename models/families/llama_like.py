@@ -10,8 +10,9 @@ from torch import Tensor
 from models.errors import ModelError
 from models.rope import RopeSpec, parse_scaling
 from models.spec import Activation, AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from models.weight_names import Target
 
-WEIGHT_MAP: dict[str, str | None] = {
+WEIGHT_MAP: dict[str, Target] = {
     "model.embed_tokens": "embedding",
     "model.layers.*.input_layernorm": "layers.*.attention_norm",
     "model.layers.*.self_attn.q_proj": "layers.*.attention.qkv.q",
@@ -27,7 +28,7 @@ WEIGHT_MAP: dict[str, str | None] = {
     "score": "score",
 }
 
-GGUF_WEIGHT_MAP: dict[str, str | None] = {
+GGUF_WEIGHT_MAP: dict[str, Target] = {
     "token_embd": "embedding",
     "blk.*.attn_norm": "layers.*.attention_norm",
     "blk.*.attn_q": "layers.*.attention.qkv.q",

@@ -14,6 +14,7 @@ from models.families import gguf_family_of
 from models.gguf.dequantize import dequantize
 from models.gguf.file import GGUFFile
 from models.rope import FactorScaling
+from models.weight_names import WeightMap
 
 
 class GGUFCheckpoint:
@@ -35,7 +36,7 @@ class GGUFCheckpoint:
             divisors = tuple(dequantize(factors, torch.float32).tolist())
             rope = dataclasses.replace(self.spec.rope, scaling=FactorScaling(divisors))
             self.spec = dataclasses.replace(self.spec, rope=rope)
-        self.weight_map = self.family.GGUF_WEIGHT_MAP
+        self.weight_map: WeightMap = self.family.GGUF_WEIGHT_MAP
         self.quantization: Mapping[str, Any] | None = None
         self.total_bytes = sum(tensor.raw.nbytes for tensor in self._file.tensors.values())
 

@@ -1,0 +1,57 @@
+"""Tensors of a checkpoint that fill several parameters.
+
+Covers models/weight_names.py.
+"""
+
+import pytest
+import torch
+
+from models.errors import ModelError
+from models.shapes import SHAPES
+from models.weight_names import Packed, names_of, target_of
+
+QKV = tuple(f"layers.*.attention.qkv.{output}" for output in "qkv")
+WEIGHT_MAP = {"h.*.qkv": Packed(QKV), "h.*.proj": "layers.*.attention.output"}
+WEIGHTS = [f"layers.7.attention.qkv.{output}.weight" for output in "qkv"]
+SHAPES_OF_QKV = {address: (rows, 4) for address, rows in zip(WEIGHTS, (6, 2, 2), strict=True)}
+
+
+def test_a_packed_tensor_is_divided_by_rows():
+    tensor = torch.randn(10, 4)
+    target = target_of("h.7.qkv.weight", WEIGHT_MAP)
+    parts = dict(target.divide("h.7.qkv.weight", tensor, SHAPES["tiny"], SHAPES_OF_QKV))
+    assert list(parts) == WEIGHTS
+    assert torch.equal(torch.cat(list(parts.values())), tensor)
+    assert [len(part) for part in parts.values()] == [6, 2, 2]
+
+
+def test_biases_are_divided_like_weights():
+    addresses = [f"layers.0.attention.qkv.{output}.bias" for output in "qkv"]
+    shapes = dict(zip(addresses, ((3,), (1,), (1,)), strict=True))
+    target = target_of("h.0.qkv.bias", WEIGHT_MAP)
+    parts = dict(target.divide("h.0.qkv.bias", torch.arange(5.0), SHAPES["tiny"], shapes))
+    assert [part.tolist() for part in parts.values()] == [[0, 1, 2], [3], [4]]
+
+
+def test_rows_are_arranged_before_the_division():
+    packed = Packed(tuple(WEIGHTS), lambda tensor, spec: tensor.flip(0)[: spec.hidden_size])
+    parts = dict(packed.divide("x", torch.arange(10.0)[:, None], SHAPES["tiny"], SHAPES_OF_QKV))
+    assert parts[WEIGHTS[0]][:, 0].tolist() == [9, 8, 7, 6, 5, 4]
+
+
+@pytest.mark.parametrize("shape", [(9, 4), (11, 4), ()], ids=str)
+def test_another_number_of_rows_is_refused_by_name(shape):
+    target = target_of("h.7.qkv.weight", WEIGHT_MAP)
+    with pytest.raises(ModelError, match=r"h\.7\.qkv\.weight has the shape .*; the configuration says 10"):
+        list(target.divide("h.7.qkv.weight", torch.ones(shape), SHAPES["tiny"], SHAPES_OF_QKV))
+
+
+def test_a_packed_bias_the_configuration_does_not_announce():
+    target = target_of("h.7.qkv.bias", WEIGHT_MAP)
+    with pytest.raises(ModelError, match=r"no place for h\.7\.qkv\.bias: .* layers\.7\.attention\.qkv\.q\.b"):
+        list(target.divide("h.7.qkv.bias", torch.ones(10), SHAPES["tiny"], SHAPES_OF_QKV))
+
+
+def test_names_of_an_address_include_packed_tensors():
+    assert names_of("layers.3.attention.qkv", WEIGHT_MAP) == ["h.3.qkv"]
+    assert names_of("layers.3.attention.output", WEIGHT_MAP) == ["h.3.proj"]
