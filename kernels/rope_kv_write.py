@@ -23,10 +23,42 @@ class QKNorm(NamedTuple):
 
 
 @triton.jit
-def _scaled(x, inverse, weight_ptr, dim, inside, DTYPE: tl.constexpr):
+def _scaled(x, inverse, weight, DTYPE: tl.constexpr):
     """Return x * inverse * weight as `rms_norm` rounds it, in fp32."""
-    weight = tl.load(weight_ptr + dim, mask=inside, other=0.0)[None, :].to(tl.float32)
-    return ((x * inverse).to(DTYPE).to(tl.float32) * weight).to(DTYPE).to(tl.float32)
+    return ((x * inverse).to(DTYPE).to(tl.float32) * weight.to(tl.float32)).to(DTYPE).to(tl.float32)
+
+
+@triton.jit
+def _load_pairs(heads, there, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Return the first and the second element of each rotated pair, [HEADS, HALF_BLOCK] each.
+
+    Interleaved pairs are loaded as they lie and divided in registers: loads with a stride of 2 would need
+    four times the instructions.
+    """
+    if INTERLEAVED:
+        dim = tl.arange(0, 2 * HALF_BLOCK)[None, :]
+        pairs = tl.load(heads + dim, mask=there & (dim < 2 * HALF), other=0.0)
+        first, second = tl.split(tl.reshape(pairs, [pairs.shape[0], HALF_BLOCK, 2]))
+    else:
+        angle = tl.arange(0, HALF_BLOCK)[None, :]
+        first = tl.load(heads + angle, mask=there & (angle < HALF), other=0.0)
+        second = tl.load(heads + HALF + angle, mask=there & (angle < HALF), other=0.0)
+    return first, second
+
+
+@triton.jit
+def _store_pairs(
+    heads, first, second, there, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr
+):
+    """Store what `_load_pairs` returns."""
+    if INTERLEAVED:
+        dim = tl.arange(0, 2 * HALF_BLOCK)[None, :]
+        pairs = tl.reshape(tl.join(first, second), [first.shape[0], 2 * HALF_BLOCK])
+        tl.store(heads + dim, pairs, mask=there & (dim < 2 * HALF))
+    else:
+        angle = tl.arange(0, HALF_BLOCK)[None, :]
+        tl.store(heads + angle, first, mask=there & (angle < HALF))
+        tl.store(heads + HALF + angle, second, mask=there & (angle < HALF))
 
 
 @triton.jit
@@ -43,34 +75,41 @@ def _rotate_heads(
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
     NORM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     IN_PLACE: tl.constexpr,
 ):
     """Write heads to `target`, normalised if NORM, their first 2 * HALF elements rotated."""
+    in_type: tl.constexpr = source.dtype.element_ty
     out_type: tl.constexpr = target.dtype.element_ty
-    angle = tl.arange(0, HALF_BLOCK)
-    inside = there & (angle < HALF)[None, :]
-    first = tl.load(source + angle[None, :], mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(source + HALF + angle[None, :], mask=inside, other=0.0).to(tl.float32)
+    dim = 2 * HALF + tl.arange(0, max(REST_BLOCK, 1))[None, :]
+    in_rest = there & (dim < HEAD_DIM)
+    if HALF > 0:
+        first, second = _load_pairs(source, there, HALF, HALF_BLOCK, INTERLEAVED)
+        first, second = first.to(tl.float32), second.to(tl.float32)
+    if REST_BLOCK > 0 and (NORM or not IN_PLACE):
+        rest = tl.load(source + dim, mask=in_rest, other=0.0).to(tl.float32)
     if NORM:
-        in_type: tl.constexpr = source.dtype.element_ty
-        total = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        total = tl.zeros([source.shape[0]], tl.float32)
+        if HALF > 0:
+            total += tl.sum(first * first, 1) + tl.sum(second * second, 1)
         if REST_BLOCK > 0:
-            dim = 2 * HALF + tl.arange(0, REST_BLOCK)
-            in_rest = there & (dim < HEAD_DIM)[None, :]
-            rest = tl.load(source + dim[None, :], mask=in_rest, other=0.0).to(tl.float32)
-            inverse = (1.0 / tl.sqrt_rn((total + tl.sum(rest * rest, 1)) / HEAD_DIM + eps))[:, None]
-            rest = _scaled(rest, inverse, norm_ptr, dim, dim < HEAD_DIM, in_type)
-            tl.store(target + dim[None, :], rest.to(out_type), mask=in_rest)
-        else:
-            inverse = (1.0 / tl.sqrt_rn(total / HEAD_DIM + eps))[:, None]
-        first = _scaled(first, inverse, norm_ptr, angle, angle < HALF, in_type)
-        second = _scaled(second, inverse, norm_ptr + HALF, angle, angle < HALF, in_type)
-    elif REST_BLOCK > 0 and not IN_PLACE:
-        dim = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
-        in_rest = there & (dim < HEAD_DIM)
-        tl.store(target + dim, tl.load(source + dim, mask=in_rest).to(out_type), mask=in_rest)
-    tl.store(target + angle[None, :], (first * cos - second * sin).to(out_type), mask=inside)
-    tl.store(target + HALF + angle[None, :], (second * cos + first * sin).to(out_type), mask=inside)
+            total += tl.sum(rest * rest, 1)
+        inverse = (1.0 / tl.sqrt_rn(total / HEAD_DIM + eps))[:, None]
+        weight = norm_ptr + tl.zeros([1, 1], tl.int32)
+        every = tl.full([1, 1], 1, tl.int1)
+        if HALF > 0:
+            first_weight, second_weight = _load_pairs(weight, every, HALF, HALF_BLOCK, INTERLEAVED)
+            first = _scaled(first, inverse, first_weight, in_type)
+            second = _scaled(second, inverse, second_weight, in_type)
+        if REST_BLOCK > 0:
+            rest = _scaled(rest, inverse, tl.load(weight + dim, mask=dim < HEAD_DIM, other=0.0), in_type)
+    if REST_BLOCK > 0 and (NORM or not IN_PLACE):
+        tl.store(target + dim, rest.to(out_type), mask=in_rest)
+    if HALF > 0:
+        turned = (first * cos - second * sin).to(out_type)
+        _store_pairs(
+            target, turned, (second * cos + first * sin).to(out_type), there, HALF, HALF_BLOCK, INTERLEAVED
+        )
 
 
 # Positions and slots may be rows of one staging tensor, aligned or not.
@@ -98,6 +137,7 @@ def _rope_kv_write_kernel(
     DIM_BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
 ):
     """One program per token and block of heads: first the blocks of q, then those of k with v."""
     token = tl.program_id(0).to(tl.int64)
@@ -112,7 +152,7 @@ def _rope_kv_write_kernel(
         source = q_ptr + token * q_stride + head * HEAD_DIM
         _rotate_heads(
             source, source, head < num_q_heads, q_norm_ptr, eps, cos, sin,
-            HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK, NORM, True,
+            HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK, NORM, INTERLEAVED, True,
         )  # fmt: skip
     else:
         slot = tl.load(slot_mapping_ptr + token)
@@ -121,7 +161,7 @@ def _rope_kv_write_kernel(
         target = (slot * num_kv_heads + head) * HEAD_DIM
         _rotate_heads(
             k_ptr + token * k_stride + head * HEAD_DIM, k_cache_ptr + target, there, k_norm_ptr, eps,
-            cos, sin, HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK, NORM, False,
+            cos, sin, HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK, NORM, INTERLEAVED, False,
         )  # fmt: skip
         column = tl.arange(0, DIM_BLOCK)[None, :]
         in_head = there & (column < HEAD_DIM)
@@ -133,16 +173,20 @@ def rope_kv_write_triton(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    angles: torch.Tensor,
+    angles: torch.Tensor | None,
     kv: KVLayer,
     slot_mapping: torch.Tensor,
     norm: QKNorm | None = None,
+    interleaved: bool = False,
 ) -> None:
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
-    half = angles.shape[2]
+    half = 0 if angles is None else angles.shape[2]
+    if angles is None and norm is None:
+        num_q_heads = 0  # nothing changes them
     assert all(t.stride(2) == 1 and t.stride(1) == head_dim for t in (q, k, v))
-    assert angles.is_contiguous() and kv.keys.is_contiguous() and kv.values.is_contiguous()
+    assert angles is None or angles.is_contiguous()
+    assert kv.keys.is_contiguous() and kv.values.is_contiguous()
     if num_tokens == 0:
         return
     rest = head_dim - 2 * half
@@ -150,7 +194,7 @@ def rope_kv_write_triton(
         q,
         k,
         v,
-        angles,
+        angles if angles is not None else q,
         *kv,
         slot_mapping,
         *(norm or QKNorm(q, k, 0.0)),
@@ -161,11 +205,12 @@ def rope_kv_write_triton(
         num_kv_heads,
         HEAD_DIM=head_dim,
         HALF=half,
-        HALF_BLOCK=triton.next_power_of_2(half),
+        HALF_BLOCK=triton.next_power_of_2(max(half, 1)),
         REST_BLOCK=triton.next_power_of_2(rest) if rest else 0,
         DIM_BLOCK=triton.next_power_of_2(head_dim),
         HEADS=_HEADS,
         NORM=norm is not None,
+        INTERLEAVED=interleaved,
         num_warps=2,
     )
 
@@ -174,28 +219,30 @@ def rope_kv_write_torch(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    angles: torch.Tensor,
+    angles: torch.Tensor | None,
     kv: KVLayer,
     slot_mapping: torch.Tensor,
     norm: QKNorm | None = None,
+    interleaved: bool = False,
 ) -> None:
     """Rotate q in place, rotate k, and write k and v to their slots; k itself is left undefined.
 
     q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]; all may be views of one
     fused projection (the heads of one token must be contiguous). angles [num_tokens, 2, rotary_dim / 2] fp32
     holds cos and sin of each token's position: the first rotary_dim <= head_dim elements of a head are
-    rotated, element i together with i + rotary_dim / 2. slot_mapping [num_tokens] int64 = page * page_size +
-    offset. With `norm` the heads of q and k are normalised first.
+    rotated, element i together with i + rotary_dim / 2, or 2i with 2i + 1 if the pairs are `interleaved`;
+    None: nothing is rotated. slot_mapping [num_tokens] int64 = page * page_size + offset. With `norm` the
+    heads of q and k are normalised first.
     """
     if norm is not None:
         q.copy_(rms_norm_torch(q, norm.q_weight, norm.eps))
         k.copy_(rms_norm_torch(k, norm.k_weight, norm.eps))
-    if _are_side_by_side(q, k):
+    if angles is not None and _are_side_by_side(q, k):
         heads = q.shape[1] + k.shape[1]
-        _rotate(torch.as_strided(q, (q.shape[0], heads, q.shape[2]), q.stride()), angles)
-    else:
-        _rotate(q, angles)
-        _rotate(k, angles)
+        _rotate(torch.as_strided(q, (q.shape[0], heads, q.shape[2]), q.stride()), angles, interleaved)
+    elif angles is not None:
+        _rotate(q, angles, interleaved)
+        _rotate(k, angles, interleaved)
     kv.keys.view(-1, *k.shape[1:]).index_copy_(0, slot_mapping, k)
     kv.values.view(-1, *v.shape[1:]).index_copy_(0, slot_mapping, v)
 
@@ -209,11 +256,14 @@ def _are_side_by_side(q: torch.Tensor, k: torch.Tensor) -> bool:
     )
 
 
-def _rotate(x: torch.Tensor, angles: torch.Tensor) -> None:
+def _rotate(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> None:
     """Rotate x [num_tokens, heads, head_dim] in place; angles [num_tokens, 2, rotary_dim / 2] fp32."""
     cos, sin = angles[:, :1], angles[:, 1:]  # [num_tokens, 1, rotary_dim / 2]
     half = angles.shape[2]
-    first, second = x[..., :half], x[..., half : 2 * half]
+    if interleaved:
+        first, second = x[..., : 2 * half : 2], x[..., 1 : 2 * half : 2]
+    else:
+        first, second = x[..., :half], x[..., half : 2 * half]
     # The products are fp32, so a 16-bit result is rounded once.
     turned = (first * cos).addcmul_(second, sin, value=-1)
     torch.add(second * cos, first * sin, out=second)

@@ -20,7 +20,7 @@ class DecoderLayer(Part):
         self,
         layer: LayerSpec,
         spec: DecoderSpec,
-        rotary: Rotary,
+        rotary: Rotary | None,
         shard: Shard,
         norm: NormMaker,
         kv_group: int,
@@ -54,10 +54,14 @@ class Decoder(Part):
         self.device = device
         self.shard = shard
         self.embedding = Embedding((spec.vocab_size, spec.hidden_size), dtype, device)
-        rotary = Rotary(spec.rope, spec.max_position, device)
+        # One table for all layers with equal specs: its rows are gathered once a step.
+        rotaries = {
+            rope: None if rope is None else Rotary(rope, spec.max_position, device)
+            for rope in {layer.attention.rope for layer in spec.layers}
+        }
         norm = partial(Norm, eps=spec.norm_eps, dtype=dtype, device=device)
         self.layers = [
-            DecoderLayer(layer, spec, rotary, shard, norm, kv_group)
+            DecoderLayer(layer, spec, rotaries[layer.attention.rope], shard, norm, kv_group)
             for layer, (kv_group, _) in zip(spec.layers, spec.kv_places, strict=True)
         ]
         self.norm = norm(spec.hidden_size)

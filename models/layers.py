@@ -146,9 +146,10 @@ NormMaker = Callable[[int], Norm]
 
 
 class Rotary:
-    """Rotary position embedding: a table of cos and sin, shared by the layers that use the same one."""
+    """Rotary position embedding: a table of cos and sin, shared by the layers with an equal RopeSpec."""
 
     def __init__(self, spec: RopeSpec, num_positions: int, device: torch.device) -> None:
+        self.interleaved = spec.interleaved
         self._cos_sin = cos_sin_table(spec, num_positions, device)
 
     def angles(self, batch: ForwardBatch) -> Tensor:
@@ -166,7 +167,7 @@ class Attention(Part):
         self,
         spec: AttentionSpec,
         hidden_size: int,
-        rotary: Rotary,
+        rotary: Rotary | None,
         shard: Shard,
         norm: NormMaker,
         kv_group: int,
@@ -182,10 +183,12 @@ class Attention(Part):
         self.q_norm = norm(spec.head_dim) if spec.qk_norm else None
         self.k_norm = norm(spec.head_dim) if spec.qk_norm else None
         self._rotary = rotary
+        self._interleaved = rotary is not None and rotary.interleaved
         self._head_dim = spec.head_dim
         num_kv_heads = spec.num_kv_heads // shard.world
         self._heads = (spec.num_heads // shard.world, num_kv_heads, num_kv_heads)
-        self._options = AttentionOptions(spec.scale, spec.window)
+        scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
+        self._options = AttentionOptions(scale, spec.window, spec.softcap)
         self._kv_group = kv_group
 
     def attend(self, hidden: Tensor, batch: ForwardBatch, kv: KVLayer, out: Tensor | None = None) -> Tensor:
@@ -198,8 +201,9 @@ class Attention(Part):
         norm = None
         if self.q_norm is not None and self.k_norm is not None:
             norm = QKNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        angles = None if self._rotary is None else self._rotary.angles(batch)
         attention = batch.attention[self._kv_group]
-        rope_kv_write(q, k, v, self._rotary.angles(batch), kv, attention.slot_mapping, norm)
+        rope_kv_write(q, k, v, angles, kv, attention.slot_mapping, norm, self._interleaved)
         if out is not None:
             out = out.view(q.shape)
         attended = paged_attention(q, kv, attention, self._options, out)

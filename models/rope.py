@@ -65,11 +65,20 @@ RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | Fac
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Base `theta`, the number of rotated elements per head (`dim`, even), and the scaling, if any."""
+    """Base `theta`, the number of rotated elements per head (`dim`, even), and the scaling, if any.
+
+    The first `dim` elements of a head are rotated in pairs: i and i + dim / 2, or if `interleaved` 2i and
+    2i + 1.
+    """
 
     theta: float
     dim: int
     scaling: RopeScaling | None = None
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dim % 2 or self.dim <= 0:
+            raise ModelError(f"RoPE cannot rotate {self.dim} elements of a head: they are taken in pairs")
 
 
 def parse_scaling(parameters: Mapping[str, Any], max_position: int) -> RopeScaling | None:

@@ -15,26 +15,29 @@ Activation = Literal["silu", "gelu_tanh"]
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Self-attention of one layer: grouped queries, causal, optionally within a sliding window."""
+    """Self-attention of one layer: grouped queries, causal, optionally within a sliding window.
+
+    Its scores are `scale * q·k`, bounded to `softcap * tanh(score / softcap)` if softcap > 0.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    rope: RopeSpec | None  # None: q and k are not rotated
     qkv_bias: bool = False
     output_bias: bool = False
     window: int = 0  # tokens a query sees, its own included; 0: all
     qk_norm: bool = False  # RMSNorm of each head of q and k before the rotation
+    scale: float | None = None  # None: head_dim ** -0.5
+    softcap: float = 0.0
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key/value heads evenly"
             )
-
-    @property
-    def scale(self) -> float:
-        """Factor on q·k before the softmax."""
-        return float(self.head_dim**-0.5)
+        if self.rope is not None and self.rope.dim > self.head_dim:
+            raise ValueError(f"{self.rope.dim} elements of a head of {self.head_dim} cannot be rotated")
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,6 @@ class DecoderSpec:
     max_position: int
     norm_eps: float
     tie_embeddings: bool
-    rope: RopeSpec
     layers: tuple[LayerSpec, ...]
     num_labels: int = 0
 

@@ -62,12 +62,17 @@ def read_spec(
     mlp = MlpSpec(
         int(config["intermediate_size"]), _ACTIVATIONS[activation], bool(config.get("mlp_bias", False))
     )
+    max_position = int(config.get("max_position_embeddings", 2048))
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    rope_spec = RopeSpec(theta, head_dim, parse_scaling(rope, max_position))
     layers = tuple(
         LayerSpec(
             AttentionSpec(
                 num_heads=num_heads,
                 num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
                 head_dim=head_dim,
+                rope=rope_spec,
                 qkv_bias=qkv_bias,
                 output_bias=output_bias,
                 window=window,
@@ -78,16 +83,12 @@ def read_spec(
         for window in _windows(config)
     )
     num_labels = _num_labels(config)
-    max_position = int(config.get("max_position_embeddings", 2048))
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
     return DecoderSpec(
         vocab_size=int(config["vocab_size"]),
         hidden_size=int(config["hidden_size"]),
         max_position=max_position,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)) and not num_labels,
-        rope=RopeSpec(theta, head_dim, parse_scaling(rope, max_position)),
         layers=layers,
         num_labels=num_labels,
     )

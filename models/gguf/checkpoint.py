@@ -14,6 +14,7 @@ from models.families import gguf_family_of
 from models.gguf.dequantize import dequantize
 from models.gguf.file import GGUFFile
 from models.rope import FactorScaling
+from models.spec import DecoderSpec
 from models.weight_names import WeightMap
 
 
@@ -34,8 +35,7 @@ class GGUFCheckpoint:
         self.spec = read_family_spec(self.family, config, path)
         if (factors := self._file.tensors.get("rope_freqs.weight")) is not None:
             divisors = tuple(dequantize(factors, torch.float32).tolist())
-            rope = dataclasses.replace(self.spec.rope, scaling=FactorScaling(divisors))
-            self.spec = dataclasses.replace(self.spec, rope=rope)
+            self.spec = _with_divisors(self.spec, divisors)
         self.weight_map: WeightMap = self.family.GGUF_WEIGHT_MAP
         self.quantization: Mapping[str, Any] | None = None
         self.total_bytes = sum(tensor.raw.nbytes for tensor in self._file.tensors.values())
@@ -46,3 +46,14 @@ class GGUFCheckpoint:
 
     def restore(self, address: str, tensor: Tensor) -> Tensor:
         return self.family.from_gguf(address, tensor, self.spec)
+
+
+def _with_divisors(spec: DecoderSpec, divisors: tuple[float, ...]) -> DecoderSpec:
+    """Return the spec with one divisor per RoPE frequency in all layers."""
+    layers = []
+    for layer in spec.layers:
+        assert layer.attention.rope is not None
+        rope = dataclasses.replace(layer.attention.rope, scaling=FactorScaling(divisors))
+        attention = dataclasses.replace(layer.attention, rope=rope)
+        layers.append(dataclasses.replace(layer, attention=attention))
+    return dataclasses.replace(spec, layers=tuple(layers))

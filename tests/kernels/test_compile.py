@@ -137,7 +137,8 @@ def test_int8_linear_uses_the_matrix_unit(num_tokens, instruction):
 
 @pytest.mark.parametrize("rest", [0, 48])
 @pytest.mark.parametrize("norm", [False, True])
-def test_rope_kv_write(rest, norm):
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope_kv_write(rest, norm, interleaved):
     half = 64 if rest == 0 else 16
     constants = {
         "HEAD_DIM": 2 * half + rest,
@@ -147,6 +148,7 @@ def test_rope_kv_write(rest, norm):
         "DIM_BLOCK": 128,
         "HEADS": 4,
         "NORM": norm,
+        "INTERLEAVED": interleaved,
     }
     assert "st.global" in compile_for_h100(_rope_kv_write_kernel, constants, num_warps=2)
 

@@ -16,15 +16,21 @@ def angles(max_position, rotary_dim):
     return torch.stack((phase.cos(), phase.sin()), 1).float()
 
 
-def exact_rotation(x, table, positions):
-    """Rotate-half as in the paper's complex form: (a + ib) * (cos + i sin)."""
+def exact_rotation(x, table, positions, interleaved):
+    """The paper's complex form: (a + ib) * (cos + i sin)."""
     half = table.shape[2]
     turn = torch.complex(table[positions, 0].double(), table[positions, 1].double()).unsqueeze(1)
-    pairs = torch.complex(x[..., :half].double(), x[..., half : 2 * half].double()) * turn
-    return torch.cat((pairs.real, pairs.imag, x[..., 2 * half :].double()), -1)
+    rotated = x[..., : 2 * half].double()
+    first, second = (rotated[..., ::2], rotated[..., 1::2]) if interleaved else rotated.chunk(2, -1)
+    pairs = torch.complex(first, second) * turn
+    turned = torch.stack((pairs.real, pairs.imag), -1 if interleaved else -2).flatten(-2)
+    return torch.cat((turned, x[..., 2 * half :].double()), -1)
 
 
-def check(target, dtype, heads, head_dim, rotary_dim, num_tokens, page_size, fused=True, normed=False):
+def check(
+    target, dtype, heads, head_dim, rotary_dim, num_tokens, page_size,
+    *, fused=True, normed=False, interleaved=False,
+):  # fmt: skip
     num_heads, num_kv_heads = heads
     sizes = [num_heads, num_kv_heads, num_kv_heads]
     if fused:
@@ -46,10 +52,11 @@ def check(target, dtype, heads, head_dim, rotary_dim, num_tokens, page_size, fus
     slots = torch.randperm(num_pages * page_size)[:num_tokens]
     shape = (num_pages, page_size, num_kv_heads, head_dim)
     kv = KVLayer(*(torch.full(shape, 7.0, dtype=dtype, device=target.device) for _ in range(2)))
-    rope_kv_write(q, k, v, table[positions].to(target.device), kv, slots.to(target.device), norm)
+    turns = table[positions].to(target.device) if rotary_dim else None
+    rope_kv_write(q, k, v, turns, kv, slots.to(target.device), norm, interleaved)
 
-    assert_close(q, exact_rotation(before[0], table, positions), dtype)
-    exact_k = exact_rotation(before[1], table, positions)
+    assert_close(q, exact_rotation(before[0], table, positions, interleaved), dtype)
+    exact_k = exact_rotation(before[1], table, positions, interleaved)
     k_rows, v_rows = (cache.cpu().view(-1, num_kv_heads, head_dim) for cache in kv)
     assert_close(k_rows[slots], exact_k, dtype)
     assert torch.equal(v_rows[slots], before[2])
@@ -62,7 +69,7 @@ def check(target, dtype, heads, head_dim, rotary_dim, num_tokens, page_size, fus
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("fused", [True, False])
 def test_dtypes_and_layouts(target: Target, dtype: torch.dtype, fused: bool):
-    check(target, dtype, (9, 3), 64, 64, 5, 16, fused)
+    check(target, dtype, (9, 3), 64, 64, 5, 16, fused=fused)
 
 
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(80, 80), (80, 32), (96, 96), (128, 64), (256, 256)])
@@ -71,10 +78,23 @@ def test_head_dims_and_partial_rotation(target: Target, head_dim: int, rotary_di
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (20, 20), (80, 32)])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (20, 20), (80, 32), (64, 0)])
 @pytest.mark.parametrize("fused", [True, False])
 def test_heads_are_normalised_first(target: Target, dtype, head_dim: int, rotary_dim: int, fused: bool):
-    check(target, dtype, (9, 3), head_dim, rotary_dim, 5, 16, fused, normed=True)
+    check(target, dtype, (9, 3), head_dim, rotary_dim, 5, 16, fused=fused, normed=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (20, 20), (80, 32), (24, 10)])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("fused", [True, False])
+def test_interleaved_pairs(target: Target, dtype, head_dim: int, rotary_dim: int, normed: bool, fused: bool):
+    check(target, dtype, (5, 1), head_dim, rotary_dim, 3, 16, fused=fused, normed=normed, interleaved=True)
+
+
+@pytest.mark.parametrize("head_dim", [64, 20])
+def test_without_rotation(target: Target, head_dim: int):
+    check(target, torch.bfloat16, (9, 3), head_dim, 0, 5, 16)
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])

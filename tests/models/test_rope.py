@@ -44,7 +44,7 @@ def hf_config(parameters, **changes):
 
 
 def our_rope(config):
-    return llama.spec(config.to_dict()).rope
+    return llama.spec(config.to_dict()).layers[0].attention.rope
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS.values(), ids=PARAMETERS.keys())
@@ -77,6 +77,12 @@ def test_older_configurations_say_the_same():
     old["rope_theta"] = 500_000.0
     old["rope_scaling"] = {"type": "llama3", **{k: v for k, v in LLAMA3.items() if k != "rope_type"}}
     assert llama.spec(old) == llama.spec(new)
+
+
+@pytest.mark.parametrize("dim", [0, 7])
+def test_elements_are_rotated_in_pairs(dim):
+    with pytest.raises(ModelError, match=f"cannot rotate {dim} elements"):
+        RopeSpec(10_000.0, dim)
 
 
 def test_divisors():
