@@ -1,4 +1,7 @@
-"""The container, read whole or cut off, and the block types against the gguf package."""
+"""The container, read whole or cut off, and the block types against the gguf package.
+
+Covers models/gguf/blocks.py and models/gguf/dequantize.py.
+"""
 
 import gguf
 import numpy as np
@@ -7,44 +10,98 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from models.errors import ModelError
+from models.gguf.blocks import unpack
 from models.gguf.dequantize import dequantize
 from models.gguf.file import GGUFFile, GGUFTensor
 
-# Where a block keeps its float16 scales; all other bytes may be anything.
-SCALES = {"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
+# The types that llama.cpp's quantize tool writes for the supported models, but for the smallest.
+KINDS = [
+    "F32",
+    "F16",
+    "BF16",
+    "Q8_0",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4",
+]
 
 
-@pytest.mark.parametrize("kind", SCALES)
-def test_blocks_equal_the_reference(kind):
-    rng = np.random.default_rng(0)
-    block_values, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    # Enough rows for several chunks, the last of them short.
-    rows, blocks = 301, 2
-    raw = rng.integers(0, 256, (rows, blocks, block_bytes), dtype=np.uint8)
-    for offset in SCALES[kind]:
-        scales = rng.normal(size=(rows, blocks, 1)).astype(np.float16)
-        raw[..., offset : offset + 2] = scales.view(np.uint8)
-    raw = raw.reshape(rows, -1)
-    tensor = GGUFTensor("t", GGMLQuantizationType[kind], (rows, blocks * block_values), raw)
-    expected = torch.from_numpy(gguf.dequantize(raw, tensor.type))
-    # The reference multiplies in another order in places: two roundings of values up to a few hundred.
-    torch.testing.assert_close(dequantize(tensor, torch.float32), expected, rtol=1e-6, atol=1e-4)
-    assert torch.equal(dequantize(tensor, torch.bfloat16), dequantize(tensor, torch.float32).bfloat16())
-
-
-@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "IQ4_NL"])
-def test_rare_types_go_through_the_reference(kind):
+def random_tensor(kind, rows=301, blocks=2, seed=0):
+    """Any bytes are a tensor; among random scales are infinities, NaNs and the smallest numbers."""
     kind = GGMLQuantizationType[kind]
-    rng = np.random.default_rng(0)
-    raw = rng.integers(0, 60, (5, 3 * GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
-    tensor = GGUFTensor("t", kind, (5, 3 * GGML_QUANT_SIZES[kind][0]), raw)
-    assert torch.equal(dequantize(tensor, torch.float32), torch.from_numpy(gguf.dequantize(raw, kind)))
+    block_values, block_bytes = GGML_QUANT_SIZES[kind]
+    blocks *= 256 // block_values
+    raw = np.random.default_rng(seed).integers(0, 256, (rows, blocks * block_bytes), dtype=np.uint8)
+    return GGUFTensor("t", kind, (rows, blocks * block_values), raw)
 
 
-def test_unknown_block_type_is_refused():
-    tensor = GGUFTensor("blk.0.odd", GGMLQuantizationType.Q8_1, (1, 32), np.zeros((1, 36), dtype=np.uint8))
-    with pytest.raises(ModelError, match=r"blk\.0\.odd is of type Q8_1"):
-        dequantize(tensor, torch.float32)
+def reference(tensor):
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(np.array(gguf.dequantize(tensor.raw, tensor.type), dtype=np.float32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_equal_the_reference(kind):
+    tensor = random_tensor(kind)  # several chunks, the last of them short
+    found, expected = dequantize(tensor, torch.float32), reference(tensor)
+    assert expected.isfinite().float().mean() > 0.5
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    for dtype in (torch.bfloat16, torch.float16):
+        torch.testing.assert_close(
+            dequantize(tensor, dtype), expected.to(dtype), rtol=0, atol=0, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("byte", [0, 1, 0x7B, 0x7F, 0x80, 0xFC, 0xFF])
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_of_one_byte_equal_the_reference(kind, byte):
+    """The least and the greatest scales and integers: zeros, subnormals, negative ones, NaN."""
+    tensor = random_tensor(kind, rows=1)
+    tensor.raw.fill(byte)
+    torch.testing.assert_close(
+        dequantize(tensor, torch.float32), reference(tensor), rtol=0, atol=0, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS[3:])
+def test_groups_are_integers_that_share_a_scale(kind):
+    tensor = random_tensor(kind)
+    groups = unpack(torch.from_numpy(tensor.raw), tensor.type)
+    size = 16 if kind in ("Q2_K", "Q3_K", "Q6_K") else 32
+    assert groups.codes.dtype == torch.int8
+    assert groups.codes.shape == (tensor.raw.shape[0] * 512 // size, size)
+    assert groups.scales.shape == (groups.codes.shape[0], 1)
+    assert (groups.offsets is not None) == (kind in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "nearest"),
+    [
+        ("IQ1_S", "Q2_K"),
+        ("IQ2_XXS", "Q2_K"),
+        ("TQ1_0", "Q2_K"),
+        ("TQ2_0", "Q2_K"),
+        ("IQ3_XXS", "Q3_K"),
+        ("IQ3_S", "Q3_K"),
+        ("Q8_1", "F16"),
+        ("I8", "Q8_0"),
+        ("F64", "F32"),
+    ],
+)
+def test_other_types_are_refused_with_the_nearest(kind, nearest):
+    with pytest.raises(
+        ModelError, match=rf"t is of type {kind}, which .* the nearest type that is: {nearest}$"
+    ):
+        dequantize(random_tensor(kind, rows=1), torch.float32)
 
 
 @pytest.fixture
