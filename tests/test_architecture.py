@@ -42,10 +42,14 @@ def defined(path: Path) -> set[str]:
 
 
 def covered(test: Path) -> set[str]:
-    """Return the paths in a sentence `Covers a/b.py, c/d.py and e/f.py.` of a test file's docstring."""
+    """Return the paths in a sentence `Covers a/b.py, c/d.py and e/*.py.` of a test file's docstring."""
     docstring = ast.get_docstring(ast.parse(test.read_text(encoding="utf-8"))) or ""
     sentences = re.findall(r"^Covers (.+?\.py)\.$", docstring, re.MULTILINE | re.DOTALL)
-    return {path for sentence in sentences for path in re.findall(r"[\w/]+\.py", sentence)}
+    patterns = [pattern for sentence in sentences for pattern in re.findall(r"[\w/*]+\.py", sentence)]
+    found = {
+        pattern: {path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)} for pattern in patterns
+    }
+    return set().union(*(paths or {pattern} for pattern, paths in found.items()))
 
 
 def imported(test: Path) -> set[str]:

@@ -67,9 +67,14 @@ class Driver:
 
         The first so many tokens of the prompt are computed in a step of their own before.
         """
-        pages = range(slot * self._pages_each, (slot + 1) * self._pages_each)
+        num_groups = len(self.runner.kv_windows)
+        pages = (
+            torch.arange(num_groups * self._pages_each).view(num_groups, -1)
+            + slot * self._pages_each * num_groups
+        )
+        new_pages = tuple(map(tuple, pages.tolist()))
         init = SlotInit(sampling, seed=seed, prompt_token_ids=tuple(prompt), output_token_ids=())
-        row = Row(slot, slot, 0, tuple(prompt), new_pages=(tuple(pages),), init=init)
+        row = Row(slot, slot, 0, tuple(prompt), new_pages=new_pages, init=init)
         if first_piece:
             self._run([row._replace(token_ids=row.token_ids[:first_piece], num_logits=0)])
             row = Row(slot, slot, first_piece, row.token_ids[first_piece:])

@@ -20,8 +20,9 @@ from models.formats.scaled_rows import ScaledRows, quantize
 from models.layers import Linear
 from models.loader import load
 from models.weight_names import is_excluded, names_of
+from tests.models.families import prompt, randomised
 from tests.models.harness import CPU, files_of, forward_logits
-from tests.models.test_parity import BASE, TOLERANCE, prompt, randomised
+from tests.models.test_parity import BASE, TOLERANCE
 
 ODD = {
     **BASE,
