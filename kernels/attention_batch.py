@@ -13,12 +13,14 @@ class AttentionOptions(NamedTuple):
     """What a layer's attention computes: scores are `scale * q·k`, with scale > 0.
 
     window w > 0: a query sees the last w keys, its own included. softcap c > 0: scores are bounded to
-    `c * tanh(score / c)`.
+    `c * tanh(score / c)`. sinks fp32 [num_heads]: a logit per query head that joins the softmax of its scores
+    and has no value (gpt-oss, OpenAI, 2025).
     """
 
     scale: float
     window: int = 0
     softcap: float = 0.0
+    sinks: torch.Tensor | None = None
 
 
 @dataclass(eq=False)

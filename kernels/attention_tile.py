@@ -31,6 +31,7 @@ def constants(q: torch.Tensor, kv: KVLayer, options: AttentionOptions) -> dict[s
         "PAGE_SIZE": page_size,
         "WINDOW": options.window,
         "SOFTCAP": options.softcap > 0,
+        "SINKS": options.sinks is not None,
     }
 
 

@@ -85,6 +85,7 @@ def _decode_kernel(
     arrived_ptr,
     work_ptr,
     page_table_ptr,
+    sinks_ptr,
     scale,
     softcap,
     q_stride,
@@ -99,12 +100,13 @@ def _decode_kernel(
     PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """NUM_KV_HEADS programs form a worker; workers take items in turn, so the grid depends on no length.
 
     Flash-decoding (Dao, Haziza, Massa and Sizov, 2023). A row's only item writes the output itself; of
-    several, the program that ends last combines them, in their order.
+    several, the program that ends last combines them, in their order. A sink belongs to the first item.
     """
     TOKEN_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     kv_head = tl.program_id(0) % NUM_KV_HEADS
@@ -130,10 +132,14 @@ def _decode_kernel(
 
         q = tl.load(q_ptr + row.to(tl.int64) * q_stride + columns, mask=inside, other=0.0)
         position = tl.zeros([GROUP_BLOCK], tl.int32) + (context_len - 1)
-        item_acc = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
-        item_total = tl.zeros([GROUP_BLOCK], tl.float32)
-        item_peak = tl.full([GROUP_BLOCK], NO_PEAK, tl.float32)
-        acc, total, peak = item_acc, item_total, item_peak
+        acc = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
+        total = tl.zeros([GROUP_BLOCK], tl.float32)
+        peak = tl.full([GROUP_BLOCK], NO_PEAK, tl.float32)
+        item_acc, item_total, item_peak = acc, total, peak
+        if SINKS:
+            sink = tl.load(sinks_ptr + kv_head * GROUP + member, mask=member < GROUP, other=0.0) * _LOG2_E
+            item_total = tl.where(item == 0, 1.0, item_total)
+            item_peak = tl.where(item == 0, sink, item_peak)
         pages = page_table_ptr + row.to(tl.int64) * page_table_stride
         # Without a window only the last tile needs a mask.
         last = end if WINDOW > 0 else end - (end - begin) % BLOCK_N
@@ -231,6 +237,7 @@ def decode_attention_triton(
         out,
         *scratch,
         batch.page_table,
+        options.sinks if options.sinks is not None else q,
         options.scale,
         options.softcap / options.scale,
         q.stride(0),
@@ -299,7 +306,12 @@ def decode_attention_torch(
         by_group = scores.view(n, num_kv_heads, padded, length)[:, :, :group]
         if part.first_hidden < length:
             by_group[..., part.first_hidden :].masked_fill_(part.hidden.unsqueeze(1), float("-inf"))
-        weights = by_group.softmax(-1).to(kv.values.dtype)
+        if options.sinks is None:
+            weights = by_group.softmax(-1)
+        else:
+            sinks = options.sinks.view(num_kv_heads, group, 1)
+            weights = (by_group - torch.logaddexp(by_group.logsumexp(-1, keepdim=True), sinks)).exp_()
+        weights = weights.to(kv.values.dtype)
         values = torch.embedding_bag(
             kv.values.view(-1, head_dim), part.value_index, part.bags, False, 0, False, weights.view(-1)
         )

@@ -64,6 +64,7 @@ def _prefill_kernel(
     query_start_ptr,
     context_lens_ptr,
     num_rows_ptr,
+    sinks_ptr,
     first_row,
     end_row,
     num_tiles,
@@ -79,6 +80,7 @@ def _prefill_kernel(
     PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     COUNTED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -129,6 +131,9 @@ def _prefill_kernel(
     acc = tl.zeros([BLOCK_M, DIM_BLOCK], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    if SINKS:
+        total += 1.0
+        peak = tl.load(sinks_ptr + head) * _LOG2_E
     pages = page_table_ptr + row.to(tl.int64) * page_table_stride
     k_head = k_cache_ptr + kv_head * HEAD_DIM
     v_head = v_cache_ptr + kv_head * HEAD_DIM
@@ -176,6 +181,7 @@ def prefill_attention_triton(
         batch.query_start,
         batch.context_lens,
         batch.num_rows if batch.num_rows is not None else batch.context_lens,
+        options.sinks if options.sinks is not None else q,
         first_row,
         end_row,
         num_tiles,
@@ -205,7 +211,7 @@ def prefill_attention_torch(
     q, out [num_tokens, num_heads, head_dim] hold all tokens of the step. Computed in fp32: without hardware
     for 16-bit products those are slower by far.
     """
-    scale, window, softcap = options
+    _, window, softcap, sinks = options
     page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
     num_heads = q.shape[1]
     group = num_heads // num_kv_heads
@@ -225,7 +231,8 @@ def prefill_attention_torch(
         )
         num_keys = keys.shape[2]
         bias = row.bias.expand(num_kv_heads, group, -1)
-        block = min(_BLOCK, max(1, _MAX_SCORES // (num_heads * num_keys))) if softcap else _BLOCK
+        explicit = bool(softcap) or sinks is not None
+        block = min(_BLOCK, max(1, _MAX_SCORES // (num_heads * num_keys))) if explicit else _BLOCK
         for begin in range(0, n, block):
             end = min(begin + block, n)
             newest = n - end
@@ -234,17 +241,23 @@ def prefill_attention_torch(
             mask = bias[..., begin + newest :].as_strided(
                 (num_kv_heads, group, end - begin, oldest - newest), (*bias.stride()[:2], 1, 1)
             )
-            attend = _attend_softcapped if softcap else _attend
-            result[:, :, begin:end] = attend(queries[:, :, begin:end], k, v, mask, scale, softcap)
+            attend = _attend_explicit if explicit else _attend
+            result[:, :, begin:end] = attend(queries[:, :, begin:end], k, v, mask, options)
 
 
-def _attend(q, k, v, bias, scale, _softcap):
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+def _attend(q, k, v, bias, options):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=options.scale)
 
 
-def _attend_softcapped(q, k, v, bias, scale, softcap):
-    scores = torch.matmul(q, k.transpose(2, 3)).mul_(scale / softcap).tanh_().mul_(softcap)
-    return torch.matmul(scores.add_(bias).softmax(-1), v)
+def _attend_explicit(q, k, v, bias, options):
+    """Attend with a soft cap or sinks, which the library's function does not have."""
+    scores = torch.matmul(q, k.transpose(2, 3)).mul_(options.scale)
+    if options.softcap:
+        scores.div_(options.softcap).tanh_().mul_(options.softcap)
+    total = scores.add_(bias).logsumexp(-1, keepdim=True)
+    if options.sinks is not None:
+        total = torch.logaddexp(total, options.sinks.view(*q.shape[:2], 1, 1))
+    return torch.matmul(scores.sub_(total).exp_(), v)
 
 
 def _plan(batch: AttentionBatch, page_size: int, num_kv_heads: int, window: int) -> list[_Row]:

@@ -26,7 +26,10 @@ class Case:
             b.context_lens_host,
         )
         kv = KVLayer(*(t.to(device) for t in self.kv))
-        return Case(self.q.to(device), kv, batch, self.options)
+        options = self.options
+        if options.sinks is not None:
+            options = options._replace(sinks=options.sinks.to(device))
+        return Case(self.q.to(device), kv, batch, options)
 
 
 def make_case(
@@ -75,7 +78,7 @@ def make_case(
 
 def exact_attention(case: Case, options: AttentionOptions) -> torch.Tensor:
     """Row by row, key by key, in float64."""
-    scale, window, softcap = options
+    scale, window, softcap, sinks = options
     page_size, num_kv_heads, head_dim = case.kv.keys.shape[1:]
     num_heads = case.q.shape[1]
     out = torch.empty(case.q.shape, dtype=torch.float64)
@@ -90,7 +93,10 @@ def exact_attention(case: Case, options: AttentionOptions) -> torch.Tensor:
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
         hidden = (distance > 0) | (distance <= -window) if window else distance > 0
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.double().view(-1, 1, 1).expand(-1, n, 1)), -1)
+        weights = scores.softmax(-1)[..., :length]
         out[start : start + n] = torch.einsum("hqk,khd->qhd", weights, v)
         start += n
     return out

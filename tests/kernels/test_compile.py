@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 NAMES = {
     "fp32": "logits_ptr temperature_ptr top_p_ptr min_p_ptr values_ptr presence_ptr frequency_ptr "
     "repetition_ptr cos_sin_ptr partial_ptr statistics_ptr chosen_logprob_ptr top_values_ptr "
-    "eps scale softcap",
+    "angles_ptr sinks_ptr eps scale softcap",
     "i32": "page_table_ptr query_start_ptr context_lens_ptr num_rows_ptr arrived_ptr work_ptr top_k_ptr "
     "lanes_ptr ids_ptr output_counts_ptr masks_ptr slot_tables_ptr",
     "i64": "seed_ptr position_ptr positions_ptr slot_mapping_ptr slots_ptr tokens_ptr chosen_ptr top_ids_ptr "
@@ -73,6 +73,7 @@ def attention_constants(head_dim: int, dim_block: int, **more: Any) -> dict[str,
         "PAGE_SIZE": 16,
         "WINDOW": 0,
         "SOFTCAP": False,
+        "SINKS": False,
         **more,
     }
 
@@ -82,7 +83,7 @@ def attention_constants(head_dim: int, dim_block: int, **more: Any) -> dict[str,
     [
         (128, 128, {"COUNTED": False}),
         (64, 64, {"COUNTED": True}),
-        (80, 128, {"COUNTED": True, "WINDOW": 100, "SOFTCAP": True, "PAGE_SIZE": 1}),
+        (80, 128, {"COUNTED": True, "WINDOW": 100, "SOFTCAP": True, "SINKS": True, "PAGE_SIZE": 1}),
     ],
 )
 def test_prefill_attention_uses_the_warpgroup_matrix_unit(head_dim, dim_block, options):
@@ -100,7 +101,7 @@ def test_prefill_attention_uses_the_warpgroup_matrix_unit(head_dim, dim_block, o
     [
         (128, 128, {}),
         (64, 64, {}),
-        (80, 128, {"WINDOW": 100, "SOFTCAP": True, "PAGE_SIZE": 1}),
+        (80, 128, {"WINDOW": 100, "SOFTCAP": True, "SINKS": True, "PAGE_SIZE": 1}),
     ],
 )
 def test_decode_attention_uses_the_matrix_unit(head_dim, dim_block, options):

@@ -74,8 +74,22 @@ def test_softcap(target: Target):
     check(target, MIXED, softcap=0.7)
 
 
+# Of about the size of a score, of no weight at all, and so large that the keys have none.
+SINKS = torch.tensor([0.3, -1.5, -torch.inf, 30.0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [0, 7])
+def test_sinks(target: Target, dtype: torch.dtype, window: int):
+    check(target, MIXED, dtype=dtype, window=window, sinks=SINKS)
+
+
+def test_a_sink_joins_a_row_of_several_splits_once(target: Target):
+    check(target, [(1, 700), (1, 130), (1, 3), (150, 700)], sinks=SINKS)
+
+
 def test_all_options_together(target: Target):
-    check(target, MIXED, window=9, softcap=1.5)
+    check(target, MIXED, window=9, softcap=1.5, sinks=SINKS)
 
 
 @pytest.mark.parametrize("rows", [[(1, 700)], [(1, 700), (1, 130), (1, 129), (1, 3)], [(150, 700)]])
@@ -104,7 +118,8 @@ def test_a_row_alone_equals_the_row_in_a_batch(target: Target, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("window", [0, 500])
-def test_how_splits_map_to_programs_changes_no_bit(target: Target, window: int):
+@pytest.mark.parametrize("sinks", [False, True])
+def test_how_splits_map_to_programs_changes_no_bit(target: Target, window: int, sinks: bool):
     if target.backend == "torch":
         pytest.skip("has no programs")
     heads, copies = ((32, 8), 16) if target.large else ((4, 2), 1)
@@ -113,14 +128,15 @@ def test_how_splits_map_to_programs_changes_no_bit(target: Target, window: int):
     case = make_case(
         rows, num_heads=heads[0], num_kv_heads=heads[1], head_dim=64, page_size=16, dtype=dtype
     ).to(target.device)
+    options = case.options._replace(window=window)
+    if sinks:
+        options = options._replace(sinks=torch.randn(heads[0], device=target.device))
     results = []
     for programs_per_sm in (1, 3, 32):
         out = torch.full_like(case.q, torch.nan)
         launch = launch_shape(64, dtype.itemsize)._replace(programs_per_sm=programs_per_sm)
         batch = dataclasses.replace(case.batch)
-        decode_attention_triton(
-            case.q, case.kv, batch, out, case.options._replace(window=window), launch=launch
-        )
+        decode_attention_triton(case.q, case.kv, batch, out, options, launch=launch)
         results.append(out)
     for result in results[1:]:
         assert torch.equal(result, results[0])
