@@ -9,7 +9,7 @@ _BLOCK = 1024
 
 @triton.jit
 def _act_mul_kernel(
-    gate_up_ptr, out_ptr, in_stride, out_stride, intermediate, GELU: tl.constexpr, BLOCK: tl.constexpr
+    gate_up_ptr, out_ptr, in_stride, out_stride, intermediate, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One program per token and block of columns."""
     row = tl.program_id(0).to(tl.int64)
@@ -19,31 +19,40 @@ def _act_mul_kernel(
     gate = tl.load(gate_row, mask=inside, other=0.0)
     up = tl.load(gate_row + intermediate, mask=inside, other=0.0)
     x = gate.to(tl.float32)
-    # gelu's 0.5 * (1 + tanh(y)) is sigmoid(2 * y).
-    gated = 1.5957691216057308 * (x + 0.044715 * x * x * x) if GELU else x
-    activated = (x * tl.sigmoid(gated)).to(gate.dtype).to(tl.float32)
+    if ACTIVATION == "silu":
+        factor = tl.sigmoid(x)
+    elif ACTIVATION == "gelu":
+        factor = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        # gelu's 0.5 * (1 + tanh(y)) is sigmoid(2 * y).
+        factor = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    activated = (x * factor).to(gate.dtype).to(tl.float32)
     tl.store(
         out_ptr + row * out_stride + columns, (activated * up.to(tl.float32)).to(gate.dtype), mask=inside
     )
 
 
-def _launch(gate_up: torch.Tensor, gelu: bool) -> torch.Tensor:
+def _launch(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     num_tokens, intermediate = gate_up.shape[0], gate_up.shape[1] // 2
     assert gate_up.stride(1) == 1
     out = gate_up.new_empty(num_tokens, intermediate)
     if num_tokens:
         _act_mul_kernel[(num_tokens, triton.cdiv(intermediate, _BLOCK))](
-            gate_up, out, gate_up.stride(0), out.stride(0), intermediate, GELU=gelu, BLOCK=_BLOCK
+            gate_up, out, gate_up.stride(0), out.stride(0), intermediate, ACTIVATION=activation, BLOCK=_BLOCK
         )
     return out
 
 
 def silu_mul_triton(gate_up: torch.Tensor) -> torch.Tensor:
-    return _launch(gate_up, gelu=False)
+    return _launch(gate_up, "silu")
 
 
 def gelu_mul_triton(gate_up: torch.Tensor) -> torch.Tensor:
-    return _launch(gate_up, gelu=True)
+    return _launch(gate_up, "gelu")
+
+
+def gelu_tanh_mul_triton(gate_up: torch.Tensor) -> torch.Tensor:
+    return _launch(gate_up, "gelu_tanh")
 
 
 def silu_mul_torch(gate_up: torch.Tensor) -> torch.Tensor:
@@ -57,6 +66,12 @@ def silu_mul_torch(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_mul_torch(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return `gelu(gate) * up`, gelu exact (with erf), shapes as in `silu_mul`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.gelu(gate).mul_(up)
+
+
+def gelu_tanh_mul_torch(gate_up: torch.Tensor) -> torch.Tensor:
     """Return `gelu(gate) * up`, gelu in its tanh approximation, shapes as in `silu_mul`."""
     gate, up = gate_up.chunk(2, dim=-1)
     return torch.nn.functional.gelu(gate, approximate="tanh").mul_(up)
@@ -64,3 +79,4 @@ def gelu_mul_torch(gate_up: torch.Tensor) -> torch.Tensor:
 
 silu_mul = dispatch(silu_mul_triton, silu_mul_torch)
 gelu_mul = dispatch(gelu_mul_triton, gelu_mul_torch)
+gelu_tanh_mul = dispatch(gelu_tanh_mul_triton, gelu_tanh_mul_torch)

@@ -17,6 +17,7 @@ def _rms_norm_kernel(
     hidden,
     eps,
     ADD: tl.constexpr,
+    MULTIPLIER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program per token, the whole row in registers."""
@@ -27,17 +28,23 @@ def _rms_norm_kernel(
     x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0)
     if ADD:
         residual_row = residual_ptr + row * residual_stride + columns
+        if MULTIPLIER != 1.0:
+            x = (x.to(tl.float32) * MULTIPLIER).to(x.dtype)
         total = x.to(tl.float32) + tl.load(residual_row, mask=inside, other=0.0).to(tl.float32)
         x = total.to(x.dtype)
         tl.store(residual_row, x, mask=inside)
     value = x.to(tl.float32)
     inverse = 1.0 / tl.sqrt_rn(tl.sum(value * value, axis=0) / hidden + eps)
-    normed = (value * inverse).to(x.dtype).to(tl.float32)
+    normed = value * inverse
+    if weight.dtype == x.dtype:
+        normed = normed.to(x.dtype).to(tl.float32)
     y = normed * weight.to(tl.float32)
     tl.store(out_ptr + row * out_stride + columns, y.to(x.dtype), mask=inside)
 
 
-def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _launch(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, multiplier: float
+) -> torch.Tensor:
     num_tokens, hidden = x.shape
     assert x.stride(1) == 1 and weight.is_contiguous()
     assert residual is None or (residual.shape == x.shape and residual.stride(1) == 1)
@@ -56,6 +63,7 @@ def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
         hidden,
         eps,
         ADD=residual is not None,
+        MULTIPLIER=multiplier,
         BLOCK=block,
         num_warps=min(16, max(1, block // 512)),  # one 16-byte access per thread and 256 elements of bf16
     )
@@ -63,34 +71,35 @@ def _launch(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
 
 
 def rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return _launch(x, None, weight, eps)
+    return _launch(x, None, weight, eps, 1.0)
 
 
 def add_rms_norm_triton(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, multiplier: float = 1.0
 ) -> torch.Tensor:
-    return _launch(x, residual, weight, eps)
+    return _launch(x, residual, weight, eps, multiplier)
 
 
 def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return `x / sqrt(mean(x²) + eps) * weight` over the last dimension.
 
-    x [num_tokens, hidden], weight [hidden] of the same dtype; returns a new tensor like x. The statistics are
-    fp32; the normalised value is rounded to x's dtype before it meets the weight, as in transformers.
+    x [num_tokens, hidden], weight [hidden]; returns a new tensor like x. The statistics are fp32. A weight of
+    x's dtype multiplies the normalised value after its rounding to that dtype, as in Llama; one in fp32
+    multiplies before the only rounding, as in Gemma and OLMo 2.
     """
-    if x.dtype == torch.float32:
-        return torch.rms_norm(x, weight.shape, weight, eps)
+    if weight.dtype == torch.float32:
+        return torch.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
     return torch.rms_norm(x, weight.shape, None, eps).mul_(weight)
 
 
 def add_rms_norm_torch(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, multiplier: float = 1.0
 ) -> torch.Tensor:
-    """Add x to the residual stream in place and return the RMSNorm of the sum.
+    """Add `x * multiplier` to the residual stream in place and return the RMSNorm of the sum.
 
-    x, residual [num_tokens, hidden], weight [hidden], all of one dtype; the sum is rounded to that dtype.
+    x, residual [num_tokens, hidden]; the product and the sum are rounded to their dtype. weight [hidden].
     """
-    return rms_norm_torch(residual.add_(x), weight, eps)
+    return rms_norm_torch(residual.add_(x if multiplier == 1.0 else x * multiplier), weight, eps)
 
 
 rms_norm = dispatch(rms_norm_triton, rms_norm_torch)

@@ -1,20 +1,77 @@
 """The decoder-only transformer that a DecoderSpec describes."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from kernels.kv_layer import KVLayer
+from kernels.logits import scaled_logits
 from models.formats.base import WHOLE, LinearShape, MakeLinear, Shard
 from models.forward_batch import ForwardBatch
-from models.layers import Attention, Embedding, Leaf, Linear, Mlp, Norm, NormMaker, Part, Rotary, ScoreHead
-from models.spec import DecoderSpec, LayerSpec
+from models.layers import (
+    Attention,
+    Embedding,
+    Leaf,
+    Linear,
+    Mlp,
+    NoNorm,
+    Norm,
+    NormMaker,
+    Part,
+    Rotary,
+    ScoreHead,
+    UngatedMlp,
+    norm_maker,
+)
+from models.spec import DecoderSpec, LayerSpec, NormPlacement
 
 
 class DecoderLayer(Part):
-    """Attention and MLP, each after its norm."""
+    """Attention, then the MLP: each with a norm on its input, on its output, or on both."""
+
+    def __init__(
+        self,
+        layer: LayerSpec,
+        spec: DecoderSpec,
+        rotary: Rotary | None,
+        shard: Shard,
+        norm: NormMaker,
+        kv_group: int,
+    ) -> None:
+        size, none = spec.hidden_size, NoNorm(spec.residual_multiplier)
+        before, after = layer.norms != "after", layer.norms in ("after", "both")
+        self.attention_norm = norm(size) if before else none
+        self.attention = Attention(layer.attention, size, rotary, shard, norm, kv_group)
+        self.attention_output_norm = norm(size) if after else None
+        self.mlp_norm = norm(size) if before else none
+        self.mlp = (Mlp if layer.mlp.gated else UngatedMlp)(layer.mlp, size)
+        self.mlp_output_norm = norm(size) if after else None
+
+    def finish(
+        self,
+        attended: Tensor,
+        hidden: Tensor | None,
+        residual: Tensor,
+        batch: ForwardBatch,
+        next_norm: Norm | NoNorm,
+    ) -> Tensor:
+        """Compute the layer from the attention's output projection on, and the norm that follows the layer.
+
+        attended [num_tokens, num_heads * head_dim]; hidden [num_tokens, hidden_size]: the attention's input,
+        None if it is not at hand; residual [num_tokens, hidden_size], which is added to in place.
+        """
+        x = self.attention.output(attended, batch)
+        if self.attention_output_norm is not None:
+            x = self.attention_output_norm(x)
+        x = self.mlp(self.mlp_norm.add(x, residual), batch)
+        if self.mlp_output_norm is not None:
+            x = self.mlp_output_norm(x)
+        return next_norm.add(x, residual)
+
+
+class ParallelLayer(Part):
+    """Attention and the MLP side by side, after one norm (GPT-J; Wang and Komatsuzaki, 2021)."""
 
     def __init__(
         self,
@@ -28,8 +85,29 @@ class DecoderLayer(Part):
         size = spec.hidden_size
         self.attention_norm = norm(size)
         self.attention = Attention(layer.attention, size, rotary, shard, norm, kv_group)
-        self.mlp_norm = norm(size)
-        self.mlp = Mlp(layer.mlp, size)
+        self.mlp = (Mlp if layer.mlp.gated else UngatedMlp)(layer.mlp, size)
+
+    def finish(
+        self,
+        attended: Tensor,
+        hidden: Tensor | None,
+        residual: Tensor,
+        batch: ForwardBatch,
+        next_norm: Norm | NoNorm,
+    ) -> Tensor:
+        """Compute what `DecoderLayer.finish` does."""
+        if hidden is None:
+            hidden = self.attention_norm(residual)
+        x = self.attention.output(attended, batch).add_(self.mlp(hidden, batch))
+        return next_norm.add(x, residual)
+
+
+_LAYERS: dict[NormPlacement, type[DecoderLayer] | type[ParallelLayer]] = {
+    "before": DecoderLayer,
+    "after": DecoderLayer,
+    "both": DecoderLayer,
+    "parallel": ParallelLayer,
+}
 
 
 class Decoder(Part):
@@ -53,22 +131,24 @@ class Decoder(Part):
         self.dtype = dtype
         self.device = device
         self.shard = shard
-        self.embedding = Embedding((spec.vocab_size, spec.hidden_size), dtype, device)
+        shape = (spec.vocab_size, spec.hidden_size)
+        self.embedding = Embedding(shape, spec.embedding_scale, dtype, device)
         # One table for all layers with equal specs: its rows are gathered once a step.
         rotaries = {
             rope: None if rope is None else Rotary(rope, spec.max_position, device)
             for rope in {layer.attention.rope for layer in spec.layers}
         }
-        norm = partial(Norm, eps=spec.norm_eps, dtype=dtype, device=device)
+        norm = norm_maker(spec.norm, spec.residual_multiplier, dtype, device)
         self.layers = [
-            DecoderLayer(layer, spec, rotaries[layer.attention.rope], shard, norm, kv_group)
+            _LAYERS[layer.norms](layer, spec, rotaries[layer.attention.rope], shard, norm, kv_group)
             for layer, (kv_group, _) in zip(spec.layers, spec.kv_places, strict=True)
         ]
         self.norm = norm(spec.hidden_size)
         if spec.num_labels:
             self.score = ScoreHead(spec.num_labels, spec.hidden_size, device)
         else:
-            self.output = Linear(LinearShape(spec.hidden_size, {"": spec.vocab_size}, shard="column"))
+            head = LinearShape(spec.hidden_size, {"": spec.vocab_size}, spec.head_bias, shard="column")
+            self.output = Linear(head)
         # The norm before the next block is fused with the residual addition after this one.
         self._next_norms = [*(layer.attention_norm for layer in self.layers[1:]), self.norm]
         for address, leaf in self.leaves():
@@ -114,26 +194,26 @@ class Decoder(Part):
         """
         residual = self.embedding(batch)
         hidden = self.layers[0].attention_norm(residual)
-        for index, (layer, kv_layer) in enumerate(zip(self.layers, kv, strict=True)):
+        last = self.layers[-1]
+        for layer, kv_layer, next_norm in zip(self.layers, kv, self._next_norms, strict=True):
             attended = layer.attention.attend(hidden, batch, kv_layer, out=attention_out)
-            if index < len(self.layers) - 1:
-                hidden = self._finish_layer(index, attended, residual, batch)
+            if layer is not last:
+                hidden = layer.finish(attended, hidden, residual, batch, next_norm)
         return attended, residual
 
     def tail(self, attention_out: Tensor, residual: Tensor, batch: ForwardBatch) -> Tensor:
         """Compute the last output projection, MLP and final norm, for the tokens at hidden_indices only."""
         if batch.hidden_indices is not None:
             attention_out, residual = attention_out[batch.hidden_indices], residual[batch.hidden_indices]
-        return self._finish_layer(len(self.layers) - 1, attention_out, residual, batch.only_hidden())
-
-    def _finish_layer(self, index: int, attended: Tensor, residual: Tensor, batch: ForwardBatch) -> Tensor:
-        """Compute a layer from its output projection on, and the norm that follows the layer."""
-        layer = self.layers[index]
-        hidden = layer.mlp_norm.add(layer.attention.output(attended, batch), residual)
-        return self._next_norms[index].add(layer.mlp(hidden, batch), residual)
+        return self.layers[-1].finish(attention_out, None, residual, batch.only_hidden(), self.norm)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Return logits [num_rows, vocab_size] fp32 of hidden [num_rows, hidden_size]; in `out` if given."""
         # Takes no batch: the rows may be any slice of a step's hidden states.
         logits = self.output.weights.matmul(hidden)
+        scale, softcap = self.spec.logits_scale, self.spec.logits_softcap
+        if scale != 1.0 or softcap:
+            if out is None:
+                out = torch.empty_like(logits, dtype=torch.float32)
+            return scaled_logits(logits, scale, softcap, out)
         return logits.float() if out is None else out.copy_(logits)

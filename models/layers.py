@@ -10,13 +10,15 @@ features.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from kernels.act_mul import gelu_mul, silu_mul
+from kernels.act_mul import gelu_mul, gelu_tanh_mul, silu_mul
 from kernels.kv_layer import KVLayer
+from kernels.layer_norm import add_layer_norm, layer_norm
 from kernels.paged_attention import AttentionOptions, paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_kv_write import QKNorm, rope_kv_write
@@ -24,9 +26,16 @@ from models.errors import ModelError
 from models.formats.base import LinearShape, LinearWeights, Shard
 from models.forward_batch import ForwardBatch
 from models.rope import RopeSpec, cos_sin_table
-from models.spec import AttentionSpec, MlpSpec
+from models.spec import AttentionSpec, MlpSpec, NormSpec
 
-_ACTIVATIONS = {"silu": silu_mul, "gelu_tanh": gelu_mul}
+_GATED_ACTIVATIONS = {"silu": silu_mul, "gelu": gelu_mul, "gelu_tanh": gelu_tanh_mul}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square_(),
+}
 
 
 class Part:
@@ -104,11 +113,18 @@ class _SingleTensor(Leaf):
 
 
 class Embedding(_SingleTensor):
-    """A table [vocab_size, hidden_size] of rows by token id."""
+    """A table [vocab_size, hidden_size] of rows by token id, which are multiplied by `scale`."""
+
+    def __init__(
+        self, shape: tuple[int, int], scale: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(shape, dtype, device)
+        self._scale = torch.tensor(scale, dtype=dtype).item()
 
     def __call__(self, batch: ForwardBatch) -> Tensor:
-        """Return the rows of the batch's tokens, [num_tokens, hidden_size]."""
-        return F.embedding(batch.token_ids, self.weight)
+        """Return the scaled rows of the batch's tokens, [num_tokens, hidden_size]."""
+        rows = F.embedding(batch.token_ids, self.weight)
+        return rows if self._scale == 1.0 else rows.mul_(self._scale)
 
 
 class ScoreHead(_SingleTensor):
@@ -123,26 +139,85 @@ class ScoreHead(_SingleTensor):
 
 
 class Norm(_SingleTensor):
-    """RMSNorm (Zhang and Sennrich, 2019)."""
+    """RMSNorm (Zhang and Sennrich, 2019), alone or after an addition to the residual stream."""
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__((size,), dtype, device)
-        self.eps = eps
+    def __init__(
+        self, size: int, spec: NormSpec, multiplier: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__((size,), torch.float32 if spec.fp32_weight else dtype, device)
+        self.eps = spec.eps
+        self._offset = spec.offset
+        self._multiplier = multiplier
+
+    def fill(self, name: str, tensor: Tensor) -> None:
+        super().fill(name, tensor.float() + self._offset if self._offset else tensor)
 
     def random(self, name: str, generator: torch.Generator) -> Tensor:
-        return torch.ones(self._shape, dtype=self._dtype, device=generator.device)
+        return torch.full(self._shape, 1.0 - self._offset, dtype=self._dtype, device=generator.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the norm of x [num_tokens, size] as a new tensor."""
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Add x to the residual stream in place and return the norm of the sum, [num_tokens, size]."""
-        return add_rms_norm(x, residual, self.weight, self.eps)
+        """Add x times the multiplier to the residual stream in place; return the norm of the sum.
+
+        x, residual and the result are [num_tokens, size].
+        """
+        return add_rms_norm(x, residual, self.weight, self.eps, self._multiplier)
+
+
+class LayerNorm(Norm):
+    """LayerNorm (Ba et al., 2016), alone or after an addition to the residual stream."""
+
+    def __init__(
+        self, size: int, spec: NormSpec, multiplier: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(size, spec, multiplier, dtype, device)
+        self._has_bias = spec.bias
+        self.bias: Tensor | None = None
+
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys(("weight", "bias") if self._has_bias else ("weight",), self._shape)
+
+    def fill(self, name: str, tensor: Tensor) -> None:
+        filled = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+        setattr(self, name, filled.copy_(tensor))
+
+    def random(self, name: str, generator: torch.Generator) -> Tensor:
+        value = 1.0 if name == "weight" else 0.0
+        return torch.full(self._shape, value, dtype=self._dtype, device=generator.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return add_layer_norm(x, residual, self.weight, self.bias, self.eps, self._multiplier)
+
+
+class NoNorm:
+    """Takes the place of a norm where a layer reads the residual stream itself."""
+
+    def __init__(self, multiplier: float) -> None:
+        self._multiplier = multiplier
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x itself."""
+        return x
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Add x times the multiplier to the residual stream in place and return that."""
+        return residual.add_(x, alpha=self._multiplier)
 
 
 NormMaker = Callable[[int], Norm]
 """Makes the model's norm of a size."""
+
+
+def norm_maker(spec: NormSpec, multiplier: float, dtype: torch.dtype, device: torch.device) -> NormMaker:
+    """Return the maker of a model's norms. `multiplier` is of what they add to the residual stream."""
+    kind = LayerNorm if spec.kind == "layer" else Norm
+    return lambda size: kind(size, spec, multiplier, dtype, device)
 
 
 class Rotary:
@@ -214,11 +289,26 @@ class Mlp(Part):
     """The gated feed-forward block (Shazeer, 2020)."""
 
     def __init__(self, spec: MlpSpec, hidden_size: int) -> None:
+        if spec.activation not in _GATED_ACTIVATIONS:
+            raise ModelError(f"activation '{spec.activation}' of a gated MLP is not supported")
         halves = {"gate": spec.intermediate_size, "up": spec.intermediate_size}
         self.gate_up = Linear(LinearShape(hidden_size, halves, spec.bias, shard="column"))
+        self.down = Linear(LinearShape(spec.intermediate_size, {"": hidden_size}, spec.bias, shard="row"))
+        self._activation = _GATED_ACTIVATIONS[spec.activation]
+
+    def __call__(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """Return the block's output, [num_tokens, hidden_size], for hidden of that shape."""
+        return self.down(self._activation(self.gate_up(hidden, batch)), batch)
+
+
+class UngatedMlp(Part):
+    """The feed-forward block of GPT-2: a projection, an activation, a projection."""
+
+    def __init__(self, spec: MlpSpec, hidden_size: int) -> None:
+        self.up = Linear(LinearShape(hidden_size, {"": spec.intermediate_size}, spec.bias, shard="column"))
         self.down = Linear(LinearShape(spec.intermediate_size, {"": hidden_size}, spec.bias, shard="row"))
         self._activation = _ACTIVATIONS[spec.activation]
 
     def __call__(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """Return the block's output, [num_tokens, hidden_size], for hidden of that shape."""
-        return self.down(self._activation(self.gate_up(hidden, batch)), batch)
+        return self.down(self._activation(self.up(hidden, batch)), batch)

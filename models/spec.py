@@ -10,7 +10,35 @@ import torch
 
 from models.rope import RopeSpec
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+"""gelu: exact; gelu_tanh: its tanh approximation; relu2: the square of relu."""
+
+NormPlacement = Literal["before", "after", "both", "parallel"]
+"""Where a layer has norms.
+
+before: on the input of attention and of the MLP, as in Llama. after: on their outputs, before the residual
+addition, as in OLMo 2. both: on inputs and outputs, as in Gemma 2. parallel: one on the layer's input, which
+attention and MLP share; the outputs of both are added to it, as in GPT-J.
+"""
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """The norm of a model: RMSNorm or LayerNorm, times `offset + weight`, plus a bias if it has one.
+
+    fp32_weight: RMSNorm multiplies by the weight in fp32, before the only rounding. Otherwise the normalised
+    value is rounded to the model's dtype first.
+    """
+
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    offset: float = 0.0
+    bias: bool = False
+    fp32_weight: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bias if self.kind == "rms" else (self.offset or self.fp32_weight):
+            raise ValueError(f"no norm is computed like this: {self}")
 
 
 @dataclass(frozen=True)
@@ -42,11 +70,12 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """The gated feed-forward block of one layer: down(act(gate(x)) * up(x))."""
+    """The feed-forward block of one layer: down(act(gate(x)) * up(x)), or without gate down(act(up(x)))."""
 
     intermediate_size: int
     activation: Activation = "silu"
     bias: bool = False
+    gated: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,10 +91,11 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One decoder layer: norm, attention, residual, norm, MLP, residual."""
+    """One decoder layer: attention and MLP, added to the residual stream, with norms around them."""
 
     attention: AttentionSpec
     mlp: MlpSpec
+    norms: NormPlacement = "before"
     state: StateSpec | None = None
 
 
@@ -100,15 +130,27 @@ class DecoderSpec:
     """A decoder-only transformer. `max_position` is its context window in tokens.
 
     It has one head: a language model head, or with `num_labels` above 0 a score head of that many outputs.
+    Embeddings are multiplied by `embedding_scale`, rounded to the model's dtype; what a layer adds to the
+    residual stream by `residual_multiplier`. Logits are `logits_scale` times the product, then
+    `logits_softcap * tanh(logits / logits_softcap)` unless that is 0.
     """
 
     vocab_size: int
     hidden_size: int
     max_position: int
-    norm_eps: float
+    norm: NormSpec
     tie_embeddings: bool
     layers: tuple[LayerSpec, ...]
     num_labels: int = 0
+    head_bias: bool = False
+    embedding_scale: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scale: float = 1.0
+    logits_softcap: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.tie_embeddings and self.head_bias:
+            raise ValueError("an output head that is tied to the embedding has no bias")
 
     @property
     def num_layers(self) -> int:

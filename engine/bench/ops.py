@@ -22,9 +22,10 @@ from engine.bench.attention_cases import (
 from engine.bench.probe import Ceilings, Probe
 from engine.config import EngineConfig
 from engine.device.devices import choose_device
-from kernels.act_mul import gelu_mul, silu_mul
+from kernels.act_mul import gelu_mul, gelu_tanh_mul, silu_mul
 from kernels.int8_linear import int8_linear
 from kernels.kv_layer import KVLayer
+from kernels.layer_norm import add_layer_norm, layer_norm
 from kernels.logprobs import top_logprobs
 from kernels.penalties import apply_penalties
 from kernels.rms_norm import add_rms_norm, rms_norm
@@ -103,16 +104,15 @@ def elementwise(probe: Probe) -> Iterator[OpCase]:
         size = tokens * hidden * item
         shape = f"{tokens} x {hidden}"
         yield OpCase("rms_norm", shape, partial(rms_norm, x, weight, 1e-5), 2 * size)
-        yield OpCase(
-            "add_rms_norm",
-            shape,
-            partial(add_rms_norm, x, residual, weight, 1e-5),
-            4 * size,
-        )
+        yield OpCase("add_rms_norm", shape, partial(add_rms_norm, x, residual, weight, 1e-5), 4 * size)
+        yield OpCase("layer_norm", shape, partial(layer_norm, x, weight, None, 1e-5), 2 * size)
+        add = partial(add_layer_norm, x, residual, weight, None, 1e-5)
+        yield OpCase("add_layer_norm", shape, add, 4 * size)
         size = 3 * tokens * intermediate * item
         shape = f"{tokens} x {intermediate}"
         yield OpCase("silu_mul", shape, partial(silu_mul, gate_up), size)
         yield OpCase("gelu_mul", shape, partial(gelu_mul, gate_up), size)
+        yield OpCase("gelu_tanh_mul", shape, partial(gelu_tanh_mul, gate_up), size)
 
 
 def products(probe: Probe) -> Iterator[OpCase]:
@@ -208,7 +208,15 @@ def sampling(probe: Probe) -> Iterator[OpCase]:
 
 
 SOURCES: dict[tuple[str, ...], Callable[[Probe], Iterator[OpCase]]] = {
-    ("rms_norm", "add_rms_norm", "silu_mul", "gelu_mul"): elementwise,
+    (
+        "rms_norm",
+        "add_rms_norm",
+        "layer_norm",
+        "add_layer_norm",
+        "silu_mul",
+        "gelu_mul",
+        "gelu_tanh_mul",
+    ): elementwise,
     ("int8_linear",): products,
     ("rope_kv_write",): rope,
     ("decode_attention",): decode,

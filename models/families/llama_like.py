@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.errors import ModelError
 from models.rope import RopeSpec, parse_scaling
-from models.spec import Activation, AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from models.spec import Activation, AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, NormSpec
 from models.weight_names import Target
 
 WEIGHT_MAP: dict[str, Target] = {
@@ -87,7 +87,7 @@ def read_spec(
         vocab_size=int(config["vocab_size"]),
         hidden_size=int(config["hidden_size"]),
         max_position=max_position,
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        norm=NormSpec(float(config.get("rms_norm_eps", 1e-6))),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)) and not num_labels,
         layers=layers,
         num_labels=num_labels,

@@ -10,6 +10,8 @@ from kernels.decode_attention import _decode_kernel, launch_shape
 from kernels.dispatch import HAS_TRITON
 from kernels.int8_linear import _int8_linear_kernel
 from kernels.int8_linear import tile_shape as int8_tile
+from kernels.layer_norm import _layer_norm_kernel
+from kernels.logits import _scaled_logits_kernel
 from kernels.logprobs import _top_logprobs_kernel
 from kernels.penalties import _apply_penalties_kernel
 from kernels.philox import _uniform_kernel
@@ -157,8 +159,12 @@ def test_rope_kv_write(rest, norm, interleaved):
 @pytest.mark.parametrize(
     ("kernel", "constants", "num_warps", "types"),
     [
-        (_rms_norm_kernel, {"ADD": True, "BLOCK": 4096}, 8, {}),
-        (_act_mul_kernel, {"GELU": True, "BLOCK": 1024}, 4, {}),
+        (_rms_norm_kernel, {"ADD": True, "MULTIPLIER": 1.0, "BLOCK": 4096}, 8, {}),
+        (_rms_norm_kernel, {"ADD": True, "MULTIPLIER": 0.22, "BLOCK": 4096}, 8, {"weight_ptr": "fp32"}),
+        (_layer_norm_kernel, {"ADD": True, "MULTIPLIER": 0.5, "BIAS": True, "BLOCK": 4096}, 8, {}),
+        (_act_mul_kernel, {"ACTIVATION": "gelu", "BLOCK": 1024}, 4, {}),
+        (_act_mul_kernel, {"ACTIVATION": "gelu_tanh", "BLOCK": 1024}, 4, {}),
+        (_scaled_logits_kernel, {"SOFTCAP": True, "BLOCK": 2048}, 4, {"out_ptr": "fp32"}),
         (_uniform_kernel, {"BLOCK": 128}, 4, {"out_ptr": "fp32"}),
         (_apply_penalties_kernel, {"BLOCK": 2048}, 4, {}),
         (_sample_kernel, {"BLOCK": 4096}, 16, {}),

@@ -10,7 +10,7 @@ import torch
 
 from models.loader import empty_decoder, random_decoder, random_tensors
 from models.rope import RopeSpec
-from models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from models.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, NormSpec
 from tests.models.harness import CPU, forward_logits
 
 ROPE = RopeSpec(10_000.0, 8)
@@ -22,7 +22,7 @@ def spec_of(*attentions):
         vocab_size=50,
         hidden_size=20,
         max_position=64,
-        norm_eps=1e-5,
+        norm=NormSpec(1e-5),
         tie_embeddings=False,
         layers=tuple(LayerSpec(attention, MlpSpec(24)) for attention in attentions),
     )
