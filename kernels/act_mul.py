@@ -8,6 +8,19 @@ _BLOCK = 1024
 
 
 @triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """Return act(x) of fp32 values: silu, gelu, or gelu_tanh."""
+    if ACTIVATION == "silu":
+        factor = tl.sigmoid(x)
+    elif ACTIVATION == "gelu":
+        factor = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        # gelu's 0.5 * (1 + tanh(y)) is sigmoid(2 * y).
+        factor = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    return x * factor
+
+
+@triton.jit
 def _act_mul_kernel(
     gate_up_ptr, out_ptr, in_stride, out_stride, intermediate, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -18,15 +31,7 @@ def _act_mul_kernel(
     gate_row = gate_up_ptr + row * in_stride + columns
     gate = tl.load(gate_row, mask=inside, other=0.0)
     up = tl.load(gate_row + intermediate, mask=inside, other=0.0)
-    x = gate.to(tl.float32)
-    if ACTIVATION == "silu":
-        factor = tl.sigmoid(x)
-    elif ACTIVATION == "gelu":
-        factor = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
-    else:
-        # gelu's 0.5 * (1 + tanh(y)) is sigmoid(2 * y).
-        factor = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    activated = (x * factor).to(gate.dtype).to(tl.float32)
+    activated = activate(gate.to(tl.float32), ACTIVATION).to(gate.dtype).to(tl.float32)
     tl.store(
         out_ptr + row * out_stride + columns, (activated * up.to(tl.float32)).to(gate.dtype), mask=inside
     )

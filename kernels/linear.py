@@ -36,7 +36,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-__all__ = ["PackedWeight", "computes_bfloat16", "linear", "pack_weight"]
+__all__ = ["PackedWeight", "computes_bfloat16", "linear", "pack_weight", "unpacked_linear"]
 
 _WIDEN_FROM_ROWS = 4  # from here on widened tiles beat torch's half-precision product (table above)
 _TILE_BYTES = 4 << 20  # float32 scratch tile; 1, 2 and 8 MiB were 3-40 % slower at 2 to 32 rows
@@ -138,3 +138,10 @@ def pack_weight(weight: Tensor) -> PackedWeight:
 def linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None) -> Tensor:
     """Return x [T, K] times the packed weight [N, K], plus bias [N], in x's dtype, summed in float32."""
     return packed.matmul(x, bias)
+
+
+def unpacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return what `linear` does with a weight [N, K] that stays as it is, such as one of a stack."""
+    if weight.device.type != "cpu" or weight.dtype == torch.float32 or _onednn_multiplies(weight.dtype):
+        return F.linear(x, weight, bias)
+    return WidenedWeight(weight).matmul(x, bias)

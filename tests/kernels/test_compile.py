@@ -8,6 +8,10 @@ import pytest
 from kernels.act_mul import _act_mul_kernel
 from kernels.decode_attention import _decode_kernel, launch_shape
 from kernels.dispatch import HAS_TRITON
+from kernels.expert_routing import _group_kernel, _route_kernel
+from kernels.expert_sum import _expert_sum_kernel
+from kernels.grouped_linear import _grouped_linear_kernel
+from kernels.grouped_linear import tile_shape as grouped_tile
 from kernels.int8_linear import _int8_linear_kernel
 from kernels.int8_linear import tile_shape as int8_tile
 from kernels.layer_norm import _layer_norm_kernel
@@ -33,7 +37,7 @@ NAMES = {
     "repetition_ptr cos_sin_ptr partial_ptr statistics_ptr chosen_logprob_ptr top_values_ptr "
     "angles_ptr sinks_ptr eps scale softcap",
     "i32": "page_table_ptr query_start_ptr context_lens_ptr num_rows_ptr arrived_ptr work_ptr top_k_ptr "
-    "lanes_ptr ids_ptr output_counts_ptr masks_ptr slot_tables_ptr",
+    "lanes_ptr ids_ptr order_ptr tiles_ptr output_counts_ptr masks_ptr slot_tables_ptr",
     "i64": "seed_ptr position_ptr positions_ptr slot_mapping_ptr slots_ptr tokens_ptr chosen_ptr top_ids_ptr "
     "staging_ptr newest_ptr token_ids_ptr rows_ptr known_ptr new_pages_ptr logits_indices_ptr "
     "sampled_slots_ptr sampled_positions_ptr",
@@ -138,6 +142,40 @@ def test_int8_linear_uses_the_matrix_unit(num_tokens, instruction):
     assert "cp.async" in ptx, "weights are loaded ahead"
 
 
+@pytest.mark.parametrize(("block_m", "instruction"), [(16, "mma.sync"), (64, "wgmma"), (128, "wgmma")])
+@pytest.mark.parametrize("activation", ["", "silu", "swiglu_clamped"])
+def test_grouped_linear_uses_the_matrix_unit(block_m, instruction, activation):
+    tile = grouped_tile(block_m, 2, gated=bool(activation))
+    constants = {
+        "SORTED": True,
+        "HAS_SCALE": False,
+        "HAS_BIAS": True,
+        "ACTIVATION": activation,
+        "EVEN_K": True,
+        "BLOCK_M": block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+    }
+    ptx = compile_for_h100(
+        _grouped_linear_kernel, constants, tile.num_warps, tile.num_stages, scale_ptr="fp32"
+    )
+    assert instruction in ptx
+    assert "cp.async" in ptx, "weights are loaded ahead"
+
+
+def route_constants(num_groups: int) -> dict[str, Any]:
+    return {
+        "TOP_K": 8,
+        "SIGMOID": num_groups > 1,
+        "NORMALIZE": True,
+        "HAS_BIAS": num_groups > 1,
+        "NUM_GROUPS": num_groups,
+        "TOP_GROUPS": num_groups // 2,
+        "CHOICES": 8,
+        "BLOCK": 256,
+    }
+
+
 @pytest.mark.parametrize("rest", [0, 48])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -171,6 +209,10 @@ def test_rope_kv_write(rest, norm, interleaved):
         (_apply_token_mask_kernel, {"BLOCK": 4096}, 4, {}),
         (_decode_inputs_kernel, {"NUM_GROUPS": 2, "PAGE_SIZE": 16, "BLOCK": 1024}, 1, {}),
         (_step_inputs_kernel, {"NUM_GROUPS": 2, "PAGE_SIZE": 16, "BLOCK": 1024}, 4, {}),
+        (_route_kernel, route_constants(1), 1, {"bias_ptr": "fp32"}),
+        (_route_kernel, route_constants(8), 1, {"bias_ptr": "fp32"}),
+        (_group_kernel, {"TILE_ROWS": 16, "EXPERTS": 128, "BLOCK": 4096}, 8, {}),
+        (_expert_sum_kernel, {"TOP_K": 8, "HAS_SHARED": True, "HAS_GATE": True, "BLOCK": 1024}, 4, {}),
         (_top_logprobs_kernel, {"N": 20, "BLOCK": 4096}, 16, {}),
     ],
     ids=lambda value: getattr(value, "__name__", None),

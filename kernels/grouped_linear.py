@@ -1,0 +1,249 @@
+"""y = x W[e]ᵀ (+ b[e]) with the weight of each row's expert, and the gated activation of the products.
+
+A grouped matrix product (Gale et al., 2023, MegaBlocks): rows are gathered by expert, and each tile of them
+meets one expert's weight. The grid depends on the sizes alone, so a CUDA graph can replay it with any
+routing; programs of unused tiles leave at once.
+"""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import torch
+
+from kernels.act_mul import activate, gelu_mul_torch, gelu_tanh_mul_torch, silu_mul_torch
+from kernels.dispatch import dispatch, tl, triton
+from kernels.expert_routing import ExpertGroups
+from kernels.int8_linear import int8_linear_torch
+from kernels.linear import unpacked_linear
+
+_ACTIVATIONS = {"silu": silu_mul_torch, "gelu": gelu_mul_torch, "gelu_tanh": gelu_tanh_mul_torch}
+
+
+class GatedActivation(NamedTuple):
+    """The activation `act(gate) * up` of the two halves of a product, the gate's rows first.
+
+    "swiglu_clamped" is that of gpt-oss: gate and up are bounded to `limit`, up from below, too; then
+    `gate * sigmoid(alpha * gate) * (up + 1)`.
+    """
+
+    kind: Literal["silu", "gelu", "gelu_tanh", "swiglu_clamped"]
+    alpha: float = 1.0
+    limit: float = 0.0
+
+
+class TileShape(NamedTuple):
+    """Features and inputs of a tile, and how the compiler schedules it."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def tile_shape(block_m: int, itemsize: int, gated: bool) -> TileShape:
+    """Return the tile for a number of rows, the bytes of an activation, and one product or two halves."""
+    if itemsize == 4:  # exact fp32 products use no matrix unit; small accumulators stay in registers
+        return TileShape(32, 32, 4, 2)
+    if block_m <= 32:
+        return TileShape(32, 128, 4, 4) if gated else TileShape(64, 128, 4, 4)
+    if block_m <= 64:
+        return TileShape(64, 64, 4, 4) if gated else TileShape(128, 64, 4, 4)
+    return TileShape(128, 64, 8, 3) if gated else TileShape(256, 64, 8, 3)
+
+
+@triton.jit
+def _activate(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "swiglu_clamped":
+        gate = tl.minimum(gate, limit)
+        up = tl.maximum(tl.minimum(up, limit), -limit) + 1.0
+        return gate * tl.sigmoid(alpha * gate) * up
+    return activate(gate, ACTIVATION) * up
+
+
+@triton.jit(do_not_specialize=["max_tiles"])
+def _grouped_linear_kernel(
+    x_ptr,
+    weight_ptr,
+    scale_ptr,
+    bias_ptr,
+    out_ptr,
+    ids_ptr,
+    order_ptr,
+    tiles_ptr,
+    max_tiles,
+    pairs_per_row,
+    out_features,
+    in_features,
+    x_stride,
+    alpha,
+    limit,
+    SORTED: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One program per block of features and tile of pairs, features first: neighbours share rows of x.
+
+    `out_features` counts the results: with an activation an expert's weight has twice as many rows.
+    """
+    tile = tl.program_id(1)
+    row = tl.arange(0, BLOCK_M)
+    if SORTED:
+        expert = tl.load(tiles_ptr + tile)
+        first = tl.load(tiles_ptr + max_tiles + tile)
+        count = tl.load(tiles_ptr + 2 * max_tiles + tile)
+        if count == 0:
+            return
+        there = row < count
+        pair = tl.load(order_ptr + first + row, mask=there, other=0)
+    else:
+        expert = tl.load(ids_ptr + tile)
+        there = row < 1
+        pair = tl.where(there, tile, 0)
+    GATED: tl.constexpr = ACTIVATION != ""
+    feature = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside_n = feature < out_features
+    # Past the end the last feature again: its results are not stored.
+    weight_row = tl.minimum(feature, out_features - 1)
+    first_row = expert.to(tl.int64) * (2 * out_features if GATED else out_features)
+    k = tl.arange(0, BLOCK_K)
+    weight = weight_ptr + (first_row + weight_row)[:, None] * in_features + k[None, :]
+    up_weight = weight_ptr + (first_row + out_features + weight_row)[:, None] * in_features + k[None, :]
+    x_row = x_ptr + (pair // pairs_per_row).to(tl.int64)[:, None] * x_stride + k[None, :]
+    is_pair = there[:, None]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    up_acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, in_features, BLOCK_K):
+        if EVEN_K:
+            w = tl.load(weight + start)
+            x = tl.load(x_row + start, mask=is_pair, other=0.0)
+            if GATED:
+                up_w = tl.load(up_weight + start)
+        else:
+            inside = (k < in_features - start)[None, :]
+            w = tl.load(weight + start, mask=inside, other=0.0)
+            x = tl.load(x_row + start, mask=is_pair & inside, other=0.0)
+            if GATED:
+                up_w = tl.load(up_weight + start, mask=inside, other=0.0)
+        acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision="ieee")
+        if GATED:
+            up_acc = tl.dot(x, tl.trans(up_w.to(x.dtype)), up_acc, input_precision="ieee")
+    if HAS_SCALE:
+        acc *= tl.load(scale_ptr + first_row + weight_row)[None, :]
+        if GATED:
+            up_acc *= tl.load(scale_ptr + first_row + out_features + weight_row)[None, :]
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + first_row + weight_row).to(tl.float32)[None, :]
+        if GATED:
+            up_acc += tl.load(bias_ptr + first_row + out_features + weight_row).to(tl.float32)[None, :]
+    if GATED:
+        acc = _activate(acc, up_acc, alpha, limit, ACTIVATION)
+    target = out_ptr + pair.to(tl.int64)[:, None] * out_features + feature[None, :]
+    tl.store(target, acc.to(out_ptr.dtype.element_ty), mask=is_pair & inside_n[None, :])
+
+
+def grouped_linear_triton(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    groups: ExpertGroups,
+    *,
+    scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    activation: GatedActivation | None = None,
+    shape: TileShape | None = None,
+) -> torch.Tensor:
+    num_rows, in_features = x.shape
+    assert x.stride(1) == 1 and weight.is_contiguous()
+    out_features = weight.shape[1] if activation is None else weight.shape[1] // 2
+    num_pairs = groups.expert_ids.numel()
+    out = x.new_empty(num_pairs, out_features)
+    if num_pairs == 0:
+        return out
+    block_m = max(16, groups.tile_rows)
+    shape = shape or tile_shape(block_m, x.element_size(), activation is not None)
+    ids = groups.expert_ids
+    _grouped_linear_kernel[(triton.cdiv(out_features, shape.block_n), groups.max_tiles)](
+        x,
+        weight,
+        scale if scale is not None else x,
+        bias if bias is not None else x,
+        out,
+        ids,
+        groups.order if groups.order is not None else ids,
+        groups.tiles if groups.tiles is not None else ids,
+        groups.max_tiles,
+        num_pairs // num_rows,
+        out_features,
+        in_features,
+        x.stride(0),
+        activation.alpha if activation is not None else 0.0,
+        activation.limit if activation is not None else 0.0,
+        SORTED=groups.order is not None,
+        HAS_SCALE=scale is not None,
+        HAS_BIAS=bias is not None,
+        ACTIVATION=activation.kind if activation is not None else "",
+        EVEN_K=in_features % shape.block_k == 0,
+        BLOCK_M=block_m,
+        BLOCK_N=shape.block_n,
+        BLOCK_K=shape.block_k,
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+    )
+    return out
+
+
+def grouped_linear_torch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    groups: ExpertGroups,
+    *,
+    scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    activation: GatedActivation | None = None,
+) -> torch.Tensor:
+    """Return for each pair its row of x times its expert's weight, [num_pairs, out_features] in x's dtype.
+
+    x [num_tokens or num_pairs, in_features]; weight [num_experts, n, in_features] in x's dtype, or int8 with
+    `scale` fp32 [num_experts, n]; bias [num_experts, n] or None. With an activation the two halves of n
+    become one: out_features = n / 2. Sums are fp32.
+    """
+    num_pairs = groups.expert_ids.numel()
+    pairs_per_row = num_pairs // max(1, x.shape[0])
+    out_features = weight.shape[1] if activation is None else weight.shape[1] // 2
+    out = x.new_empty(num_pairs, out_features)
+    for expert, pairs in _tiles(groups):
+        rows = x[pairs // pairs_per_row]
+        added = None if bias is None else bias[expert]
+        if scale is None:
+            product = unpacked_linear(rows, weight[expert], added)
+        else:
+            product = int8_linear_torch(rows, weight[expert], scale[expert], added)
+        out[pairs] = product if activation is None else _activated(product, activation)
+    return out
+
+
+def _tiles(groups: ExpertGroups) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the expert and the pairs of each tile that is used."""
+    if groups.order is None or groups.tiles is None:
+        for pair, expert in enumerate(groups.expert_ids.flatten().tolist()):
+            yield expert, torch.tensor([pair], device=groups.expert_ids.device)
+        return
+    for expert, first, count in groups.tiles.T.tolist():
+        if count:
+            yield expert, groups.order[first : first + count]
+
+
+def _activated(gate_up: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
+    if activation.kind != "swiglu_clamped":
+        return _ACTIVATIONS[activation.kind](gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate = gate.clamp(max=activation.limit)
+    up = up.clamp(-activation.limit, activation.limit) + 1
+    return gate * torch.sigmoid(activation.alpha * gate) * up
+
+
+grouped_linear = dispatch(grouped_linear_triton, grouped_linear_torch)
