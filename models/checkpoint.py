@@ -2,25 +2,24 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.errors import ModelError
 from models.families import Family, architectures_of, family_of
 from models.formats import stored_format
+from models.safetensors_file import StoredTensor, read_header
 from models.spec import DecoderSpec
-from models.weight_names import WeightMap, with_prefix
+from models.tensor_reader import read_tensors, same_values
+from models.weight_names import WeightMap, is_known, target_of, with_prefix
 
 logger = logging.getLogger("monoloop.models")
 
-_ROWS = 4096  # compared at a time
 WHOLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -32,12 +31,18 @@ class Checkpoint(Protocol):
     spec: DecoderSpec
     weight_map: WeightMap
     quantization: Mapping[str, Any] | None  # of the stored weights, as in `quantization_config`
-    total_bytes: int
+    num_bytes: dict[str, int]  # of each tensor, as it is stored
 
-    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, int]]:
-        """Yield name, values on the CPU and bytes on disk of each tensor.
+    def layout(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return, on the device `meta`, the tensors that `read` yields, from the headers alone.
 
         Values that the checkpoint dequantizes itself are in `dtype`.
+        """
+
+    def read(self, names: Iterable[str], dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
+        """Yield the values of each tensor in the order of `names`, on the device or the CPU.
+
+        Raises ModelError, naming the file, when it cannot be read.
         """
 
     def restore(self, address: str, tensor: Tensor) -> Tensor:
@@ -60,8 +65,8 @@ class SafetensorsCheckpoint:
         self.family = family_of(architectures_of(config))
         self.spec = read_family_spec(self.family, config, folder)
         self.weight_map: WeightMap = self.family.WEIGHT_MAP
-        self._files = weight_files(folder)
-        self.total_bytes = sum(file.stat().st_size for file in self._files)
+        self._stored = self._headers(weight_files(folder))
+        self.num_bytes = {name: tensor.num_bytes for name, tensor in self._stored.items()}
         if self.spec.tie_embeddings and self._has_own_output():
             logger.warning(
                 "%s: the configuration ties the output to the embedding, but the checkpoint has different "
@@ -70,45 +75,38 @@ class SafetensorsCheckpoint:
             )
             self.spec = replace(self.spec, tie_embeddings=False)
 
-    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, int]]:
-        for file in self._files:
-            with _named_errors(file), safe_open(file, framework="pt", device="cpu") as opened:
-                for name in opened.keys():  # noqa: SIM118 - not a mapping
-                    tensor = opened.get_tensor(name)
-                    yield with_prefix(name, self.weight_map), tensor, tensor.nbytes
+    def layout(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            for name, tensor in self._stored.items()
+        }
+
+    def read(self, names: Iterable[str], dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
+        return read_tensors([self._stored[name] for name in names], device)
 
     def restore(self, address: str, tensor: Tensor) -> Tensor:
         return tensor
 
+    def _headers(self, files: list[Path]) -> dict[str, StoredTensor]:
+        """Return the tensors of all files by name. Raises ModelError."""
+        found: dict[str, StoredTensor] = {}
+        for file in files:
+            for name, tensor in read_header(file).items():
+                name = with_prefix(name, self.weight_map)
+                if name in found:
+                    raise ModelError(f"{name} is in two files, {found[name].file} and {file.name}")
+                found[name] = tensor
+        return found
+
     def _has_own_output(self) -> bool:
         """Check that the checkpoint stores an output whose weights are not those of the embedding."""
-        addresses = ("embedding.weight", "output.weight")
-        with ExitStack() as stack:
-            found: dict[str, Any] = {}
-            for file in self._files:
-                with _named_errors(file):
-                    opened = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
-                    for name in opened.keys():  # noqa: SIM118 - not a mapping
-                        stem = with_prefix(name, self.weight_map).rpartition(".")[0]
-                        if (address := f"{self.weight_map.get(stem)}.weight") in addresses:
-                            found[address] = opened.get_slice(name)
-            if len(found) < len(addresses):
-                return False
-            embedding, output = (found[address] for address in addresses)
-            num_rows = embedding.get_shape()[0]
-            return embedding.get_shape() != output.get_shape() or not all(
-                torch.equal(embedding[row : row + _ROWS], output[row : row + _ROWS])
-                for row in range(0, num_rows, _ROWS)
-            )
-
-
-@contextmanager
-def _named_errors(file: Path) -> Iterator[None]:
-    """Raise ModelError, naming the file, for what goes wrong while it is read."""
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file} cannot be read: {error}") from error
+        found = {
+            target_of(name, self.weight_map): tensor
+            for name, tensor in self._stored.items()
+            if is_known(name, self.weight_map)
+        }
+        embedding, output = found.get("embedding.weight"), found.get("output.weight")
+        return embedding is not None and output is not None and not same_values(embedding, output)
 
 
 def check_architecture(folder: Path) -> dict[str, Any]:

