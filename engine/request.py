@@ -26,16 +26,18 @@ class Grammar:
     `source` depends on `kind`: a schema as JSON (json_schema); a JSON list of strings (choice); an expression
     without look-around or back-references that matches the whole output (regex); a grammar in GBNF or Lark
     syntax (ebnf) or in llguidance's own Lark (lark). json_object, any JSON object, needs none. `whitespace`
-    is an expression for blanks between the tokens of JSON, empty for none. `or_calls` are rules in
-    llguidance's Lark: an output that matches their rule `calls` is allowed in place of JSON. Objects that
-    list properties have no others, unless the schema says so or `closes_objects` is False (None: the engine's
-    setting decides). `param` and `label` name the grammar in error messages.
+    is an expression for blanks between the tokens of JSON, empty for none. `around` are rules in llguidance's
+    Lark that describe the output in place of this grammar, which is their rule `answer`. With
+    `includes_reasoning` the output is described from its first token, else from the end of its reasoning.
+    Objects that list properties have no others, unless the schema says so or `closes_objects` is False (None:
+    the engine's setting decides). `param` and `label` name the grammar in error messages.
     """
 
     kind: GrammarKind
     source: str = field(default="", repr=False)
     whitespace: str | None = None
-    or_calls: str = field(default="", repr=False)
+    around: str = field(default="", repr=False)
+    includes_reasoning: bool = False
     closes_objects: bool | None = None
     param: str = field(default="grammar", compare=False)
     label: str = field(default="grammar", compare=False)

@@ -8,6 +8,7 @@ from typing import Any
 logger = logging.getLogger("monoloop.models")
 
 CONTROL = 3  # a value of tokenizer.ggml.token_type
+HEADER = "<|channel|>"  # in templates of gpt-oss, whose turns are several messages
 # Tokens that end a turn. Some files declare the end of a document alone as eos.
 ENDS_OF_TURN = frozenset(
     (
@@ -22,6 +23,7 @@ ENDS_OF_TURN = frozenset(
         "<|end_of_text|>",
         "<|endoftext|>",
         "<|return|>",
+        "<|call|>",
         "<EOT>",
     )
 )
@@ -48,10 +50,11 @@ def ends_of_turn(metadata: Mapping[str, Any]) -> list[int]:
     template = str(metadata.get("tokenizer.chat_template", ""))
     tokens = metadata.get("tokenizer.ggml.tokens") or ()
     kinds = metadata.get("tokenizer.ggml.token_type") or ()
+    ends = ENDS_OF_TURN - {"<|end|>"} if HEADER in template else ENDS_OF_TURN
     return [
         token_id
         for token_id, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
-        if kind == CONTROL and text in ENDS_OF_TURN and text in template
+        if kind == CONTROL and text in ends and text in template
     ]
 
 

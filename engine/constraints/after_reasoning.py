@@ -25,8 +25,8 @@ def applies(sampling: SamplingParams) -> bool:
 
 def make(sampling: SamplingParams, pieces: TokenPieces, compiled: CompiledGrammar | None) -> Constraint:
     """Return the grammar, of the answer alone if the model may reason first."""
-    assert compiled is not None
-    if sampling.reasoning is None:
+    assert compiled is not None and sampling.grammar is not None
+    if sampling.reasoning is None or sampling.grammar.includes_reasoning:
         return compiled
     ids = {mark(text): token_id for token_id, text in sampling.marks}
     span = sampling.reasoning

@@ -274,7 +274,7 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary | None) -> Compiled
     matcher = LLMatcher(
         vocabulary.tokenizer, translate(grammar, vocabulary.control_tokens), log_level=0, limits=LIMITS
     )
-    if (problem := _error_of(matcher)) and (grammar.kind == "lark" or grammar.or_calls):
+    if (problem := _error_of(matcher)) and (grammar.kind == "lark" or grammar.around):
         raise ValueError(PLACE_IN_RULES.sub("", problem))  # the client did not write these rules
     _raise_error(matcher)
     compiled = CompiledGrammar(vocabulary, matcher)

@@ -7,6 +7,7 @@ https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from llguidance import LLMatcher
@@ -46,11 +47,16 @@ def translate(grammar: Grammar, control_tokens: Mapping[str, int]) -> str:
         raise ValueError(f"it has {len(source)} characters; at most {limit} are allowed")
     if "\0" in source:
         raise ValueError("it contains a NUL character")
+    closes = grammar.closes_objects is not False
+    if grammar.around and kind not in ("json_object", "json_schema"):
+        own = translate(replace(grammar, around=""), control_tokens)
+        named = json.loads(own)["grammars"][0] if kind == "regex" else {"lark_grammar": own}
+        rules = f"{_rewritten_rules(grammar.around, closes_objects=closes)}\nanswer: @own"
+        return json.dumps({"grammars": [{"lark_grammar": rules}, {**named, "name": "own"}]})
     if kind == "regex":
         if (len(source) - len(source.rstrip("\\"))) % 2:  # llguidance would ignore it
             raise ValueError("a backslash at its end escapes nothing")
         return LLMatcher.grammar_from_regex(source)
-    closes = grammar.closes_objects is not False
     if kind == "lark":
         return LLMatcher.grammar_from_lark(_rewritten_rules(source, closes_objects=closes))
     if kind == "ebnf":
@@ -62,11 +68,10 @@ def translate(grammar: Grammar, control_tokens: Mapping[str, int]) -> str:
     if kind != "json_object":
         schema = schema_rewrite.ready(schema_rewrite.load(source), closes_objects=closes)
     options = {"lenient": False, **grammar.json_options}
-    if grammar.or_calls:
+    if grammar.around:
         answer = json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
-        calls = _rewritten_rules(grammar.or_calls, closes_objects=closes)
-        rules = f"start: answer | calls\nanswer: %json {answer}\n{calls}"
-        return LLMatcher.grammar_from_lark(rules)
+        rules = _rewritten_rules(grammar.around, closes_objects=closes)
+        return LLMatcher.grammar_from_lark(f"{rules}\nanswer: %json {answer}")
     return LLMatcher.grammar_from_json_schema(schema, overrides=cast("JsonCompileOptions", options))
 
 

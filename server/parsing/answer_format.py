@@ -1,7 +1,7 @@
 """Chooses how the answers to one chat are parsed, from the request, the model's formats and the prompt."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 from engine import RequestStream, TokenizerPool
 from engine.request import Grammar, ReasoningSpan, Request
 from server.parsing.detect import Formats, has_place_for_tools
-from server.parsing.formats import reasoning_formats, tool_formats
+from server.parsing.formats import reasoning_formats, tool_formats, whole_formats
 from server.parsing.formats.hermes import HermesParser
 from server.parsing.formats.response_template import RESPONSE_TEMPLATE, ResponseTemplateParser
 from server.parsing.output import OutputParser, ParsedStream
 from server.parsing.parser import Marker, Tools
-from server.parsing.tool_call_grammar import CallRules, forced_call_grammar, json_or_calls
+from server.parsing.tool_call_grammar import CallRules, forced_call_grammar, framed_answer, json_or_calls
 from server.parsing.tool_choice import callable_tools, called_tools, check_choice, offered_tools
+from server.parsing.whole import WholeParser
 from server.schema.chat import ChatRequest
 from server.schema.refused_fields import UnsupportedField
 
@@ -29,6 +30,7 @@ class AnswerFormat(NamedTuple):
     wire: ChatRequest
     formats: Formats
     tools: Tools | None
+    whole: type[WholeParser] | None = None
 
     @classmethod
     def of(cls, wire: ChatRequest, formats: Formats, chat_template: str | None) -> "AnswerFormat | None":
@@ -44,6 +46,11 @@ class AnswerFormat(NamedTuple):
                 )
             if formats.tools != "hermes" and not has_place_for_tools(chat_template or ""):
                 raise UnsupportedField("tools have no place in this model's chat template.", "tools")
+        whole = whole_formats().get(formats.tools or "") or whole_formats().get(formats.reasoning or "")
+        if whole is not None:  # it leaves nothing for a second parser
+            separates = formats.reasoning is not None and wire.separate_reasoning is not False
+            formats = formats._replace(tools=whole.name, reasoning=whole.name if separates else None)
+            return cls(wire, formats, tools, whole)
         if wire.separate_reasoning is False:
             formats = formats._replace(reasoning=None)
         if formats.reasoning == RESPONSE_TEMPLATE and wire.include_reasoning is False and wire.logprobs:
@@ -69,6 +76,8 @@ class AnswerFormat(NamedTuple):
                     asked.param,
                 )
             return await self._constrained_setup(prompt, tokenizer, self.tools, asked)
+        if self.whole is not None:
+            return self._whole_setup(self.whole, asked)
         tool_format = self.formats.tools if self.tools else None
         if RESPONSE_TEMPLATE in (tool_format, self.formats.reasoning):
             offered = [tool.function.for_template for tool in offered_tools(self.wire)]
@@ -91,17 +100,44 @@ class AnswerFormat(NamedTuple):
         self, prompt: list[int], tokenizer: TokenizerPool, tools: Tools, asked: Grammar | None
     ) -> "ParserSetup":
         """See setup(); a grammar makes the model write calls in a format that has rules for them."""
-        tool_format, rules = grammar_format(self.formats.tools, self.formats.tokens)
+        own = None if self.whole and self.wire.continue_final_message else self.formats.tools
+        tool_format, rules = grammar_format(own, self.formats.tokens)
         formats = self.formats._replace(tools=tool_format)
         if formats.reasoning == RESPONSE_TEMPLATE:  # it would parse the calls, too
             formats = formats._replace(reasoning=None)
         constrained = self._replace(formats=formats, tools=replace(tools, is_constrained=True))
-        setup = await constrained._native_setup(prompt, tokenizer)
+        if self.whole is not None and rules.frame:
+            setup = constrained._whole_setup(self.whole, None)
+        else:
+            setup = await constrained._native_setup(prompt, tokenizer)
         make = forced_call_grammar if asked is None or tools.is_forced else partial(json_or_calls, asked)
         grammar = await asyncio.to_thread(  # the schemas may be megabytes
             make, rules, called_tools(self.wire, tools), is_one=not tools.parallel
         )
         return setup._replace(grammar=grammar)
+
+    def _whole_setup(self, whole: type[WholeParser], asked: Grammar | None) -> "ParserSetup":
+        """See setup(); one parser reads all of an answer, also if no calls are parsed."""
+        tokens = self.formats.tokens
+        marker = Marker(tokens)
+        is_continued = bool(self.wire.continue_final_message)
+        tools = self.tools or Tools({}, only=())
+
+        def make() -> OutputParser:
+            parser = whole(
+                tools,
+                marker,
+                separates_reasoning=self.formats.reasoning is not None,
+                is_continued=is_continued,
+            )
+            return OutputParser(None, parser, shows_reasoning=self.shows_reasoning)
+
+        rules = whole.call_rules(tokens)
+        if asked is not None and rules is not None and rules.frame and not is_continued:
+            asked = framed_answer(asked, rules)
+        return ParserSetup(
+            make, marks=marks_of(whole.markers, tokens), reasoning=whole.span(marker), grammar=asked
+        )
 
     async def _native_setup(self, prompt: list[int], tokenizer: TokenizerPool) -> "ParserSetup":
         """See setup(); the formats have parsers here."""
@@ -125,9 +161,7 @@ class AnswerFormat(NamedTuple):
                 shows_reasoning=self.shows_reasoning,
             )
 
-        tokens = self.formats.tokens
-        marks = tuple((tokens[text], text) for text in markers if text in tokens)
-        return ParserSetup(make, marks=marks, reasoning=span)
+        return ParserSetup(make, marks=marks_of(markers, self.formats.tokens), reasoning=span)
 
     async def _is_open(self, prompt: list[int], tokenizer: TokenizerPool, opener: str, closer: str) -> bool:
         """Return True if the prompt ends inside reasoning that the template or a continued turn began."""
@@ -159,6 +193,11 @@ class ParserSetup(NamedTuple):
     def wrap(self, stream: RequestStream) -> ParsedStream:
         """Return a stream of parsed deltas, with a parser of its own."""
         return ParsedStream(stream, self.make_parser())
+
+
+def marks_of(markers: Iterable[str], tokens: Mapping[str, int]) -> tuple[tuple[int, str], ...]:
+    """Return those markers that are control tokens, with their ids."""
+    return tuple((tokens[text], text) for text in markers if text in tokens)
 
 
 def grammar_format(own: str | None, tokens: Mapping[str, int]) -> tuple[str, CallRules]:

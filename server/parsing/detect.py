@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from engine import TokenizerPool
 from server.flags import SettingsError
-from server.parsing.formats import reasoning_formats, tool_formats
+from server.parsing.formats import reasoning_formats, tool_formats, whole_formats
 from server.parsing.formats.response_template import CALLS, REASONING, RESPONSE_TEMPLATE
 
 if TYPE_CHECKING:
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     ReasoningSetting = str
 else:
     ToolSetting = Literal["auto", "none", *sorted(tool_formats()), RESPONSE_TEMPLATE]
-    ReasoningSetting = Literal["auto", "none", *sorted(reasoning_formats()), RESPONSE_TEMPLATE]
+    ReasoningSetting = Literal[
+        "auto", "none", *sorted((*reasoning_formats(), *whole_formats())), RESPONSE_TEMPLATE
+    ]
 
 
 class Formats(NamedTuple):
@@ -62,5 +64,6 @@ def tool_format(template: str, has_own: bool) -> str | None:
 
 def reasoning_format(template: str, has_own: bool) -> str | None:
     """Return the format of reasoning that a template shows; `has_own`: a response template parses it."""
-    shown = (name for name, parser in reasoning_formats().items() if parser.is_shown_by(template))
+    formats = {**whole_formats(), **reasoning_formats()}
+    shown = (name for name, parser in formats.items() if parser.is_shown_by(template))
     return next(shown, RESPONSE_TEMPLATE if has_own else None)

@@ -21,36 +21,64 @@ Layout = Mapping[str, Any]
 class CallRules(NamedTuple):
     """How a format writes calls, in pieces of Lark rules.
 
-    `call` is one call, with the rule `tool` in it; several are joined by `separator` and replace the `{}` of
-    `around`. `tool(function, layout)` returns the body of the rule for a call of `function`; `layout` is that
-    of the JSON answer which calls may take the place of, None if the answer must be calls.
+    `call` is one call, with the rule `tool` in it; several are joined by `separator`, None if an answer has
+    only one, and replace the `{}` of `around`. `tool(function, layout)` returns the body of the rule for a
+    call of `function`; `layout` is that of the JSON answer which calls may take the place of, None if the
+    answer must be calls.
+
+    A format whose answers have headers has a `frame`: the rule `start` of a whole output with its reasoning,
+    and rules for it; `{}` is the place of the calls, or of `answer`, which has the rule `answer` in it.
     """
 
     call: str
-    separator: str
+    separator: str | None
     tool: Callable[[FunctionDefinition, Layout | None], str]
     around: str = "{}"
+    frame: str = ""
+    answer: str = "answer"
+
+    def start(self, *alternatives: str) -> str:
+        """Return the rule of an output that is one of `alternatives`."""
+        return (self.frame or "start: {}").format(" | ".join(alternatives))
 
 
 def forced_call_grammar(rules: CallRules, tools: Sequence[FunctionDefinition], *, is_one: bool) -> Grammar:
     """Return the grammar of an answer that is one call of `tools`, or several unless `is_one`."""
-    source = f"start: calls\n{lark_rules(rules, tools, is_one=is_one)}"
-    return Grammar("lark", source, param="tools", label="parameters of a tool")
+    source = f"{rules.start('calls')}\n{lark_rules(rules, tools, is_one=is_one)}"
+    return Grammar(
+        "lark",
+        source,
+        includes_reasoning=bool(rules.frame),
+        param="tools",
+        label="parameters of a tool",
+    )
+
+
+def framed_answer(grammar: Grammar, rules: CallRules) -> Grammar:
+    """Return the grammar of a whole output whose answer is what `grammar` says."""
+    return replace(grammar, around=rules.start(rules.answer), includes_reasoning=True)
 
 
 def json_or_calls(
     grammar: Grammar, rules: CallRules, tools: Sequence[FunctionDefinition], *, is_one: bool
 ) -> Grammar:
     """Return the grammar of an answer that is JSON, as `grammar` says, or calls."""
-    return replace(grammar, or_calls=lark_rules(rules, tools, is_one=is_one, layout=grammar.json_options))
+    source = lark_rules(rules, tools, is_one=is_one, layout=grammar.json_options)
+    return replace(
+        grammar,
+        around=f"{rules.start(rules.answer, 'calls')}\n{source}",
+        includes_reasoning=bool(rules.frame),
+    )
 
 
 def lark_rules(
     rules: CallRules, tools: Sequence[FunctionDefinition], *, is_one: bool, layout: Layout | None = None
 ) -> str:
     """Return Lark rules, the first of which is `calls`."""
+    is_one = is_one or rules.separator is None
+    calls = "call" if is_one else f"call ({rules.separator} call)*"
     lines = [
-        "calls: " + rules.around.format("call" if is_one else f"call ({rules.separator} call)*"),
+        "calls: " + rules.around.format(calls),
         f"call: {rules.call}",
         "tool: " + " | ".join(f"tool{number}" for number in range(len(tools))),
     ]

@@ -169,6 +169,14 @@ def test_a_turn_ends_with_the_control_token_of_the_template(tmp_path):
     assert ends_of_turn(metadata | {"tokenizer.chat_template": "{{ messages }}"}) == []
     assert ends_of_turn(byte_level(token_type=[1] * len(tokens))) == []
     assert ends_of_turn({}) == []
+    several = {
+        "tokenizer.ggml.tokens": ["<|end|>", "<|call|>", "<|return|>"],
+        "tokenizer.ggml.token_type": [3] * 3,
+    }
+    template = "<|call|><|return|><|end|>"
+    assert ends_of_turn({**several, "tokenizer.chat_template": template}) == [0, 1, 2]
+    channels = {**several, "tokenizer.chat_template": "<|channel|>" + template}
+    assert ends_of_turn(channels) == [1, 2], "<|end|> ends a message, not the turn"
     eos = metadata["tokenizer.ggml.eos_token_id"]
     assert end_token_ids(tmp_path, len(tokens), eos, ends_of_turn(metadata)) == (eos, eos + 1)
 

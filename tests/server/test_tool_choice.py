@@ -149,13 +149,13 @@ async def test_calls_may_stand_in_place_of_json(client: httpx.AsyncClient, engin
     assert (found["message"]["content"], found["finish_reason"]) == ("{}", "stop")
     grammar = engine.requests[-1].sampling.grammar
     assert grammar is not None and grammar.kind == "json_object"
-    assert "get_weather" in grammar.or_calls and "now" in grammar.or_calls
+    assert "get_weather" in grammar.around and "now" in grammar.around
     await answer(client, "{}", tool_choice=ALLOWED, **JSON)
     grammar = engine.requests[-1].sampling.grammar
-    assert grammar is not None and "get_weather" not in grammar.or_calls
+    assert grammar is not None and "get_weather" not in grammar.around
     await answer(client, "{}", tool_choice="none", **JSON)
     grammar = engine.requests[-1].sampling.grammar
-    assert grammar is not None and not grammar.or_calls
+    assert grammar is not None and not grammar.around
 
 
 async def test_a_demanded_call_leaves_no_place_for_json(

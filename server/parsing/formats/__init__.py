@@ -7,12 +7,15 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from server.parsing.whole import WholeParser
+
 if TYPE_CHECKING:
     from server.parsing.parser import ToolParser
     from server.parsing.reasoning import ReasoningParser
 
 # In the order in which a chat template is searched for their signs.
 TOOL_FORMATS = (
+    "server.parsing.formats.harmony:HarmonyParser",
     "server.parsing.formats.qwen_coder:QwenCoderParser",
     "server.parsing.formats.hermes:HermesParser",
     "server.parsing.formats.mistral:MistralParser",
@@ -28,6 +31,11 @@ REASONING_FORMATS = (
 def tool_formats() -> "dict[str, type[ToolParser]]":
     """Return the parsers of tool calls by name."""
     return {parser.name: parser for parser in map(_load, TOOL_FORMATS)}
+
+
+def whole_formats() -> dict[str, type[WholeParser]]:
+    """Return those parsers of tool calls that parse all of an answer, its reasoning too, by name."""
+    return {name: parser for name, parser in tool_formats().items() if issubclass(parser, WholeParser)}
 
 
 def reasoning_formats() -> "dict[str, type[ReasoningParser]]":

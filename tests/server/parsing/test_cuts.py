@@ -63,6 +63,11 @@ def test_every_cut_of_every_beginning_joins_to_the_same(case: Text, has_tokens: 
 
 
 WORDS: dict[str, list[str]] = {
+    "harmony": [
+        "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "assistant",
+        " to=now", "analysis", "commentary to=functions.now", "final",
+        '<|channel|>final to=now<|message|>{"a": ',
+    ],
     "hermes": [
         "<tool_call>", "</tool_call>", '{"name": "now", "arguments": ', '{"arguments": {"a": "<"}, "name": ',
     ],

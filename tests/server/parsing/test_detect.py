@@ -6,7 +6,7 @@ import pytest
 
 from server.flags import SettingsError
 from server.parsing.detect import Formats, ReasoningSetting, ToolSetting
-from server.parsing.formats import reasoning_formats, tool_formats
+from server.parsing.formats import reasoning_formats, tool_formats, whole_formats
 
 
 class Facts:
@@ -36,8 +36,9 @@ ANSWERS_ONLY = {"fields": {"content": {}}}
         ("{{ tools }}<|tool_call_start|>", None, "pythonic", None),
         ("{{ tools }}<tool_call>name<arg_key>", None, None, None),
         ("{{ tools }}<tool_call>name<arg_key>", OWN, "response_template", "response_template"),
-        ("{{ tools }}<|channel|>", OWN, "response_template", "response_template"),
-        ("{{ tools }}<|channel|>", ANSWERS_ONLY, None, None),
+        ("{{ tools }}<|channel|>analysis<|message|>", OWN, "harmony", "harmony"),
+        ("{{ tools }}<|other|>", OWN, "response_template", "response_template"),
+        ("{{ tools }}<|other|>", ANSWERS_ONLY, None, None),
         ("{{ tools }}<tool_call><think>", OWN, "hermes", "think"),
     ],
 )  # fmt: skip
@@ -62,4 +63,4 @@ def test_settings_win_and_none_is_none() -> None:
 def test_every_format_is_a_setting() -> None:
     others = {"auto", "none", "response_template"}
     assert set(get_args(ToolSetting)) == {*tool_formats(), *others}
-    assert set(get_args(ReasoningSetting)) == {*reasoning_formats(), *others}
+    assert set(get_args(ReasoningSetting)) == {*reasoning_formats(), *whole_formats(), *others}

@@ -34,6 +34,7 @@ WEATHER = FunctionDefinition(
 )
 NOW = FunctionDefinition(name="ns.now-1")
 FORMATS: list[tuple[str, tuple[str, ...]]] = [
+    ("harmony", ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")),
     ("hermes", ()),
     ("hermes", ("<tool_call>", "</tool_call>")),
     ("llama3_json", ("<|python_tag|>",)),
@@ -75,6 +76,9 @@ class Writer:
             allowed = np.flatnonzero(bits).tolist()
             if not allowed or (EOS in allowed and draw.random() < 0.5):
                 return said.decode()
+            markers = [found for found in allowed if found in names]
+            if markers and draw.random() < 0.3:  # they end texts that may have any length
+                allowed = markers
             token_id = draw.choice([found for found in allowed if found != EOS] or [EOS])
             if token_id == EOS:
                 return said.decode()
@@ -92,7 +96,8 @@ def test_what_a_grammar_allows_is_parsed_as_calls(
     written: str, markers: tuple[str, ...], is_one: bool
 ) -> None:
     writer = Writer(markers)
-    grammar = forced_call_grammar(rules_of(written, writer.tokens), [WEATHER, NOW], is_one=is_one)
+    rules = rules_of(written, writer.tokens)
+    grammar = forced_call_grammar(rules, [WEATHER, NOW], is_one=is_one)
     tools = Tools({"get_weather": WEATHER.parameters or {}, "ns.now-1": {}}, parallel=not is_one)
     found: set[tuple[str, ...]] = set()
     for seed in range(12):
@@ -111,7 +116,9 @@ def test_what_a_grammar_allows_is_parsed_as_calls(
                 assert 0 <= arguments.pop("days", 0) <= 99 and not arguments
         found.add(tuple(call.name for call in message.calls))
     assert {("get_weather",), ("ns.now-1",)} <= {names[:1] for names in found}
-    assert is_one == all(len(names) == 1 for names in found), "several calls where they may be"
+    assert (is_one or rules.separator is None) == all(len(names) == 1 for names in found), (
+        "several calls where they may be"
+    )
 
 
 @pytest.mark.parametrize(("written", "markers"), FORMATS)
@@ -138,7 +145,8 @@ def test_calls_may_stand_in_place_of_json(
             "$defs": {"City": {"enum": ["Rome", "Oslo"]}},
         },
     )
-    grammar = json_or_calls(asked, rules_of(written, writer.tokens), [tool], is_one=True)
+    rules = rules_of(written, writer.tokens)
+    grammar = json_or_calls(asked, rules, [tool], is_one=True)
     called = '{"name": "f", "parameters": {"to": "Oslo"}}'
     if written != "llama3_json":  # whose calls no marker begins: what is drawn at random is none
         kinds = set()
@@ -160,10 +168,11 @@ def test_calls_may_stand_in_place_of_json(
         assert not writer.is_allowed(grammar, called.replace("Oslo", "Graz"))
     else:
         assert writer.is_allowed(grammar, called.replace(" ", ""))
-    answer = '{"name":"f"}'
+    header = "<|channel|>final<|message|>" if rules.frame else ""
+    answer = header + '{"name":"f"}'
     assert writer.is_allowed(grammar, answer)
     assert writer.is_allowed(grammar, answer.replace(":", ":\n  ")) == (whitespace is None)
-    assert not writer.is_allowed(grammar, answer.replace("f", "long"))
+    assert not writer.is_allowed(grammar, answer.replace('"f"', '"long"'))
 
 
 async def test_a_model_of_random_weights_makes_the_calls() -> None:

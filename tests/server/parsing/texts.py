@@ -137,6 +137,37 @@ TEXTS = [
         "",
         [("get_weather", {"unit": None, "places": ["a"], "other": "2"})],
     ),
+    Text(
+        "harmony",
+        "<|channel|>commentary<|message|>I'll look both up.<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris", "days": 2}<|call|>'
+        "<|start|>assistant to=functions.now<|channel|>commentary<|message|><|call|>",
+        "I'll look both up.",
+        [PARIS, ("now", {})],
+    ),
+    Text(
+        "harmony",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>4 < 5."
+        "<|return|>",
+        "4 < 5.",
+        [],
+    ),
+    Text(
+        "harmony",
+        ' to=functions.get_weather<|channel|>analysis code<|message|>{"city": "<|end|>"} ok<|end|>'
+        "<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>Sunny.<|end|>",
+        "",
+        [("get_weather", {"city": "<|end|>"})],
+    ),
+    Text(
+        "harmony",
+        "<|channel|>commentary to=functions.now<|message|>no<|end|><|start|>assistant<|channel|>commentary "
+        'to=now<|message|>{"a": 1}<|channel|>final<|message|>Done <|message|>it<|end|>assistant'
+        "<|channel|>final<|message|>And more.",
+        "no\n\nDone it\n\nAnd more.",
+        [("now", {"a": 1})],
+    ),
+    Text("harmony", "A plain answer, <|not a marker.", "A plain answer, <|not a marker.", []),
     Text("qwen3_coder", "<tool_call>maybe</tool_call>", "<tool_call>maybe</tool_call>", []),
 ]
 
