@@ -15,17 +15,25 @@ _HEADS = 4  # heads per program
 
 
 class QKNorm(NamedTuple):
-    """RMSNorm of each head of q and k: one weight [head_dim] for all heads of either."""
+    """RMSNorm of each head of q and k, as `rms_norm` computes it, with one weight [head_dim] for either.
+
+    Or LayerNorm without bias, with a weight for each head: [num_heads, head_dim] and
+    [num_kv_heads, head_dim]. It is computed in fp32 and rounded once.
+    """
 
     q_weight: torch.Tensor
     k_weight: torch.Tensor
     eps: float
+    is_layer_norm: bool = False
 
 
 @triton.jit
-def _scaled(x, inverse, weight, DTYPE: tl.constexpr):
-    """Return x * inverse * weight as `rms_norm` rounds it, in fp32."""
-    return ((x * inverse).to(DTYPE).to(tl.float32) * weight.to(tl.float32)).to(DTYPE).to(tl.float32)
+def _scaled(x, inverse, weight, DTYPE: tl.constexpr, LAYER_NORM: tl.constexpr):
+    """Return x * inverse * weight as `rms_norm` or LayerNorm rounds it, in fp32."""
+    x *= inverse
+    if weight.dtype == DTYPE and not LAYER_NORM:
+        x = x.to(DTYPE).to(tl.float32)
+    return (x * weight.to(tl.float32)).to(DTYPE).to(tl.float32)
 
 
 @triton.jit
@@ -66,7 +74,7 @@ def _rotate_heads(
     source,  # [HEADS, 1] pointers to the first elements of heads
     target,
     there,  # [HEADS, 1] bool
-    norm_ptr,
+    weight,  # [1, 1] pointer to the weight of the norm, or [HEADS, 1]
     eps,
     cos,  # [1, HALF_BLOCK] fp32
     sin,
@@ -75,6 +83,7 @@ def _rotate_heads(
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
     NORM: tl.constexpr,
+    LAYER_NORM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     IN_PLACE: tl.constexpr,
 ):
@@ -88,6 +97,19 @@ def _rotate_heads(
         first, second = first.to(tl.float32), second.to(tl.float32)
     if REST_BLOCK > 0 and (NORM or not IN_PLACE):
         rest = tl.load(source + dim, mask=in_rest, other=0.0).to(tl.float32)
+    if LAYER_NORM:
+        total = tl.zeros([source.shape[0]], tl.float32)
+        if HALF > 0:
+            total += tl.sum(first, 1) + tl.sum(second, 1)
+        if REST_BLOCK > 0:
+            total += tl.sum(rest, 1)
+        mean = (total / HEAD_DIM)[:, None]
+        if HALF > 0:
+            in_pairs = (tl.arange(0, HALF_BLOCK) < HALF)[None, :]
+            first = tl.where(in_pairs, first - mean, 0.0)
+            second = tl.where(in_pairs, second - mean, 0.0)
+        if REST_BLOCK > 0:
+            rest = tl.where(dim < HEAD_DIM, rest - mean, 0.0)
     if NORM:
         total = tl.zeros([source.shape[0]], tl.float32)
         if HALF > 0:
@@ -95,14 +117,14 @@ def _rotate_heads(
         if REST_BLOCK > 0:
             total += tl.sum(rest * rest, 1)
         inverse = (1.0 / tl.sqrt_rn(total / HEAD_DIM + eps))[:, None]
-        weight = norm_ptr + tl.zeros([1, 1], tl.int32)
-        every = tl.full([1, 1], 1, tl.int1)
+        has_weight = there if LAYER_NORM else tl.full([1, 1], 1, tl.int1)
         if HALF > 0:
-            first_weight, second_weight = _load_pairs(weight, every, HALF, HALF_BLOCK, INTERLEAVED)
-            first = _scaled(first, inverse, first_weight, in_type)
-            second = _scaled(second, inverse, second_weight, in_type)
+            first_weight, second_weight = _load_pairs(weight, has_weight, HALF, HALF_BLOCK, INTERLEAVED)
+            first = _scaled(first, inverse, first_weight, in_type, LAYER_NORM)
+            second = _scaled(second, inverse, second_weight, in_type, LAYER_NORM)
         if REST_BLOCK > 0:
-            rest = _scaled(rest, inverse, tl.load(weight + dim, mask=dim < HEAD_DIM, other=0.0), in_type)
+            rest_weight = tl.load(weight + dim, mask=has_weight & (dim < HEAD_DIM), other=0.0)
+            rest = _scaled(rest, inverse, rest_weight, in_type, LAYER_NORM)
     if REST_BLOCK > 0 and (NORM or not IN_PLACE):
         tl.store(target + dim, rest.to(out_type), mask=in_rest)
     if HALF > 0:
@@ -137,6 +159,7 @@ def _rope_kv_write_kernel(
     DIM_BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
+    LAYER_NORM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
     """One program per token and block of heads: first the blocks of q, then those of k with v."""
@@ -150,18 +173,20 @@ def _rope_kv_write_kernel(
     if block < num_q_blocks:
         head = (block * HEADS + tl.arange(0, HEADS))[:, None]
         source = q_ptr + token * q_stride + head * HEAD_DIM
+        weight = q_norm_ptr + (head * HEAD_DIM if LAYER_NORM else tl.zeros([1, 1], tl.int32))
         _rotate_heads(
-            source, source, head < num_q_heads, q_norm_ptr, eps, cos, sin,
-            HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK, NORM, INTERLEAVED, True,
+            source, source, head < num_q_heads, weight, eps, cos, sin,
+            HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK, NORM, LAYER_NORM, INTERLEAVED, True,
         )  # fmt: skip
     else:
         slot = tl.load(slot_mapping_ptr + token)
         head = ((block - num_q_blocks) * HEADS + tl.arange(0, HEADS))[:, None]
         there = head < num_kv_heads
         target = (slot * num_kv_heads + head) * HEAD_DIM
+        weight = k_norm_ptr + (head * HEAD_DIM if LAYER_NORM else tl.zeros([1, 1], tl.int32))
         _rotate_heads(
-            k_ptr + token * k_stride + head * HEAD_DIM, k_cache_ptr + target, there, k_norm_ptr, eps,
-            cos, sin, HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK, NORM, INTERLEAVED, False,
+            k_ptr + token * k_stride + head * HEAD_DIM, k_cache_ptr + target, there, weight, eps,
+            cos, sin, HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK, NORM, LAYER_NORM, INTERLEAVED, False,
         )  # fmt: skip
         column = tl.arange(0, DIM_BLOCK)[None, :]
         in_head = there & (column < HEAD_DIM)
@@ -197,7 +222,7 @@ def rope_kv_write_triton(
         angles if angles is not None else q,
         *kv,
         slot_mapping,
-        *(norm or QKNorm(q, k, 0.0)),
+        *(norm or QKNorm(q, k, 0.0))[:3],
         q.stride(0),
         k.stride(0),
         v.stride(0),
@@ -210,6 +235,7 @@ def rope_kv_write_triton(
         DIM_BLOCK=triton.next_power_of_2(head_dim),
         HEADS=_HEADS,
         NORM=norm is not None,
+        LAYER_NORM=norm is not None and norm.is_layer_norm,
         INTERLEAVED=interleaved,
         num_warps=2,
     )
@@ -235,8 +261,11 @@ def rope_kv_write_torch(
     heads of q and k are normalised first.
     """
     if norm is not None:
-        q.copy_(rms_norm_torch(q, norm.q_weight, norm.eps))
-        k.copy_(rms_norm_torch(k, norm.k_weight, norm.eps))
+        for x, weight in ((q, norm.q_weight), (k, norm.k_weight)):
+            if norm.is_layer_norm:
+                x.copy_(torch.layer_norm(x.float(), x.shape[2:], None, None, norm.eps).mul_(weight))
+            else:
+                x.copy_(rms_norm_torch(x, weight, norm.eps))
     if angles is not None and _are_side_by_side(q, k):
         heads = q.shape[1] + k.shape[1]
         _rotate(torch.as_strided(q, (q.shape[0], heads, q.shape[2]), q.stride()), angles, interleaved)

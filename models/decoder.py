@@ -7,10 +7,10 @@ from torch import Tensor
 
 from kernels.kv_layer import KVLayer
 from kernels.logits import scaled_logits
+from models.attention import Attention, Rotary
 from models.formats.base import WHOLE, LinearShape, MakeLinear, Shard
 from models.forward_batch import ForwardBatch
 from models.layers import (
-    Attention,
     Embedding,
     Leaf,
     Linear,
@@ -19,10 +19,8 @@ from models.layers import (
     Norm,
     NormMaker,
     Part,
-    Rotary,
     ScoreHead,
     UngatedMlp,
-    norm_maker,
 )
 from models.spec import DecoderSpec, LayerSpec, NormPlacement
 
@@ -138,7 +136,7 @@ class Decoder(Part):
             rope: None if rope is None else Rotary(rope, spec.max_position, device)
             for rope in {layer.attention.rope for layer in spec.layers}
         }
-        norm = norm_maker(spec.norm, spec.residual_multiplier, dtype, device)
+        norm = NormMaker(spec.norm, spec.residual_multiplier, dtype, device)
         self.layers = [
             _LAYERS[layer.norms](layer, spec, rotaries[layer.attention.rope], shard, norm, kv_group)
             for layer, (kv_group, _) in zip(spec.layers, spec.kv_places, strict=True)

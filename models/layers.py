@@ -10,6 +10,7 @@ features.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,16 +18,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from kernels.act_mul import gelu_mul, gelu_tanh_mul, silu_mul
-from kernels.kv_layer import KVLayer
 from kernels.layer_norm import add_layer_norm, layer_norm
-from kernels.paged_attention import AttentionOptions, paged_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
-from kernels.rope_kv_write import QKNorm, rope_kv_write
 from models.errors import ModelError
 from models.formats.base import LinearShape, LinearWeights, Shard
 from models.forward_batch import ForwardBatch
-from models.rope import RopeSpec, cos_sin_table
-from models.spec import AttentionSpec, MlpSpec, NormSpec
+from models.spec import MlpSpec, NormSpec
 
 _GATED_ACTIVATIONS = {"silu": silu_mul, "gelu": gelu_mul, "gelu_tanh": gelu_tanh_mul}
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -210,79 +207,33 @@ class NoNorm:
         return residual.add_(x, alpha=self._multiplier)
 
 
-NormMaker = Callable[[int], Norm]
-"""Makes the model's norm of a size."""
-
-
-def norm_maker(spec: NormSpec, multiplier: float, dtype: torch.dtype, device: torch.device) -> NormMaker:
-    """Return the maker of a model's norms. `multiplier` is of what they add to the residual stream."""
-    kind = LayerNorm if spec.kind == "layer" else Norm
-    return lambda size: kind(size, spec, multiplier, dtype, device)
-
-
-class Rotary:
-    """Rotary position embedding: a table of cos and sin, shared by the layers with an equal RopeSpec."""
-
-    def __init__(self, spec: RopeSpec, num_positions: int, device: torch.device) -> None:
-        self.interleaved = spec.interleaved
-        self._cos_sin = cos_sin_table(spec, num_positions, device)
-
-    def angles(self, batch: ForwardBatch) -> Tensor:
-        """Return cos and sin of each token's position, [num_tokens, 2, rotary_dim / 2] fp32.
-
-        They are gathered once per step.
-        """
-        return batch.attention[0].once(self, lambda: self._cos_sin[batch.positions])
-
-
-class Attention(Part):
-    """Grouped-query self-attention over pages, with rotary positions: attend(), then `output`."""
+class OfHeads(_SingleTensor):
+    """A tensor with a row for each head, of which a rank keeps those of its heads."""
 
     def __init__(
-        self,
-        spec: AttentionSpec,
-        hidden_size: int,
-        rotary: Rotary | None,
-        shard: Shard,
-        norm: NormMaker,
-        kv_group: int,
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, shard: Shard
     ) -> None:
-        if spec.num_kv_heads % shard.world:
-            raise ModelError(
-                f"{spec.num_kv_heads} key/value heads cannot be divided among {shard.world} ranks"
-            )
-        queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        outputs = {"q": queries, "k": keys, "v": keys}
-        self.qkv = Linear(LinearShape(hidden_size, outputs, spec.qkv_bias, shard="column"))
-        self.output = Linear(LinearShape(queries, {"": hidden_size}, spec.output_bias, shard="row"))
-        self.q_norm = norm(spec.head_dim) if spec.qk_norm else None
-        self.k_norm = norm(spec.head_dim) if spec.qk_norm else None
-        self._rotary = rotary
-        self._interleaved = rotary is not None and rotary.interleaved
-        self._head_dim = spec.head_dim
-        num_kv_heads = spec.num_kv_heads // shard.world
-        self._heads = (spec.num_heads // shard.world, num_kv_heads, num_kv_heads)
-        scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
-        self._options = AttentionOptions(scale, spec.window, spec.softcap)
-        self._kv_group = kv_group
+        super().__init__(shape, dtype, device)
+        self._rows = shard.slice(shape[0])
 
-    def attend(self, hidden: Tensor, batch: ForwardBatch, kv: KVLayer, out: Tensor | None = None) -> Tensor:
-        """Write keys and values of hidden [num_tokens, hidden_size] to `kv` and attend to its pages.
+    def fill(self, name: str, tensor: Tensor) -> None:
+        rows = tensor[self._rows]
+        self.weight = torch.empty(rows.shape, dtype=self._dtype, device=self._device).copy_(rows)
 
-        Returns [num_tokens, num_heads * head_dim], before the output projection; in `out` if it is given.
-        """
-        heads = self.qkv(hidden, batch).view(hidden.shape[0], -1, self._head_dim)
-        q, k, v = torch.split_with_sizes(heads, self._heads, dim=1)
-        norm = None
-        if self.q_norm is not None and self.k_norm is not None:
-            norm = QKNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        angles = None if self._rotary is None else self._rotary.angles(batch)
-        attention = batch.attention[self._kv_group]
-        rope_kv_write(q, k, v, angles, kv, attention.slot_mapping, norm, self._interleaved)
-        if out is not None:
-            out = out.view(q.shape)
-        attended = paged_attention(q, kv, attention, self._options, out)
-        return attended.view(q.shape[0], -1)
+
+@dataclass(frozen=True)
+class NormMaker:
+    """Makes a model's norms, of which there is one kind. `multiplier`: of what they add to the residual."""
+
+    spec: NormSpec
+    multiplier: float
+    dtype: torch.dtype
+    device: torch.device
+
+    def __call__(self, size: int) -> Norm:
+        """Return a norm of vectors of a size."""
+        kind = LayerNorm if self.spec.kind == "layer" else Norm
+        return kind(size, self.spec, self.multiplier, self.dtype, self.device)
 
 
 class Mlp(Part):

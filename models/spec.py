@@ -41,6 +41,15 @@ class NormSpec:
             raise ValueError(f"no norm is computed like this: {self}")
 
 
+QKNormKind = Literal["rms", "rms_of_projection", "layer_norm_per_head"]
+"""How q and k are normalised.
+
+rms: RMSNorm of each head, one weight for all heads of q and one for those of k, as in Qwen3.
+rms_of_projection: RMSNorm over all heads together, as in OLMo 2. layer_norm_per_head: LayerNorm of each head
+with a weight of its own and no bias, as in Cohere.
+"""
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """Self-attention of one layer: grouped queries, causal, optionally within a sliding window.
@@ -55,9 +64,11 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     window: int = 0  # tokens a query sees, its own included; 0: all
-    qk_norm: bool = False  # RMSNorm of each head of q and k before the rotation
+    qk_norm: QKNormKind | None = None  # before the rotation, with the eps of the model's norm
     scale: float | None = None  # None: head_dim ** -0.5
     softcap: float = 0.0
+    sinks: bool = False  # a learned logit per query head joins the softmax and has no value
+    clip_qkv: float = 0.0  # bound on absolute values of q, k and v before the rotation; 0: none
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -66,6 +77,8 @@ class AttentionSpec:
             )
         if self.rope is not None and self.rope.dim > self.head_dim:
             raise ValueError(f"{self.rope.dim} elements of a head of {self.head_dim} cannot be rotated")
+        if self.clip_qkv and self.qk_norm in ("rms", "layer_norm_per_head"):
+            raise ValueError("clip_qkv cannot follow a norm of each head")
 
 
 @dataclass(frozen=True)

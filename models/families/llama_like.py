@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.errors import ModelError
 from models.rope import RopeSpec, parse_scaling
-from models.spec import Activation, AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, NormSpec
+from models.spec import Activation, AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, NormSpec, QKNormKind
 from models.weight_names import Target
 
 WEIGHT_MAP: dict[str, Target] = {
@@ -48,7 +48,11 @@ _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gel
 
 
 def read_spec(
-    config: dict[str, Any], *, qkv_bias: bool = False, output_bias: bool = False, qk_norm: bool = False
+    config: dict[str, Any],
+    *,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    qk_norm: QKNormKind | None = None,
 ) -> DecoderSpec:
     """Read a config.json with the keys of LlamaConfig.
 

@@ -22,4 +22,4 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a Qwen3Config as in config.json."""
     bias = bool(config.get("attention_bias", False))
     config = with_qwen_windows({"head_dim": 128, **config})
-    return read_spec(config, qkv_bias=bias, output_bias=bias, qk_norm=True)
+    return read_spec(config, qkv_bias=bias, output_bias=bias, qk_norm="rms")

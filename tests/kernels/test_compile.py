@@ -177,7 +177,7 @@ def route_constants(num_groups: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("rest", [0, 48])
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("norm", ["none", "rms", "layer"])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rope_kv_write(rest, norm, interleaved):
     half = 64 if rest == 0 else 16
@@ -188,7 +188,8 @@ def test_rope_kv_write(rest, norm, interleaved):
         "REST_BLOCK": 64 if rest else 0,
         "DIM_BLOCK": 128,
         "HEADS": 4,
-        "NORM": norm,
+        "NORM": norm != "none",
+        "LAYER_NORM": norm == "layer",
         "INTERLEAVED": interleaved,
     }
     assert "st.global" in compile_for_h100(_rope_kv_write_kernel, constants, num_warps=2)

@@ -27,9 +27,15 @@ def exact_rotation(x, table, positions, interleaved):
     return torch.cat((turned, x[..., 2 * half :].double()), -1)
 
 
+def exact_layer_norm(x, weight, eps):
+    x = x.double()
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
 def check(
     target, dtype, heads, head_dim, rotary_dim, num_tokens, page_size,
-    *, fused=True, normed=False, interleaved=False,
+    *, fused=True, normed="", weight_dtype=None, interleaved=False,
 ):  # fmt: skip
     num_heads, num_kv_heads = heads
     sizes = [num_heads, num_kv_heads, num_kv_heads]
@@ -43,9 +49,12 @@ def check(
     before = [t.cpu().clone() for t in (q, k, v)]
     norm = None
     if normed:
-        weights = [(1 + 0.2 * torch.randn(head_dim)).to(dtype) for _ in range(2)]
-        norm = QKNorm(*target.to(*weights), 1e-5)
-        before[:2] = [exact_rms_norm(x, w, 1e-5) for x, w in zip(before, weights, strict=False)]
+        is_layer_norm = normed == "layer"
+        shapes = [(n, head_dim) if is_layer_norm else (head_dim,) for n in heads]
+        weights = [(1 + 0.2 * torch.randn(shape)).to(weight_dtype or dtype) for shape in shapes]
+        norm = QKNorm(*target.to(*weights), 1e-5, is_layer_norm)
+        exact = exact_layer_norm if is_layer_norm else exact_rms_norm
+        before[:2] = [exact(x, w, 1e-5) for x, w in zip(before, weights, strict=False)]
     table = angles(5000, rotary_dim)
     positions = torch.randint(0, 5000, (num_tokens,))
     num_pages = num_tokens // page_size + 2
@@ -80,15 +89,23 @@ def test_head_dims_and_partial_rotation(target: Target, head_dim: int, rotary_di
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (20, 20), (80, 32), (64, 0)])
 @pytest.mark.parametrize("fused", [True, False])
-def test_heads_are_normalised_first(target: Target, dtype, head_dim: int, rotary_dim: int, fused: bool):
-    check(target, dtype, (9, 3), head_dim, rotary_dim, 5, 16, fused=fused, normed=True)
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_heads_are_normalised_first(
+    target: Target, dtype, head_dim: int, rotary_dim: int, fused: bool, norm: str
+):
+    check(target, dtype, (9, 3), head_dim, rotary_dim, 5, 16, fused=fused, normed=norm)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_weight_in_float32_multiplies_before_the_only_rounding(target: Target, dtype):
+    check(target, dtype, (9, 3), 64, 64, 5, 16, normed="rms", weight_dtype=torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (20, 20), (80, 32), (24, 10)])
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("normed", ["", "rms", "layer"])
 @pytest.mark.parametrize("fused", [True, False])
-def test_interleaved_pairs(target: Target, dtype, head_dim: int, rotary_dim: int, normed: bool, fused: bool):
+def test_interleaved_pairs(target: Target, dtype, head_dim: int, rotary_dim: int, normed: str, fused: bool):
     check(target, dtype, (5, 1), head_dim, rotary_dim, 3, 16, fused=fused, normed=normed, interleaved=True)
 
 
@@ -118,4 +135,4 @@ def test_prefill_sizes(target: Target):
     if not target.large:
         pytest.skip("8192 tokens are for a GPU")
     check(target, torch.bfloat16, (32, 8), 128, 128, 8192, 16)
-    check(target, torch.bfloat16, (32, 8), 128, 128, 8192, 16, normed=True)
+    check(target, torch.bfloat16, (32, 8), 128, 128, 8192, 16, normed="rms")
