@@ -3,13 +3,23 @@
 A family imports what it does not change, and extends the maps with its own tensors.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from models.errors import ModelError
 from models.rope import RopeSpec, parse_scaling
-from models.spec import Activation, AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, NormSpec, QKNormKind
+from models.spec import (
+    Activation,
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MlpSpec,
+    NormPlacement,
+    NormSpec,
+    QKNormKind,
+)
 from models.weight_names import Target
 
 WEIGHT_MAP: dict[str, Target] = {
@@ -44,7 +54,14 @@ GGUF_WEIGHT_MAP: dict[str, Target] = {
     "rope_freqs": None,  # read into the spec
 }
 
-_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
 
 
 def read_spec(
@@ -53,10 +70,17 @@ def read_spec(
     qkv_bias: bool = False,
     output_bias: bool = False,
     qk_norm: QKNormKind | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    interleaved: bool = False,
+    norm: NormSpec | None = None,
+    norms: NormPlacement = "before",
+    gated: bool = True,
 ) -> DecoderSpec:
     """Read a config.json with the keys of LlamaConfig.
 
-    The keywords are what the family decides itself; the rest is read from `config`.
+    The keywords are what the family decides itself; the rest is read from `config`. `interleaved` is of the
+    rotated pairs; without `norm` it is RMSNorm.
     """
     num_heads = int(config["num_attention_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
@@ -64,38 +88,69 @@ def read_spec(
     if activation not in _ACTIVATIONS:
         raise ModelError(f"activation '{activation}' is not supported; supported: {', '.join(_ACTIVATIONS)}")
     mlp = MlpSpec(
-        int(config["intermediate_size"]), _ACTIVATIONS[activation], bool(config.get("mlp_bias", False))
+        int(config["intermediate_size"]), _ACTIVATIONS[activation], bool(config.get("mlp_bias", False)), gated
     )
     max_position = int(config.get("max_position_embeddings", 2048))
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
-    rope_spec = RopeSpec(theta, head_dim, parse_scaling(rope, max_position))
-    layers = tuple(
-        LayerSpec(
+    kinds = _layer_types(config)
+    layers = {
+        kind: LayerSpec(
             AttentionSpec(
                 num_heads=num_heads,
                 num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
                 head_dim=head_dim,
-                rope=rope_spec,
+                rope=_read_rope(config, kind, head_dim, max_position, interleaved),
                 qkv_bias=qkv_bias,
                 output_bias=output_bias,
-                window=window,
+                window=int(config.get("sliding_window") or 0) if kind == "sliding_attention" else 0,
                 qk_norm=qk_norm,
+                scale=scale,
+                softcap=softcap,
             ),
             mlp,
+            norms,
         )
-        for window in _windows(config)
-    )
+        for kind in set(kinds)
+    }
     num_labels = _num_labels(config)
     return DecoderSpec(
         vocab_size=int(config["vocab_size"]),
         hidden_size=int(config["hidden_size"]),
         max_position=max_position,
-        norm=NormSpec(float(config.get("rms_norm_eps", 1e-6))),
+        norm=norm or NormSpec(float(config.get("rms_norm_eps", 1e-6))),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)) and not num_labels,
-        layers=layers,
+        layers=tuple(layers[kind] for kind in kinds),
         num_labels=num_labels,
     )
+
+
+def refuse(config: dict[str, Any], *keys: str) -> None:
+    """Raise ModelError if a configuration asks for one of these options, which are not computed here."""
+    for key in keys:
+        if config.get(key):
+            raise ModelError(f"{key} = {config[key]!r:.99} is not supported")
+
+
+def without_rope_in_full_layers(spec: DecoderSpec) -> DecoderSpec:
+    """Return the spec with positions only in the layers that have a window."""
+    return replace(
+        spec,
+        layers=tuple(
+            layer if layer.attention.window else replace(layer, attention=replace(layer.attention, rope=None))
+            for layer in spec.layers
+        ),
+    )
+
+
+def _read_rope(
+    config: dict[str, Any], layer_type: str, head_dim: int, max_position: int, interleaved: bool
+) -> RopeSpec:
+    """Read the rotary embedding of the layers of a type: `rope_parameters` may have a dictionary for each."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if any(isinstance(value, dict) for value in rope.values()):
+        rope = rope.get(layer_type) or {}
+    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    share = float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
+    return RopeSpec(theta, int(head_dim * share), parse_scaling(rope, max_position), interleaved)
 
 
 def _num_labels(config: dict[str, Any]) -> int:
@@ -108,16 +163,25 @@ def _num_labels(config: dict[str, Any]) -> int:
     return int(config.get("num_labels") or len(config.get("id2label") or ()) or 2)
 
 
-def _windows(config: dict[str, Any]) -> list[int]:
-    """Return the attention window of each layer, 0 for all tokens."""
-    window = int(config.get("sliding_window") or 0)
-    by_type = {"full_attention": 0, "sliding_attention": window}
+def _layer_types(config: dict[str, Any]) -> list[str]:
+    """Return the type of each layer. Without `layer_types`, all have the window, if there is one."""
     types = config.get("layer_types") or ["sliding_attention"] * int(config["num_hidden_layers"])
-    if unknown := set(types) - set(by_type):
+    if unknown := set(types) - {"full_attention", "sliding_attention"}:
         raise ModelError(f"layers of type {', '.join(sorted(unknown))} are not supported")
     if len(types) != int(config["num_hidden_layers"]):
         raise ValueError(f"{len(types)} layer_types for {config['num_hidden_layers']} layers")
-    return [by_type[kind] for kind in types]
+    return list(types)
+
+
+def with_layer_types(config: dict[str, Any], pattern: int) -> dict[str, Any]:
+    """Return the configuration with `layer_types`: as they are, or a full layer after `pattern - 1` others.
+
+    The key `sliding_window_pattern` of older configurations comes before the argument.
+    """
+    pattern = int(config.get("sliding_window_pattern") or pattern)
+    kinds = ["full_attention", "sliding_attention"]
+    types = [kinds[layer % pattern > 0] for layer in range(1, int(config["num_hidden_layers"]) + 1)]
+    return {**config, "layer_types": config.get("layer_types") or types}
 
 
 def with_qwen_windows(config: dict[str, Any]) -> dict[str, Any]:

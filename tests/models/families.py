@@ -19,6 +19,8 @@ from typing import Any
 import torch
 import transformers
 
+from tests.models.custom_code import make_internlm2, make_minicpm
+
 BASE: dict[str, Any] = {
     "vocab_size": 131,
     "hidden_size": 48,
@@ -45,14 +47,73 @@ class TinyFamily:
     tolerance: float = 2e-5
 
 
+WINDOW = {**BASE, "sliding_window": 19}
+# Some classes derive it from hidden_size / num_attention_heads: 72 / 6.
+NARROW = {key: value for key, value in BASE.items() if key != "head_dim"} | {"hidden_size": 72}
+
 FAMILIES = {
+    "cohere": TinyFamily("CohereForCausalLM", {**NARROW, "logit_scale": 0.3, "attention_bias": True}),
+    "cohere2": TinyFamily("Cohere2ForCausalLM", {**NARROW, "sliding_window": 19, "num_hidden_layers": 5}),
+    "exaone4": TinyFamily("Exaone4ForCausalLM", {**WINDOW, "num_hidden_layers": 5}),
+    "exaone4 without windows": TinyFamily(
+        "Exaone4ForCausalLM", {**BASE, "sliding_window": None, "layer_types": ["full_attention"] * 2}
+    ),
+    "gemma": TinyFamily("GemmaForCausalLM", {**BASE, "hidden_act": "gelu"}),
+    "gemma2": TinyFamily(
+        "Gemma2ForCausalLM",
+        {
+            **WINDOW,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 7.0,
+        },
+    ),
+    "gemma3": TinyFamily(
+        "Gemma3ForCausalLM",
+        {
+            **WINDOW,
+            "num_hidden_layers": 7,
+            "query_pre_attn_scalar": 24,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+    ),
+    "glm": TinyFamily("GlmForCausalLM", BASE),
+    "glm4": TinyFamily("Glm4ForCausalLM", {**BASE, "head_dim": 24}),
+    "granite": TinyFamily(
+        "GraniteForCausalLM",
+        {
+            **BASE,
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.13,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+            "mlp_bias": True,
+        },
+    ),
+    "internlm2": TinyFamily("InternLM2ForCausalLM", {**NARROW, "bias": True}, make_internlm2),
+    "internlm2 without biases": TinyFamily("InternLM2ForCausalLM", {**NARROW, "bias": False}, make_internlm2),
     "llama": TinyFamily("LlamaForCausalLM", BASE),
+    "minicpm": TinyFamily(
+        "MiniCPMForCausalLM",
+        {**NARROW, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 18},
+        make_minicpm,
+    ),
     "mistral": TinyFamily("MistralForCausalLM", {**BASE, "sliding_window": 19}),
+    "phi": TinyFamily("PhiForCausalLM", NARROW),
     "qwen2": TinyFamily("Qwen2ForCausalLM", BASE),
     "qwen2 with windows": TinyFamily(
         "Qwen2ForCausalLM", {**BASE, "use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1}
     ),
     "qwen3": TinyFamily("Qwen3ForCausalLM", BASE),
+    "stablelm": TinyFamily("StableLmForCausalLM", {**NARROW, "partial_rotary_factor": 0.4}),
+    "stablelm in parallel": TinyFamily(
+        "StableLmForCausalLM",
+        {**NARROW, "partial_rotary_factor": 0.4, "use_parallel_residual": True, "use_qkv_bias": True},
+    ),
+    "starcoder2": TinyFamily("Starcoder2ForCausalLM", {**NARROW, "sliding_window": 19}),
+    "starcoder2 without biases": TinyFamily(
+        "Starcoder2ForCausalLM", {**NARROW, "use_bias": False, "tie_word_embeddings": False}
+    ),
 }
 
 
