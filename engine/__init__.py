@@ -19,6 +19,7 @@ from engine.text.tokenizer import TokenizerPool
 if TYPE_CHECKING:
     from engine.record.replay import Replayed
     from models.cache import CachedModel
+    from models.features import Supported
 
 
 async def pull(name: str, cache_dir: Path | None = None) -> str:
@@ -40,6 +41,13 @@ def remove_model(name: str, cache_dir: Path | None = None) -> "CachedModel | Non
     from models.cache import remove
 
     return remove(name, cache_dir)
+
+
+def supported_models() -> "Supported":
+    """Return the architectures and weight formats that can be loaded."""
+    from models.features import supported
+
+    return supported()
 
 
 def replay(
@@ -79,5 +87,6 @@ __all__ = [
     "remove_model",
     "replay",
     "search_beams",
+    "supported_models",
     "write_timeline",
 ]

@@ -72,6 +72,17 @@ def family_of(architectures: list[str]) -> Family:
     return _import(architectures, _BY_ARCHITECTURE)
 
 
+def registered_names() -> frozenset[str]:
+    """Return the architectures that Hugging Face checkpoints may name."""
+    return frozenset(_BY_ARCHITECTURE)
+
+
+def gguf_names_of(architecture: str) -> tuple[str, ...]:
+    """Return the names in GGUF files of the family that reads an architecture."""
+    module = _BY_ARCHITECTURE[architecture]
+    return tuple(name for name, other in _BY_GGUF_ARCHITECTURE.items() if other == module)
+
+
 def gguf_family_of(architecture: str) -> Family:
     """Return the family of a GGUF file. Raises ModelError for an unknown `general.architecture`."""
     return _import([architecture], _BY_GGUF_ARCHITECTURE)

@@ -15,6 +15,7 @@ from models.gguf.file import GGUFTensor
 _CHUNK_VALUES = 1 << 15
 
 _FLOATS = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
+TYPE_NAMES = tuple(kind.name for kind in (*_FLOATS, *BLOCK_TYPES))
 
 
 def check_type(tensor: GGUFTensor) -> None:

@@ -1,0 +1,120 @@
+"""Describes architectures by what their specs have beyond the defaults of the spec's fields."""
+
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any
+
+from models.families import family_of, gguf_names_of, registered_names
+from models.formats import CONVERSIONS, STORED
+from models.spec import AttentionSpec, DecoderSpec
+
+Features = dict[str, tuple[str, ...]]
+"""Part of the decoder -> what is special about it: `{"attention": ("window 4096", "qk norm")}`."""
+
+_SCORE_HEAD = "ForSequenceClassification"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture with a language model head, as a config.json names it.
+
+    `features` are those of its default configuration in transformers; None if transformers has no such class.
+    `has_scores`: it is also read with a score head, as `...ForSequenceClassification`. `gguf_names` are its
+    family's in GGUF files.
+    """
+
+    name: str
+    features: Features | None
+    has_scores: bool
+    gguf_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Supported:
+    """What can be loaded: architectures, and weight formats by name.
+
+    `stored_formats` are quantizations of safetensors checkpoints, `gguf_types` of tensors in GGUF files,
+    `conversions` of unquantized weights while they are loaded.
+    """
+
+    architectures: tuple[Architecture, ...]
+    stored_formats: tuple[str, ...]
+    gguf_types: tuple[str, ...]
+    conversions: tuple[str, ...]
+
+
+def supported() -> Supported:
+    """Return what the registries contain. Imports transformers and gguf, which takes seconds."""
+    from models.gguf.dequantize import TYPE_NAMES
+
+    registered = registered_names()
+    architectures = tuple(
+        Architecture(
+            name,
+            _default_features(name),
+            f"{_stem(name)}{_SCORE_HEAD}" in registered,
+            gguf_names_of(name),
+        )
+        for name in sorted(registered, key=str.lower)
+        if not name.endswith(_SCORE_HEAD)
+    )
+    return Supported(architectures, tuple(STORED), TYPE_NAMES, tuple(CONVERSIONS))
+
+
+def features_of(spec: DecoderSpec) -> Features:
+    """Return what a model has beyond the defaults, with the number of layers where only some have it."""
+    counts: dict[tuple[str, str], int] = {}
+    for layer in spec.layers:
+        for feature in dict.fromkeys(_differences(layer)):
+            counts[feature] = counts.get(feature, 0) + 1
+    found: dict[str, list[str]] = {}
+    for part, text in _differences(spec):
+        found.setdefault(part, []).append(text)
+    for (part, text), count in counts.items():
+        where = "" if count == spec.num_layers else f" ({count} of {spec.num_layers} layers)"
+        found.setdefault(part, []).append(text + where)
+    return {part: tuple(texts) for part, texts in found.items()}
+
+
+def _differences(spec: Any) -> Iterator[tuple[str, str]]:
+    """Yield part and text of each field, also of nested specs, that differs from its default."""
+    part = _name(spec)
+    if isinstance(spec, AttentionSpec):
+        if spec.rope is None:
+            yield part, "no rotation"
+        elif spec.rope.dim < spec.head_dim:
+            yield part, f"rotates {spec.rope.dim} of {spec.head_dim} elements"
+    for field in fields(spec):
+        value = getattr(spec, field.name)
+        name = field.name.replace("_", " ")
+        if is_dataclass(value):
+            if field.default is not MISSING:
+                yield part, f"{name} {_name(value)}"
+            yield from _differences(value)
+        elif field.default is MISSING or value == field.default or isinstance(value, tuple):
+            continue
+        elif isinstance(value, bool):
+            yield part, name if value else f"not {name}"
+        else:
+            yield part, f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+
+
+def _name(spec: Any) -> str:
+    """Return the name of a part: `attention` for an AttentionSpec, `yarn` for a YarnScaling."""
+    return type(spec).__name__.removesuffix("Spec").removesuffix("Scaling").lower()
+
+
+def _stem(architecture: str) -> str:
+    return architecture.partition("For")[0]
+
+
+def _default_features(architecture: str) -> Features | None:
+    """Return the features of the configuration that transformers makes without arguments."""
+    import transformers
+
+    for kind in ("TextConfig", "Config"):
+        make_config = getattr(transformers, f"{_stem(architecture)}{kind}", None)
+        if make_config is not None:
+            config = make_config().to_dict() | {"architectures": [architecture]}
+            return features_of(family_of([architecture]).spec(config))
+    return None
