@@ -132,9 +132,12 @@ class Timeline:
 def write_timeline(path: Path, target: Path) -> str | None:
     """Convert a record; return why it ends, if it was not closed.
 
-    Raises ValueError for a file that is no record, and for a target that cannot be written.
+    Raises ValueError for a file that is no record, and for a target that cannot be written or is a file
+    already.
     """
     record = Record(path)
+    if target.is_file():
+        raise ValueError(f"{target} exists already, and is not overwritten")
     try:
         with target.open("wb") as file:
             file.write(b"[\n")

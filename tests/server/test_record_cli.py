@@ -88,3 +88,15 @@ def test_timeline(recorded, tmp_path):
     target = tmp_path / "timeline.json"
     assert cli.main(["timeline", str(recorded), str(target)]) == 0
     assert {event["ph"] for event in json.loads(target.read_text())} == {"M", "X", "b", "e"}
+
+
+def test_a_timeline_replaces_no_file(recorded, tmp_path, capsys):
+    target = tmp_path / "timeline.json"
+    target.write_text("mine")
+    before = recorded.read_bytes()
+    for path in (target, recorded):
+        assert cli.main(["timeline", str(recorded), str(path)]) == cli.USAGE
+        assert "exists already" in capsys.readouterr().err
+    assert target.read_text() == "mine"
+    assert recorded.read_bytes() == before
+    assert cli.main(["timeline", str(recorded), "/dev/null"]) == 0, "no file of its own"
