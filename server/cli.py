@@ -22,10 +22,23 @@ COMMANDS = {
     "timeline": "draw a record (serve --record FILE) as a timeline that Perfetto opens",
 }
 
+BROKEN_PIPE = 128 + 13  # what a shell reports of a program that SIGPIPE ended
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the subcommand that is named first; return the exit code."""
     set_up_streams()
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()  # a help, too, which ends the program by itself
+    except BrokenPipeError:  # whoever read the output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return BROKEN_PIPE
+
+
+def _run(arguments: list[str] | None) -> int:
     if sys.platform == "win32":
         return fail("Windows is not supported: run monoloop in WSL 2 or in a container", USAGE)
     given = sys.argv[1:] if arguments is None else arguments

@@ -39,8 +39,10 @@ def set_up_streams() -> None:
     """Let no message end the process: closed or full streams drop it, and no character is a fault.
 
     A message that cannot be written would otherwise end the loading of a model, and a letter that the
-    terminal's encoding lacks the answer it is in.
+    terminal's encoding lacks the answer it is in. Bytes of the input that are no text become U+FFFD.
     """
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     if sys.stdout is None:  # closed at start
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end of the process
     elif isinstance(sys.stdout, io.TextIOWrapper):

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from server import cli
+from server.cli import BROKEN_PIPE
 from server.terminal import USAGE, fail, megabytes, print_status
 from tests.server.conftest import ROOT
 
@@ -58,6 +59,30 @@ def test_closed_streams_are_no_fault(shell: str) -> None:
     assert done.returncode == 0, done.stderr
     assert ("modèle".encode() in done.stderr) == ("2>" not in shell)
     assert ("réponse".encode() in done.stdout) == (">&- 2" not in shell and shell != ">&-")
+
+
+def test_who_reads_the_output_may_leave() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from server import cli; sys.exit(cli.main())", "--help"],
+        cwd=ROOT,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=120,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (BROKEN_PIPE, b"")
+
+
+def test_input_that_is_no_text_is_no_fault() -> None:
+    done = run(
+        "-c",
+        "from server.terminal import set_up_streams; set_up_streams(); print(ascii(input()))",
+        shell=r"<<'END'" + "\n\udcff hi\nEND\n",
+        PYTHONUTF8="1",
+    )
+    assert (done.returncode, done.stdout) == (0, b"'\\ufffd hi'\n"), done.stderr
 
 
 def test_a_log_pipe_that_is_closed_does_not_end_the_start(tmp_path: Path) -> None:
