@@ -58,10 +58,12 @@ def parse_arguments(parser: argparse.ArgumentParser, arguments: list[str]) -> ar
     """Parse a command line. An unknown flag ends the program (exit code 2) with the closest known one."""
     given, unknown = parser.parse_known_args(arguments)
     if unknown:
-        known = [name for action in parser._actions for name in action.option_strings]
-        flags = (argument.partition("=")[0] for argument in unknown if argument.startswith("--"))
-        hints = "".join(did_you_mean(name, known) for name in flags)
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
+        options = (name for action in parser._actions for name in action.option_strings)
+        known = [name[2:] for name in options if name.startswith("--")]
+        names = (argument[2:].partition("=")[0] for argument in unknown if argument.startswith("--"))
+        close = [found for name in names if (found := closest(name, known))]
+        hint = f"; did you mean {', '.join(map(flag, close))}?" if close else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return given
 
 
@@ -142,5 +144,10 @@ def explain(error: ValidationError, model: type[BaseModel], origins: Mapping[str
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean ...?` with the known name that is closest to `name`, "" if none is close."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    close = closest(name, known)
+    return f"; did you mean {close}?" if close else ""
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is closest to `name`; None if none is close."""
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)

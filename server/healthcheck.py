@@ -7,6 +7,7 @@ since it runs every few seconds.
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
@@ -41,13 +42,14 @@ def address(command: Sequence[str], variables: Mapping[str, str]) -> str:
         for name in ("host", "port")
     )
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port or 8000}" if ":" in host else f"http://{host}:{port or 8000}"
+    port = port if port.isdecimal() else "8000"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _flag(command: Sequence[str], name: str) -> str | None:
     """Return the value of the last flag of that name, written with a space or with `=`."""
     found = None
-    for word, following in zip(command, [*command[1:], ""], strict=True):
+    for word, following in pairwise([*command, ""]):
         if word == name:
             found = following
         elif word.startswith(f"{name}="):

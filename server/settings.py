@@ -293,7 +293,7 @@ def parse(arguments: list[str]) -> Settings:
                 f"{alias} ({value}) and {names[name]} ({flags[name]}) are the same setting: give one{hint}"
             )
         flags[name], names[name] = value, alias
-    return load(flags, config_file(namespace), names)
+    return load(flags, config_file(namespace.config), names)
 
 
 def add_config_flag(parser: argparse.ArgumentParser) -> None:
@@ -303,9 +303,9 @@ def add_config_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def config_file(namespace: argparse.Namespace) -> Path | None:
-    """Return the YAML file that the flag or else the environment names; None if neither does."""
-    file = namespace.config or os.environ.get(CONFIG_VARIABLE)
+def config_file(given: Path | None = None) -> Path | None:
+    """Return the YAML file that the flag gave or else the environment names; None if neither does."""
+    file = given or os.environ.get(CONFIG_VARIABLE)
     return Path(file) if file else None
 
 
@@ -326,7 +326,7 @@ def find_cache_dir(namespace: argparse.Namespace) -> Path | None:
     Raises SettingsError if a setting is wrong; where the flag names the folder, no other source is read.
     """
     given: Path | None = namespace.cache_dir
-    return load({}, config_file(namespace)).engine.cache_dir if given is None else given
+    return load({}, config_file(namespace.config)).engine.cache_dir if given is None else given
 
 
 def load(flags: dict[str, Any], file: Path | None = None, names: Mapping[str, str] | None = None) -> Settings:

@@ -22,14 +22,16 @@ class ChatSettings(SamplingOptions, ClientSettings):
 
     url: str = Field(
         default_factory=default_url,
-        description="base URL of the server; default: port MONOLOOP_PORT, else 8000, of this machine; if no "
-        "server is there, the model runs in this process",
+        description="base URL of the server; default: http://127.0.0.1:8000, or host and port as MONOLOOP_* "
+        "or the file of MONOLOOP_CONFIG set them; if no server is there, the model runs in this process",
     )
     model: str | None = Field(
         None, description="model to talk to; default: the server's first, or the default model"
     )
     local: bool = Field(
-        False, description="run the model in this process, with the engine's settings from MONOLOOP_*"
+        False,
+        description="run the model in this process, with the engine's settings from MONOLOOP_* and the file "
+        "of MONOLOOP_CONFIG",
     )
     system: str | None = Field(None, description="system prompt")
 

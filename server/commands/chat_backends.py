@@ -108,9 +108,9 @@ class LocalBackend:
         """Load the model. Raises ChatError, or SettingsError for a setting that cannot be met."""
         from engine import Engine
         from engine.errors import FetchFailed, ModelError
-        from server.settings import load
+        from server.settings import config_file, load
 
-        found = load({"model": model} if model is not None else {})
+        found = load({"model": model} if model is not None else {}, config_file())
         try:
             with console.status("starting …") as status:
                 engine = await Engine.start(found.engine, on_progress=lambda line: status.update(line))

@@ -3,8 +3,11 @@
 import os
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from server.flags import SettingsError
+from server.healthcheck import address
 from server.proxies import is_loopback
 
 NO_SOCKS = (
@@ -19,9 +22,11 @@ def default_api_key() -> str | None:
 
 
 def default_url() -> str:
-    """Return the address of a server that runs with this environment."""
-    port = os.environ.get("MONOLOOP_PORT", "")
-    return f"http://127.0.0.1:{port if port.isdecimal() else 8000}"
+    """Return the address of a server that runs with this environment. Raises SettingsError."""
+    try:
+        return address((), os.environ)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingsError(f"MONOLOOP_CONFIG: cannot be read: {' '.join(str(error).split())}") from None
 
 
 class ClientSettings(BaseModel):
@@ -31,7 +36,8 @@ class ClientSettings(BaseModel):
 
     url: str = Field(
         default_factory=default_url,
-        description="base URL of the server; default: http://127.0.0.1:8000, or the port of MONOLOOP_PORT",
+        description="base URL of the server; default: http://127.0.0.1:8000, or host and port as MONOLOOP_* "
+        "or the file of MONOLOOP_CONFIG set them",
     )
     api_key: str | None = Field(
         default_factory=default_api_key,
@@ -42,7 +48,8 @@ class ClientSettings(BaseModel):
     @field_validator("url")
     @classmethod
     def cut(cls, url: str) -> str:
-        """Return the URL without the `/v1` that other clients want at its end."""
+        """Return the URL with a scheme, and without the `/v1` that other clients want at its end."""
+        url = url if "://" in url else f"http://{url}"
         return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
     @property

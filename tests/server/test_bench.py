@@ -366,11 +366,55 @@ def test_a_plot_of_nothing_is_still_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "empty").read_bytes().startswith(b"\x89PNG"), "whatever its name"
 
 
-@pytest.mark.parametrize(("port", "url"), [(None, ":8000"), ("9000", ":9000"), ("a", ":8000")])
+@pytest.mark.parametrize(
+    ("variables", "url"),
+    [
+        ({}, "127.0.0.1:8000"),
+        ({"PORT": "9000"}, "127.0.0.1:9000"),
+        ({"PORT": "tcp://10.0.0.1:80"}, "127.0.0.1:8000"),
+        ({"HOST": "0.0.0.0"}, "127.0.0.1:8000"),
+        ({"CONFIG": "settings.yaml"}, "10.0.0.7:9003"),
+        ({"CONFIG": "settings.yaml", "PORT": "9000"}, "10.0.0.7:9000"),
+    ],
+)
 def test_the_server_is_looked_for_where_this_environment_has_it(
-    monkeypatch: pytest.MonkeyPatch, port: str | None, url: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], url: str
 ) -> None:
-    monkeypatch.delenv("MONOLOOP_PORT", raising=False)
-    if port is not None:
-        monkeypatch.setenv("MONOLOOP_PORT", port)
-    assert ClientSettings().url == ChatSettings().url == f"http://127.0.0.1{url}"
+    (tmp_path / "settings.yaml").write_text("port: 9003\nhost: 10.0.0.7\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("CONFIG", "HOST", "PORT"):
+        monkeypatch.delenv(f"MONOLOOP_{name}", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"MONOLOOP_{name}", value)
+    assert ClientSettings().url == ChatSettings().url == f"http://{url}"
+
+
+@pytest.mark.parametrize("text", [None, "a: [", "\xff"])
+def test_a_settings_file_that_cannot_be_read_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    file = tmp_path / "settings.yaml"
+    if text is not None:
+        file.write_bytes(text.encode("latin-1"))
+    monkeypatch.setenv("MONOLOOP_CONFIG", str(file))
+    assert cli.main(["bench"]) == cli.USAGE
+    assert "MONOLOOP_CONFIG: cannot be read: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("localhost:8000", "http://localhost:8000"),
+        ("10.0.0.7:9000/v1/", "http://10.0.0.7:9000"),
+        ("https://a.example/v1", "https://a.example"),
+    ],
+)
+def test_a_url_needs_neither_scheme_nor_a_version(given: str, url: str) -> None:
+    assert ClientSettings(url=given).url == url
+
+
+def test_a_benchmark_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "statc"]) == cli.USAGE
+    assert "there is no benchmark 'statc'; there are static and kernel; did you mean static?" in (
+        capsys.readouterr().err
+    )

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from engine.config import EngineConfig
 from engine.errors import FetchFailed, ModelError
 from server import cli
 from server.commands.chat import ChatSettings, run
@@ -410,6 +411,26 @@ def test_a_model_that_cannot_be_fetched_ends_the_chat(
     monkeypatch.setattr("engine.Engine.start", refuse)
     assert piped(monkeypatch, "a\n", ChatSettings(local=True)) == 1
     assert "no network" in capsys.readouterr().err
+
+
+def test_an_engine_in_the_process_has_the_settings_of_the_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen = []
+
+    async def refuse(config: EngineConfig, **_: object) -> None:
+        seen.append(config)
+        raise FetchFailed("no network")
+
+    file = tmp_path / "settings.yaml"
+    file.write_text("model: some/model\nmax_model_len: 64\n")
+    monkeypatch.setenv("MONOLOOP_CONFIG", str(file))
+    monkeypatch.setattr("engine.Engine.start", refuse)
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\n"))
+    for arguments in ([], ["--model", "another/model"]):
+        assert cli.main(["chat", "--local", *arguments]) == 1
+    assert [config.model for config in seen] == ["some/model", "another/model"]
+    assert {config.max_model_len for config in seen} == {64}
 
 
 def test_a_wrong_setting_ends_the_chat(

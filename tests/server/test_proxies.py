@@ -125,6 +125,7 @@ def test_the_health_check_follows_the_settings(
     (tmp_path / "settings.yaml").write_text("port: 9003\nhost: 10.0.0.7\n")
     monkeypatch.chdir(tmp_path)
     assert address(["tini", "--", "monoloop", "serve", *flags, ""], variables) == url
+    assert flags or address((), variables) == url, "where the command line cannot be read"
 
 
 def test_the_health_check_asks_without_a_proxy(start: Callable[..., LiveServer], proxy: str) -> None:

@@ -7,7 +7,7 @@ settings -> workload (prompts, arrival times) -> load (client: one stream each) 
 
 from server.commands.bench.command import run
 from server.commands.bench.settings import BenchSettings
-from server.flags import parse_flags
+from server.flags import SettingsError, did_you_mean, parse_flags
 
 __all__ = ["BenchSettings", "main", "run"]
 
@@ -20,4 +20,7 @@ def main(arguments: list[str]) -> int:
         if arguments[0] == "static":
             return device.static(parse_flags(arguments[1:], "bench static", device.StaticSettings))
         return device.kernel(parse_flags(arguments[1:], "bench kernel", device.KernelSettings))
+    if arguments and not arguments[0].startswith("-"):
+        hint = did_you_mean(arguments[0], ("static", "kernel"))
+        raise SettingsError(f"there is no benchmark {arguments[0]!r}; there are static and kernel{hint}")
     return run(parse_flags(arguments, "bench", BenchSettings))
