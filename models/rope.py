@@ -2,13 +2,11 @@
 
 All angles are computed in float32, with the operations of transformers in their order, so that both give the
 same bits. Sources: RoFormer (Su et al., 2021); linear interpolation (Chen et al., 2023); dynamic NTK scaling;
-YaRN (Peng et al., 2023); the frequency bands of Llama 3.1.
+YaRN (Peng et al., 2023); LongRoPE (Ding et al., 2024); the frequency bands of Llama 3.1.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +58,36 @@ class FactorScaling:
     divisors: tuple[float, ...]
 
 
-RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | FactorScaling
+@dataclass(frozen=True)
+class LongRopeScaling:
+    """One divisor per frequency: `short` below the position `original_max_position`, `long` from there on.
+
+    cos and sin are multiplied by `attention_factor`.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_max_position: int
+    attention_factor: float
+
+
+@dataclass(frozen=True)
+class ProportionalScaling:
+    """Only the first `num_angles` pairs rotate, at frequencies of the whole head over `factor`."""
+
+    factor: float
+    num_angles: int
+
+
+RopeScaling = (
+    LinearScaling
+    | DynamicScaling
+    | Llama3Scaling
+    | YarnScaling
+    | FactorScaling
+    | LongRopeScaling
+    | ProportionalScaling
+)
 
 
 @dataclass(frozen=True)
@@ -81,62 +108,10 @@ class RopeSpec:
             raise ModelError(f"RoPE cannot rotate {self.dim} elements of a head: they are taken in pairs")
 
 
-def parse_scaling(parameters: Mapping[str, Any], max_position: int) -> RopeScaling | None:
-    """Read `rope_scaling` (older config.json) or `rope_parameters` (transformers 5).
-
-    `max_position` is the model's context window; variants that need the window of pretraining and do not
-    name it fall back to it. Raises ModelError for a variant that is unknown or lacks a value.
-    """
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    original = int(parameters.get("original_max_position_embeddings") or max_position)
-    try:
-        if kind == "default":
-            return None
-        if kind == "linear":
-            return LinearScaling(float(parameters["factor"]))
-        if kind == "dynamic":
-            return DynamicScaling(float(parameters["factor"]), max_position)
-        if kind == "llama3":
-            return Llama3Scaling(
-                float(parameters["factor"]),
-                float(parameters["low_freq_factor"]),
-                float(parameters["high_freq_factor"]),
-                original,
-            )
-        if kind == "yarn":
-            return _parse_yarn(parameters, original, max_position)
-    except KeyError as error:
-        raise ModelError(f"RoPE scaling of type '{kind}' lacks {error}") from None
-    raise ModelError(f"RoPE scaling of type '{kind}' is not supported")
-
-
-def _parse_yarn(parameters: Mapping[str, Any], original: int, max_position: int) -> YarnScaling:
-    factor = float(parameters.get("factor") or max_position / original)
-    attention_factor = parameters.get("attention_factor")
-    if attention_factor is None:
-        mscale, mscale_all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
-        if mscale and mscale_all_dim:
-            attention_factor = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
-        else:
-            attention_factor = _yarn_mscale(factor, 1.0)
-    return YarnScaling(
-        factor,
-        original,
-        float(attention_factor),
-        float(parameters.get("beta_fast") or 32),
-        float(parameters.get("beta_slow") or 1),
-        bool(parameters.get("truncate", True)),
-    )
-
-
-def _yarn_mscale(factor: float, mscale: float) -> float:
-    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
 def inverse_frequencies(rope: RopeSpec, num_positions: int) -> tuple[Tensor, float]:
     """Return the inverse frequencies [dim / 2] fp32 and the factor on cos and sin.
 
-    `num_positions` is the longest context served; only dynamic scaling depends on it.
+    `num_positions` is the context's length: dynamic scaling and LongRoPE depend on it.
     """
     scaling = rope.scaling
     if isinstance(scaling, DynamicScaling):
@@ -156,6 +131,12 @@ def inverse_frequencies(rope: RopeSpec, num_positions: int) -> tuple[Tensor, flo
             return inverse / torch.tensor(divisors, dtype=torch.float32), 1.0
         case Llama3Scaling():
             return _llama3(inverse, scaling), 1.0
+        case ProportionalScaling(factor, num_angles):
+            inverse[num_angles:] = 0.0
+            return inverse / factor, 1.0
+        case LongRopeScaling(short, long, original, attention_factor):
+            divisors = long if num_positions > original else short
+            return 1.0 / (torch.tensor(divisors, dtype=torch.float32) * wavelengths), attention_factor
         case YarnScaling():
             return _yarn(wavelengths, rope, scaling), scaling.attention_factor
 
@@ -198,6 +179,15 @@ def _yarn(wavelengths: Tensor, rope: RopeSpec, s: YarnScaling) -> Tensor:
 
 def cos_sin_table(rope: RopeSpec, num_positions: int, device: torch.device) -> Tensor:
     """Return cos and sin of every angle, [num_positions, 2, dim / 2] fp32; a step gathers its rows."""
+    table = _table(rope, num_positions, device)
+    if isinstance(rope.scaling, LongRopeScaling):
+        original = min(rope.scaling.original_max_position, num_positions)
+        table[:original] = _table(rope, original, device)
+    return table
+
+
+def _table(rope: RopeSpec, num_positions: int, device: torch.device) -> Tensor:
+    """Return the angles of a context of this length, all with the frequencies of that length."""
     inverse, factor = inverse_frequencies(rope, num_positions)
     positions = torch.arange(num_positions, dtype=torch.float32, device=device)
     angles = positions[:, None] * inverse.to(device)

@@ -3,7 +3,8 @@
 A family file reads a checkpoint's configuration into one; `decoder.py` builds the model from it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -164,6 +165,12 @@ class DecoderSpec:
     def __post_init__(self) -> None:
         if self.tie_embeddings and self.head_bias:
             raise ValueError("an output head that is tied to the embedding has no bias")
+
+    def with_attention(self, change: Callable[[int, AttentionSpec], AttentionSpec]) -> "DecoderSpec":
+        """Return the spec with each layer's attention replaced by `change(layer index, attention)`."""
+        layers = enumerate(self.layers)
+        changed = (replace(layer, attention=change(index, layer.attention)) for index, layer in layers)
+        return replace(self, layers=tuple(changed))
 
     @property
     def num_layers(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from models.errors import ModelError
-from models.rope import RopeSpec, parse_scaling
+from models.rope_config import rope_of
 from models.spec import (
     Activation,
     AttentionSpec,
@@ -90,7 +90,6 @@ def read_spec(
     mlp = MlpSpec(
         int(config["intermediate_size"]), _ACTIVATIONS[activation], bool(config.get("mlp_bias", False)), gated
     )
-    max_position = int(config.get("max_position_embeddings", 2048))
     kinds = _layer_types(config)
     layers = {
         kind: LayerSpec(
@@ -98,7 +97,7 @@ def read_spec(
                 num_heads=num_heads,
                 num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
                 head_dim=head_dim,
-                rope=_read_rope(config, kind, head_dim, max_position, interleaved),
+                rope=rope_of(config, head_dim, kind, interleaved=interleaved),
                 qkv_bias=qkv_bias,
                 output_bias=output_bias,
                 window=int(config.get("sliding_window") or 0) if kind == "sliding_attention" else 0,
@@ -115,7 +114,7 @@ def read_spec(
     return DecoderSpec(
         vocab_size=int(config["vocab_size"]),
         hidden_size=int(config["hidden_size"]),
-        max_position=max_position,
+        max_position=int(config.get("max_position_embeddings", 2048)),
         norm=norm or NormSpec(float(config.get("rms_norm_eps", 1e-6))),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)) and not num_labels,
         layers=tuple(layers[kind] for kind in kinds),
@@ -132,25 +131,9 @@ def refuse(config: dict[str, Any], *keys: str) -> None:
 
 def without_rope_in_full_layers(spec: DecoderSpec) -> DecoderSpec:
     """Return the spec with positions only in the layers that have a window."""
-    return replace(
-        spec,
-        layers=tuple(
-            layer if layer.attention.window else replace(layer, attention=replace(layer.attention, rope=None))
-            for layer in spec.layers
-        ),
+    return spec.with_attention(
+        lambda _, attention: attention if attention.window else replace(attention, rope=None)
     )
-
-
-def _read_rope(
-    config: dict[str, Any], layer_type: str, head_dim: int, max_position: int, interleaved: bool
-) -> RopeSpec:
-    """Read the rotary embedding of the layers of a type: `rope_parameters` may have a dictionary for each."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if any(isinstance(value, dict) for value in rope.values()):
-        rope = rope.get(layer_type) or {}
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0)
-    share = float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
-    return RopeSpec(theta, int(head_dim * share), parse_scaling(rope, max_position), interleaved)
 
 
 def _num_labels(config: dict[str, Any]) -> int:
@@ -165,7 +148,8 @@ def _num_labels(config: dict[str, Any]) -> int:
 
 def _layer_types(config: dict[str, Any]) -> list[str]:
     """Return the type of each layer. Without `layer_types`, all have the window, if there is one."""
-    types = config.get("layer_types") or ["sliding_attention"] * int(config["num_hidden_layers"])
+    usual = "sliding_attention" if config.get("sliding_window") else "full_attention"
+    types = config.get("layer_types") or [usual] * int(config["num_hidden_layers"])
     if unknown := set(types) - {"full_attention", "sliding_attention"}:
         raise ModelError(f"layers of type {', '.join(sorted(unknown))} are not supported")
     if len(types) != int(config["num_hidden_layers"]):

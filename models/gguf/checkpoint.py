@@ -14,7 +14,7 @@ from models.families import gguf_family_of
 from models.gguf.dequantize import dequantize
 from models.gguf.file import GGUFFile
 from models.rope import FactorScaling
-from models.spec import DecoderSpec
+from models.spec import AttentionSpec
 from models.weight_names import WeightMap
 
 
@@ -35,7 +35,7 @@ class GGUFCheckpoint:
         self.spec = read_family_spec(self.family, config, path)
         if (factors := self._file.tensors.get("rope_freqs.weight")) is not None:
             divisors = tuple(dequantize(factors, torch.float32).tolist())
-            self.spec = _with_divisors(self.spec, divisors)
+            self.spec = self.spec.with_attention(lambda _, attention: _with_divisors(attention, divisors))
         self.weight_map: WeightMap = self.family.GGUF_WEIGHT_MAP
         self.quantization: Mapping[str, Any] | None = None
         self.num_bytes = {name: tensor.raw.nbytes for name, tensor in self._file.tensors.items()}
@@ -54,12 +54,10 @@ class GGUFCheckpoint:
         return self.family.from_gguf(address, tensor, self.spec)
 
 
-def _with_divisors(spec: DecoderSpec, divisors: tuple[float, ...]) -> DecoderSpec:
-    """Return the spec with one divisor per RoPE frequency in all layers."""
-    layers = []
-    for layer in spec.layers:
-        assert layer.attention.rope is not None
-        rope = dataclasses.replace(layer.attention.rope, scaling=FactorScaling(divisors))
-        attention = dataclasses.replace(layer.attention, rope=rope)
-        layers.append(dataclasses.replace(layer, attention=attention))
-    return dataclasses.replace(spec, layers=tuple(layers))
+def _with_divisors(attention: AttentionSpec, divisors: tuple[float, ...]) -> AttentionSpec:
+    """Return the spec with one divisor per RoPE frequency."""
+    if attention.rope is None:
+        return attention
+    return dataclasses.replace(
+        attention, rope=dataclasses.replace(attention.rope, scaling=FactorScaling(divisors))
+    )

@@ -1,21 +1,27 @@
-"""Frequencies and angles equal to transformers', bit for bit."""
+"""Frequencies and angles equal to transformers', bit for bit, from either spelling of a configuration.
+
+Covers models/rope_config.py.
+"""
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import Gemma3TextConfig, GlmConfig, LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+from transformers.models.glm.modeling_glm import GlmRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from models.errors import ModelError
-from models.families import llama
+from models.families import gemma3
 from models.rope import (
     DynamicScaling,
     FactorScaling,
     RopeSpec,
     cos_sin_table,
     inverse_frequencies,
-    parse_scaling,
 )
+from models.rope_config import rope_of
 
 CPU = torch.device("cpu")
 LLAMA3 = {
@@ -43,8 +49,16 @@ def hf_config(parameters, **changes):
     return LlamaConfig(**values, rope_parameters={"rope_theta": 500_000.0, **parameters})
 
 
-def our_rope(config):
-    return llama.spec(config.to_dict()).layers[0].attention.rope
+def our_rope(config, layer_type="full_attention"):
+    return rope_of(config.to_dict(), config.head_dim, layer_type)
+
+
+def assert_rows_equal(table, positions, cos, sin):
+    """cos and sin [1, num_positions, 2 * num_angles], as transformers repeats them."""
+    num_angles = table.shape[2]
+    assert table.dtype == torch.float32
+    assert torch.equal(table[positions, 0], cos[0, :, :num_angles])
+    assert torch.equal(table[positions, 1], sin[0, :, :num_angles])
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS.values(), ids=PARAMETERS.keys())
@@ -54,10 +68,113 @@ def test_table_equals_transformers(parameters, head_dim):
     positions = torch.tensor([0, 1, 2, 100, 4095])
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
     table = cos_sin_table(our_rope(config), 4096, CPU)
-    assert table.dtype == torch.float32
     assert table.shape == (4096, 2, head_dim // 2)
-    assert torch.equal(table[positions, 0], cos[0, :, : head_dim // 2])
-    assert torch.equal(table[positions, 1], sin[0, :, : head_dim // 2])
+    assert_rows_equal(table, positions, cos, sin)
+
+
+def longrope(dim, original=32, **parameters):
+    """Divisors of every frequency for short and for long contexts."""
+    short = [1 + 0.01 * i for i in range(dim // 2)]
+    long = [1 + 0.5 * i for i in range(dim // 2)]
+    return {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "original_max_position_embeddings": original,
+        **parameters,
+    }
+
+
+@pytest.mark.parametrize("parameters", [{}, {"factor": 8.0}, {"attention_factor": 1.3}], ids=str)
+def test_longrope(parameters):
+    """Short divisors below the original window, long ones from there on."""
+    config = hf_config(longrope(64, **parameters), head_dim=64, max_position_embeddings=128)
+    table = cos_sin_table(our_rope(config), 128, CPU)
+    rotary = LlamaRotaryEmbedding(config)
+    below, above = torch.arange(32), torch.arange(32, 128)
+    assert_rows_equal(table, below, *rotary(torch.zeros(1), below[None]))
+    assert_rows_equal(table, above, *rotary(torch.zeros(1), above[None]))
+    inside = cos_sin_table(our_rope(config), 20, CPU)
+    assert torch.equal(inside, table[:20]), "a context within the original window is a short one"
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
+@pytest.mark.parametrize("kind", ["default", "longrope"])
+def test_partial_rotation(share, kind):
+    """Of Phi-4-mini, whose window of pretraining is beside the parameters."""
+    dim = int(32 * share)
+    parameters = longrope(dim) if kind == "longrope" else {"rope_type": kind}
+    del parameters["rope_type"]
+    config = Phi3Config(
+        hidden_size=128,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        original_max_position_embeddings=48,
+        partial_rotary_factor=share,
+        rope_parameters={"type": kind, **parameters},
+    )
+    rope = rope_of(config.to_dict(), 32)
+    assert rope.dim == dim
+    positions = torch.arange(48)
+    cos, sin = Phi3RotaryEmbedding(config)(torch.zeros(1), positions[None])
+    assert_rows_equal(cos_sin_table(rope, 128, CPU), positions, cos, sin)
+
+
+def test_partial_rotation_of_glm():
+    config = GlmConfig(hidden_size=128, num_attention_heads=4, head_dim=20)
+    rope = rope_of(config.to_dict(), 20, interleaved=True)
+    assert (rope.dim, rope.interleaved) == (10, True)
+    positions = torch.arange(40)
+    cos, sin = GlmRotaryEmbedding(config)(torch.zeros(1), positions[None])
+    assert_rows_equal(cos_sin_table(rope, 40, CPU), positions, cos, sin)
+
+
+@pytest.mark.parametrize(("share", "rotated"), [(0.25, 8), (0.3, 9), (1.0, 32)])
+def test_proportional(share, rotated):
+    parameters = {"rope_type": "proportional", "partial_rotary_factor": share, "factor": 2.0}
+    config = hf_config(parameters, head_dim=64)
+    rope = our_rope(config)
+    expected, _ = ROPE_INIT_FUNCTIONS["proportional"](config)
+    found, factor = inverse_frequencies(rope, 4096)
+    assert rope.dim == 64
+    assert (found > 0).sum() == rotated
+    assert torch.equal(found, expected)
+    assert factor == 1.0
+
+
+GEMMA3 = {
+    "one for each type": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 7e3},
+        }
+    },
+    "older": {
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 7e3,
+    },
+}
+
+
+@pytest.mark.parametrize("spelling", GEMMA3)
+@pytest.mark.parametrize("layer_type", ["full_attention", "sliding_attention"])
+def test_bases_per_layer_type(spelling, layer_type):
+    types = ["sliding_attention", "full_attention"]
+    config = Gemma3TextConfig(head_dim=64, num_hidden_layers=2, layer_types=types, **GEMMA3[spelling])
+    positions = torch.arange(100)
+    cos, sin = Gemma3RotaryEmbedding(config)(torch.zeros(1), positions[None], layer_type)
+    written = config.to_dict()
+    as_given = {key: value for key, value in written.items() if key != "rope_parameters"} | GEMMA3[spelling]
+    for keys in (written, as_given):
+        rope = gemma3.spec(keys).layers[layer_type == "full_attention"].attention.rope
+        assert_rows_equal(cos_sin_table(rope, 100, CPU), positions, cos, sin)
+
+
+def test_layer_types_without_rotation():
+    config = {"rope_parameters": {"full_attention": None, "sliding_attention": {"rope_theta": 1e4}}}
+    assert rope_of(config, 8, "full_attention") is None
+    assert rope_of(config, 8, "sliding_attention") == RopeSpec(1e4, 8)
 
 
 @pytest.mark.parametrize("num_positions", [100, 4096, 10_000])
@@ -76,7 +193,8 @@ def test_older_configurations_say_the_same():
     old = {key: value for key, value in new.items() if key != "rope_parameters"}
     old["rope_theta"] = 500_000.0
     old["rope_scaling"] = {"type": "llama3", **{k: v for k, v in LLAMA3.items() if k != "rope_type"}}
-    assert llama.spec(old) == llama.spec(new)
+    assert rope_of(old, 128) == rope_of(new, 128)
+    assert rope_of({"rope_scaling": {"type": "default"}}, 128) == RopeSpec(10_000.0, 128)
 
 
 @pytest.mark.parametrize("dim", [0, 7])
@@ -100,11 +218,27 @@ def test_wrong_number_of_divisors():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"rope_type": "longrope"}, "'longrope' is not supported"),
+        ({"rope_type": "spiral"}, "type 'spiral' is not supported"),
         ({"rope_type": "linear"}, "'linear' lacks 'factor'"),
+        ({"rope_type": "dynamic", "factor": None}, "'dynamic' lacks 'factor'"),
         ({"type": "llama3", "factor": 8.0}, "'llama3' lacks 'low_freq_factor'"),
+        ({"type": "yarn"}, "'yarn' lacks 'factor'"),
+        ({"type": "linear", "factor": "2"}, "has '2' as 'factor'"),
+        ({"type": "linear", "factor": -1}, "has -1 as 'factor'"),
+        ({"type": "linear", "factor": 0}, "has 0 as 'factor'"),
+        ({"type": "su"}, "'su' lacks 'short_factor'"),
+        ({**longrope(64), "long_factor": [1.0] * 31}, "31 numbers as 'long_factor'; a list of 32"),
+        ({**longrope(64), "short_factor": 2.0}, "has 2.0 as 'short_factor'; a list of 32"),
+        ({**longrope(64), "short_factor": [0.0] * 32}, "has 0.0 as 'short_factor'"),
+        (
+            {"rope_type": "default", "mrope_section": [8, 12, 12]},
+            "parameter 'mrope_section' is not supported",
+        ),
+        ({"sliding_attention": {"rope_type": "default"}}, "lack layers of type 'full_attention'"),
+        ([1.0], "must be a mapping"),
     ],
+    ids=str,
 )
-def test_scaling_that_cannot_be_read(parameters, message):
+def test_parameters_that_cannot_be_read(parameters, message):
     with pytest.raises(ModelError, match=message):
-        parse_scaling(parameters, 4096)
+        rope_of({"max_position_embeddings": 4096, "rope_parameters": parameters}, 64)

@@ -1,0 +1,157 @@
+"""Reads the rotary position embedding of a layer from a config.json, in the spellings that checkpoints have.
+
+transformers 5 writes `rope_parameters`: one mapping, or one for each type of layer. Older versions wrote
+`rope_scaling`, with `rope_theta` and `partial_rotary_factor` beside it.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from models.errors import ModelError
+from models.rope import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    RopeScaling,
+    RopeSpec,
+    YarnScaling,
+)
+
+_DEFAULT_THETA = 10_000.0
+# The parameters that are read, and notes of how the model was trained, which change nothing.
+_KNOWN = {
+    "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings",
+    "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor",
+    "long_factor", "low_freq_factor", "high_freq_factor", "finetuned",
+}  # fmt: skip
+
+
+def rope_of(
+    config: Mapping[str, Any],
+    head_dim: int,
+    layer_type: str = "full_attention",
+    *,
+    interleaved: bool = False,
+    ignored: frozenset[str] = frozenset(),
+) -> RopeSpec | None:
+    """Return the rotary embedding of a configuration's layers of a type, None if they have none.
+
+    `ignored` are parameters that the family reads itself. Raises ModelError for a type or a parameter that is
+    unknown, and for one that is missing or malformed.
+    """
+    parameters, is_own = _parameters_of(config, layer_type)
+    if parameters is None:
+        return None
+    if unknown := sorted(set(parameters) - _KNOWN - ignored):
+        raise ModelError(f"RoPE parameter '{unknown[0]}' is not supported")
+    share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    theta = float(parameters.get("rope_theta") or config.get("rope_theta") or _DEFAULT_THETA)
+    rotated = head_dim if share is None else int(head_dim * float(share))
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind == "proportional":
+        angles = head_dim // 2 if share is None else int(float(share) * head_dim // 2)
+        scaling = ProportionalScaling(_number(parameters, kind, "factor", 1.0), angles)
+        return RopeSpec(theta, head_dim, scaling, interleaved)
+    max_position = int(config.get("max_position_embeddings", 2048))
+    original = None if is_own else config.get("original_max_position_embeddings")
+    if original is not None:
+        parameters = {**parameters, "original_max_position_embeddings": original}
+    return RopeSpec(theta, rotated, _scaling(kind, parameters, max_position, rotated), interleaved)
+
+
+def _parameters_of(config: Mapping[str, Any], layer_type: str) -> tuple[Mapping[str, Any] | None, bool]:
+    """Return the parameters of a type of layer, and True if they are of that type alone."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(parameters, Mapping):
+        raise ModelError(f"RoPE parameters must be a mapping, not {parameters!r:.99}")
+    types = {*(config.get("layer_types") or ()), "full_attention", "sliding_attention"}
+    if not types & set(parameters):
+        return parameters, False
+    if layer_type not in parameters:
+        raise ModelError(f"the RoPE parameters lack layers of type '{layer_type}'")
+    return parameters[layer_type], True
+
+
+def _scaling(kind: str, parameters: Mapping[str, Any], max_position: int, rotated: int) -> RopeScaling | None:
+    original = int(_number(parameters, kind, "original_max_position_embeddings", max_position))
+
+    def number(name: str, default: float | None = None) -> float:
+        return _number(parameters, kind, name, default)
+
+    match kind:
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(number("factor"))
+        case "dynamic":
+            return DynamicScaling(number("factor"), max_position)
+        case "llama3":
+            low, high = number("low_freq_factor"), number("high_freq_factor")
+            return Llama3Scaling(number("factor"), low, high, original)
+        case "yarn":
+            return _yarn(parameters, original, max_position)
+        case "longrope" | "su":  # its name in the first checkpoints of Phi-3
+            factor = number("factor", max_position / original)
+            usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+            return LongRopeScaling(
+                _numbers(parameters, kind, "short_factor", rotated // 2),
+                _numbers(parameters, kind, "long_factor", rotated // 2),
+                original,
+                number("attention_factor", usual),
+            )
+    raise ModelError(f"RoPE scaling of type '{kind}' is not supported")
+
+
+def _yarn(parameters: Mapping[str, Any], original: int, max_position: int) -> YarnScaling:
+    def number(name: str, default: float | None = None) -> float:
+        return _number(parameters, "yarn", name, default)
+
+    has_window = parameters.get("original_max_position_embeddings") is not None
+    factor = number("factor", max_position / original if has_window else None)
+    usual = _yarn_mscale(factor, 1.0)
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        usual = _yarn_mscale(factor, number("mscale")) / _yarn_mscale(factor, number("mscale_all_dim"))
+    return YarnScaling(
+        factor,
+        original,
+        number("attention_factor", usual),
+        number("beta_fast", 32.0),
+        number("beta_slow", 1.0),
+        bool(parameters.get("truncate", True)),
+    )
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _number(parameters: Mapping[str, Any], kind: str, name: str, default: float | None = None) -> float:
+    """Return a number; `default` if it is missing or null. Raises ModelError without a default."""
+    value = parameters.get(name)
+    if value is None:
+        if default is None:
+            raise ModelError(f"RoPE scaling of type '{kind}' lacks '{name}'")
+        return default
+    return _checked(value, kind, name)
+
+
+def _numbers(parameters: Mapping[str, Any], kind: str, name: str, count: int) -> tuple[float, ...]:
+    """Return a list of `count` numbers. Raises ModelError."""
+    values = parameters.get(name)
+    if values is None:
+        raise ModelError(f"RoPE scaling of type '{kind}' lacks '{name}'")
+    if not isinstance(values, list) or len(values) != count:
+        found = f"{len(values)} numbers" if isinstance(values, list) else f"{values!r:.99}"
+        raise ModelError(
+            f"RoPE scaling of type '{kind}' has {found} as '{name}'; a list of {count} is needed"
+        )
+    return tuple(_checked(value, kind, name) for value in values)
+
+
+def _checked(value: Any, kind: str, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ModelError(f"RoPE scaling of type '{kind}' has {value!r:.99} as '{name}'")
+    return float(value)
