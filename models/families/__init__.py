@@ -23,6 +23,8 @@ _BY_ARCHITECTURE = {
     "LlamaForCausalLM": "models.families.llama",
     "MiniCPMForCausalLM": "models.families.minicpm",
     "MistralForCausalLM": "models.families.llama",
+    "Olmo2ForCausalLM": "models.families.olmo2",
+    "Olmo3ForCausalLM": "models.families.olmo3",
     "PhiForCausalLM": "models.families.phi",
     "Qwen2ForCausalLM": "models.families.qwen2",
     "Qwen3ForCausalLM": "models.families.qwen3",

@@ -4,29 +4,31 @@ from dataclasses import replace
 from typing import Any
 
 from models.families import llama_like
-from models.families.llama_like import read_spec, refuse
-from models.spec import DecoderSpec, NormSpec
+from models.families.llama_like import read_spec
+from models.spec import DecoderSpec, NormSpec, QKNormKind
 
-WEIGHT_MAP = {
-    name: target
-    for name, target in llama_like.WEIGHT_MAP.items()
-    if name != "model.layers.*.post_attention_layernorm"
+WEIGHT_MAP = llama_like.WEIGHT_MAP | {
+    "model.layers.*.self_attn.q_norm": "layers.*.attention.q_norm",
+    "model.layers.*.self_attn.k_norm": "layers.*.attention.k_norm",
 }
 
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a CohereConfig as in config.json."""
-    refuse(config, "use_qk_norm")
-    return read_cohere_spec({"rope_theta": 500_000.0, **config})
+    return read_cohere_spec(
+        {"rope_theta": 500_000.0, **config},
+        qk_norm="layer_norm_per_head" if config.get("use_qk_norm") else None,
+    )
 
 
-def read_cohere_spec(config: dict[str, Any]) -> DecoderSpec:
+def read_cohere_spec(config: dict[str, Any], *, qk_norm: QKNormKind | None = None) -> DecoderSpec:
     """Read what the configurations of Command R and Command A have in common."""
     bias = bool(config.get("attention_bias", False))
     spec = read_spec(
         {"max_position_embeddings": 8192, "tie_word_embeddings": True, **config},
         qkv_bias=bias,
         output_bias=bias,
+        qk_norm=qk_norm,
         interleaved=True,
         norm=NormSpec(float(config.get("layer_norm_eps", 1e-5)), "layer"),
         norms="parallel",

@@ -168,6 +168,18 @@ def with_layer_types(config: dict[str, Any], pattern: int) -> dict[str, Any]:
     return {**config, "layer_types": config.get("layer_types") or types}
 
 
+def with_rope_by_layer_type(config: dict[str, Any], full: float, sliding: float) -> dict[str, Any]:
+    """Return the configuration with `rope_parameters` for full layers and for those with a window.
+
+    The base of either is the argument if `rope_parameters` has none. In older configurations `rope_scaling`
+    is that of full layers.
+    """
+    given = config.get("rope_parameters") or {"full_attention": config.get("rope_scaling")}
+    bases = {"full_attention": full, "sliding_attention": sliding}
+    by_type = {kind: {"rope_theta": base} | (given.get(kind) or {}) for kind, base in bases.items()}
+    return {**config, "rope_parameters": by_type}
+
+
 def with_qwen_windows(config: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration with Qwen's rule for windows written out in the keys `read_spec` reads.
 

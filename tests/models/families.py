@@ -53,6 +53,7 @@ NARROW = {key: value for key, value in BASE.items() if key != "head_dim"} | {"hi
 
 FAMILIES = {
     "cohere": TinyFamily("CohereForCausalLM", {**NARROW, "logit_scale": 0.3, "attention_bias": True}),
+    "cohere with qk norm": TinyFamily("CohereForCausalLM", {**NARROW, "use_qk_norm": True}),
     "cohere2": TinyFamily("Cohere2ForCausalLM", {**NARROW, "sliding_window": 19, "num_hidden_layers": 5}),
     "exaone4": TinyFamily("Exaone4ForCausalLM", {**WINDOW, "num_hidden_layers": 5}),
     "exaone4 without windows": TinyFamily(
@@ -99,6 +100,15 @@ FAMILIES = {
         make_minicpm,
     ),
     "mistral": TinyFamily("MistralForCausalLM", {**BASE, "sliding_window": 19}),
+    "olmo2": TinyFamily("Olmo2ForCausalLM", {**BASE, "attention_bias": True}),
+    "olmo3": TinyFamily(
+        "Olmo3ForCausalLM",
+        {
+            **WINDOW,
+            "num_hidden_layers": 5,
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        },
+    ),
     "phi": TinyFamily("PhiForCausalLM", NARROW),
     "qwen2": TinyFamily("Qwen2ForCausalLM", BASE),
     "qwen2 with windows": TinyFamily(
