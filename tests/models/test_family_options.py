@@ -1,0 +1,148 @@
+"""Options and older spellings of configurations, family by family: computed like transformers, or refused.
+
+Covers models/families/llama_like.py.
+"""
+
+import json
+
+import pytest
+import torch
+
+from models.errors import ModelError
+from models.loader import load, read_spec
+from tests.models.families import make, prompt
+from tests.models.harness import CPU, files_of, forward_logits, transformers_logits
+
+TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
+OPTIONS = [
+    ("cohere", UNTIED),
+    ("cohere", {"attention_bias": False, "num_key_value_heads": 6}),
+    ("cohere2", {"attention_bias": True}),
+    ("exaone4", TIED),
+    ("gemma", {"attention_bias": True, **UNTIED}),
+    ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    ("gemma2", {"hidden_activation": "gelu"}),
+    ("gemma3", {"final_logit_softcapping": 7.0, "attention_bias": True}),
+    ("glm4", {"attention_bias": False, **TIED}),
+    ("granite", {"attention_bias": True, **TIED}),
+    ("internlm2", {"hidden_act": "gelu"}),
+    ("minicpm", {"attention_bias": True}),
+    ("olmo2", {"attention_bias": False, "num_key_value_heads": 6, **TIED}),
+    ("olmo3", {"rope_scaling": None}),
+    ("phi", {"hidden_act": "gelu", "partial_rotary_factor": 0.34}),
+    ("stablelm", {"hidden_act": "gelu", **TIED}),
+    ("starcoder2", {"hidden_act": "relu", "sliding_window": None}),
+    ("starcoder2", {"hidden_act": "relu2"}),
+    ("starcoder2", {"hidden_act": "silu"}),
+]
+# How older versions of transformers wrote config.json: changes, and keys that were not there.
+NO_TYPES, NO_ROPE = ["layer_types"], ["rope_parameters"]
+OLDER = [
+    ("cohere", {"rope_theta": 5e5}, NO_ROPE),
+    ("cohere2", {"sliding_window_pattern": 4, "rope_theta": 1e4}, NO_TYPES + NO_ROPE),
+    ("cohere2", {}, NO_TYPES),
+    ("exaone4", {"sliding_window_pattern": 4}, NO_TYPES),
+    ("gemma", {"hidden_activation": None, "rope_theta": 1e4}, NO_ROPE),
+    ("gemma", {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu"}, []),
+    ("gemma2", {"hidden_act": "gelu", "rope_theta": 1e4}, NO_TYPES + NO_ROPE),
+    (
+        "gemma3",
+        {
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "sliding_window_pattern": 6,
+        },
+        NO_TYPES + NO_ROPE,
+    ),
+    ("glm4", {"partial_rotary_factor": 0.5, "rope_theta": 1e4}, NO_ROPE),
+    (
+        "olmo3",
+        {
+            "rope_theta": 5e5,
+            "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        },
+        NO_TYPES + NO_ROPE,
+    ),
+    ("phi", {"rope_theta": 1e4, "rope_scaling": None}, NO_ROPE),
+    ("stablelm", {"rope_theta": 1e4, "partial_rotary_factor": 0.4}, NO_ROPE),
+    ("starcoder2", {"rope_theta": 1e4}, NO_ROPE),
+]
+REFUSED = [
+    ("cohere2", {"use_qk_norm": True}),
+    ("gemma", {"use_bidirectional_attention": True}),
+    ("gemma3", {"attn_logit_softcapping": 50.0}),
+    ("gemma3", {"use_bidirectional_attention": True}),
+    ("minicpm", {"num_experts": 8}),
+    ("minicpm", {"sparse_config": {"kernel_size": 32}}),
+    ("phi", {"qk_layernorm": True}),
+    ("stablelm", {"qk_layernorm": True}),
+]
+
+
+def check(model, folder):
+    ids = prompt(50)
+    expected = transformers_logits(model, ids)
+    found = forward_logits(load(files_of(folder), torch.float32, CPU), ids, [20, 1, 29])
+    worst = ((found - expected).abs().max() / expected.abs().max()).item()
+    assert worst < 2e-5, f"logits differ by {worst:.1e} of the largest"
+
+
+def change_config(folder, changes, removed=()):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for key in removed:
+        config.pop(key, None)
+    path.write_text(json.dumps(config | changes))
+
+
+@pytest.mark.parametrize(("family", "changes"), OPTIONS, ids=str)
+def test_options(family, changes, tmp_path):
+    model = make(family, **changes)
+    model.save_pretrained(tmp_path)
+    check(model, tmp_path)
+
+
+@pytest.mark.parametrize(("family", "changes", "removed"), OLDER, ids=str)
+def test_older_spellings(family, changes, removed, tmp_path):
+    model = make(family)
+    model.save_pretrained(tmp_path)
+    change_config(tmp_path, changes, removed)
+    check(model, tmp_path)
+
+
+@pytest.mark.parametrize(("family", "changes"), REFUSED, ids=str)
+def test_what_is_not_computed_is_refused_by_name(family, changes, tmp_path):
+    make(family).save_pretrained(tmp_path)
+    change_config(tmp_path, changes)
+    with pytest.raises(ModelError, match=f"{next(iter(changes))} = .* is not supported"):
+        read_spec(files_of(tmp_path))
+
+
+def test_an_unknown_activation_is_refused_by_name(tmp_path):
+    make("granite").save_pretrained(tmp_path)
+    change_config(tmp_path, {"hidden_act": "quick_gelu"})
+    with pytest.raises(ModelError, match="activation 'quick_gelu' is not supported"):
+        read_spec(files_of(tmp_path))
+
+
+def test_an_activation_that_gates_nothing_is_refused_by_name(tmp_path):
+    make("granite").save_pretrained(tmp_path)
+    change_config(tmp_path, {"hidden_act": "relu2"})
+    with pytest.raises(ModelError, match="activation 'relu2' of a gated MLP is not supported"):
+        load(files_of(tmp_path), torch.float32, CPU)
+
+
+def test_a_tied_head_with_a_bias_is_refused(tmp_path):
+    make("phi").save_pretrained(tmp_path)
+    change_config(tmp_path, TIED)
+    with pytest.raises(ModelError, match="tied to the embedding has no bias"):
+        read_spec(files_of(tmp_path))
+
+
+def test_embeddings_are_scaled_as_the_dtype_rounds_it(tmp_path):
+    """sqrt(48) is 6.928; Gemma multiplies by 6.9375 in bfloat16."""
+    make("gemma").save_pretrained(tmp_path)
+    for dtype, scale in ((torch.bfloat16, 6.9375), (torch.float32, 48**0.5)):
+        decoder = load(files_of(tmp_path), dtype, CPU)
+        assert decoder.embedding._scale == pytest.approx(scale, rel=1e-7)
