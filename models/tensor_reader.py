@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import torch
@@ -23,7 +25,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 NUM_THREADS = 4
-BUFFER_BYTES = 16 << 20  # pinned, twice for each thread
+PIECE_BYTES = 16 << 20  # read at once; for a GPU each thread has two pinned buffers of this size
 
 
 def read_ahead(items: Iterable[T], read: Callable[[T], R]) -> Iterator[R]:
@@ -58,17 +60,38 @@ def read_tensors(tensors: Iterable[StoredTensor], device: torch.device) -> Itera
             raise ModelError(f"{error.filename} cannot be read: {error.strerror}") from error
         fill = _GpuFill(device) if device.type == "cuda" else _fill_on_cpu
 
-        def read(job: tuple[StoredTensor, Tensor]) -> Tensor:
-            stored, values = job
+        def read(piece: _Piece) -> Tensor | None:
             try:
-                fill(values.flatten().view(torch.uint8), files[stored.file], stored.start)
+                fill(piece.out, files[piece.file], piece.start)
             except OSError as error:
-                raise ModelError(f"{stored.file} cannot be read: {error}") from error
-            return values
+                raise ModelError(f"{piece.file} cannot be read: {error}") from error
+            return piece.ends
 
-        # Allocated by the calling thread: the C library keeps a heap per thread, and returns less of many.
-        jobs = ((stored, torch.empty(stored.shape, dtype=stored.dtype, device=device)) for stored in tensors)
-        yield from read_ahead(jobs, read)
+        for ended in read_ahead(_pieces(tensors, device), read):
+            if ended is not None:
+                yield ended
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Bytes `out` [num_bytes] uint8 of a tensor, at `start` in the file; the last one `ends` the tensor."""
+
+    file: Path
+    start: int
+    out: Tensor
+    ends: Tensor | None
+
+
+def _pieces(tensors: Iterable[StoredTensor], device: torch.device) -> Iterator[_Piece]:
+    """Allocate each tensor on the device and yield its pieces, so that several threads read a large one."""
+    for stored in tensors:
+        values = torch.empty(stored.shape, dtype=stored.dtype, device=device)
+        *others, last = torch.split(values.flatten().view(torch.uint8), PIECE_BYTES)
+        start = stored.start
+        for out in others:
+            yield _Piece(stored.file, start, out, None)
+            start += PIECE_BYTES
+        yield _Piece(stored.file, start, last, values)
 
 
 def same_values(a: StoredTensor, b: StoredTensor) -> bool:
@@ -79,7 +102,7 @@ def same_values(a: StoredTensor, b: StoredTensor) -> bool:
         with a.file.open("rb") as first, b.file.open("rb") as second:
             first.seek(a.start)
             second.seek(b.start)
-            sizes = (min(BUFFER_BYTES, a.num_bytes - done) for done in range(0, a.num_bytes, BUFFER_BYTES))
+            sizes = (min(PIECE_BYTES, a.num_bytes - done) for done in range(0, a.num_bytes, PIECE_BYTES))
             return all(first.read(size) == second.read(size) for size in sizes)
     except OSError as error:
         raise ModelError(f"{error.filename or a.file} cannot be read: {error}") from error
@@ -105,20 +128,17 @@ class _GpuFill:
     def __call__(self, out: Tensor, file: BinaryIO, start: int) -> None:
         if not hasattr(self._of_thread, "buffers"):
             self._of_thread.buffers = [_pinned_buffer(), _pinned_buffer()]
-        filled, other = self._of_thread.buffers
+        self._of_thread.buffers.reverse()
+        buffer, copied = self._of_thread.buffers[0]
+        buffer = buffer[: len(out)]
+        copied.synchronize()  # returns at once before the first copy
+        _fill_on_cpu(buffer, file, start)
         with torch.cuda.stream(self._stream):
-            for piece in torch.split(out, BUFFER_BYTES):
-                buffer, copied = filled
-                copied.synchronize()  # returns at once before the first copy
-                _fill_on_cpu(buffer[: len(piece)], file, start)
-                piece.copy_(buffer[: len(piece)], non_blocking=True)
-                copied.record()
-                start += len(piece)
-                filled, other = other, filled
-        self._of_thread.buffers = filled, other
+            out.copy_(buffer, non_blocking=True)
+            copied.record()
 
 
 def _pinned_buffer() -> tuple[Tensor, torch.cuda.Event]:
     """Return a buffer and the event that its last copy records."""
-    buffer = torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True)
+    buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
     return buffer, torch.cuda.Event()  # type: ignore[no-untyped-call]

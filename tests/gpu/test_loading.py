@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.safetensors_file import read_header
-from models.tensor_reader import BUFFER_BYTES, read_tensors
+from models.tensor_reader import PIECE_BYTES, read_tensors
 
 pytestmark = pytest.mark.gpu
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 def test_tensors_around_the_size_of_the_buffers(tmp_path):
     """Several threads; sizes of no, one and several buffers, with one byte more and less."""
     torch.manual_seed(0)
-    sizes = [0, 1, BUFFER_BYTES - 1, BUFFER_BYTES, BUFFER_BYTES + 1, 3 * BUFFER_BYTES + 7] * 3
+    sizes = [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 7] * 3
     tensors = {
         str(index): torch.randint(0, 256, (size,), dtype=torch.uint8) for index, size in enumerate(sizes)
     }
