@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the engine, but before any test imports torch
 
@@ -32,4 +32,7 @@ def smollm_reference(smollm):
     return transformers_llama(smollm.weights)
 
 
-settings.register_profile("long")  # make test-long
+# How long an example takes says more of what else the machine does.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", settings.get_profile("suite"))  # make test-long
+settings.load_profile("suite")

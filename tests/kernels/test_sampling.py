@@ -15,9 +15,7 @@ from tests.kernels.conftest import Target
 from tests.kernels.sampling_reference import draw, kept_tokens
 
 # The fixture is only read, so examples may share it.
-property_test = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+property_test = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def many_rows_only(target: Target) -> None:

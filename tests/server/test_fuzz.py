@@ -66,7 +66,7 @@ def bodies(endpoint: Endpoint) -> st.SearchStrategy[dict[str, Any]]:
 
 @pytest.mark.parametrize("endpoint", POSTS, ids=[endpoint.paths[0] for endpoint in POSTS])
 @pytest.mark.parametrize("generate_api", ["tgi", "lightllm"])
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_body_is_answered(endpoint: Endpoint, generate_api: str, data: st.DataObject) -> None:
     if generate_api == "lightllm" and "parameters" not in field_names(endpoint.request or BaseModel):

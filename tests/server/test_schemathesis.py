@@ -48,7 +48,6 @@ def test_the_document_is_valid() -> None:
 @pytest.mark.parametrize(("operation", "mode"), CASES)
 @settings(
     max_examples=6,
-    deadline=None,
     derandomize=True,
     database=None,
     phases=[Phase.generate],  # the bodies are large: to shrink one takes minutes

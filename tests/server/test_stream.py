@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
@@ -189,7 +189,6 @@ def make_frames(kind: type[ChatFrames] | type[CompletionFrames], options: Stream
     return kind(answer, options)
 
 
-@settings(deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1), index=st.integers(0, 1))
 def test_prepared_bytes_are_the_schemas_own(text: str, index: int) -> None:
     for kind in (ChatFrames, CompletionFrames):

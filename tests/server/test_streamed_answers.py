@@ -250,7 +250,7 @@ def check_responses(answer: Answer, deltas: Sequence[Delta], plain: Delta) -> No
     assert last == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(cases(), st.lists(st.integers(0, 3), max_size=12))
 @example(FORCED, [])
 @example(FORCED, [1, 1, 0, 1])
@@ -285,7 +285,7 @@ def check_native(answer: Answer, deltas: Sequence[Delta], plain: Delta) -> None:
     assert not any(event["finished"] for event in events)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.text(max_size=4), min_size=1, max_size=6), st.sampled_from(["stop", "length"]))
 def test_any_cut_of_plain_text_reassembles_to_the_plain_answer(pieces: list[str], reason: str) -> None:
     finish = FinishReason(reason)

@@ -283,7 +283,7 @@ def compound(inner):
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(wanted=st.recursive(leaves, compound, max_leaves=6), seed=st.integers(0, 2**31))
 def test_texts_allowed_by_masks_are_valid_for_the_schema(wanted, seed):
     """A walk through the masks, with any token they allow: at every place where it may end, it is valid."""

@@ -18,7 +18,7 @@ from tests.engine.constraints.test_schema_rewrite import written
 WITHOUT_PROPERTIES = [pattern for pattern in KNOWN_PATTERNS if "\\p{" not in pattern]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.data(), old=st.sampled_from(WITHOUT_PROPERTIES))
 def test_patterns_without_look_around_match_what_those_with_it_do(data: st.DataObject, old: str) -> None:
     new = KNOWN_PATTERNS[old]

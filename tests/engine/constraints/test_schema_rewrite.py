@@ -167,7 +167,7 @@ def test_names_of_properties_and_values_are_no_keywords() -> None:
 BOUNDS = st.decimals(-3, 3, places=3).map(float) | st.floats(-1e6, 1e6)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(lower=BOUNDS, upper=BOUNDS)
 def test_a_number_on_an_exclusive_bound_is_never_allowed(lower: float, upper: float) -> None:
     schema = {"type": "number", "exclusiveMinimum": lower, "exclusiveMaximum": upper}

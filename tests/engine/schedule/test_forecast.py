@@ -70,7 +70,6 @@ def check_peak(
     assert found <= expected + len(layout.window_groups) * num_sequences or not is_exact
 
 
-@settings(deadline=None)
 @given(
     WINDOWS,
     st.sampled_from([1, 2, 3, 16, 64]),
@@ -210,4 +209,4 @@ class ForecastMachine(RuleBasedStateMachine):
 
 
 TestForecastMachine = ForecastMachine.TestCase
-TestForecastMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestForecastMachine.settings = settings(max_examples=150, stateful_step_count=40)

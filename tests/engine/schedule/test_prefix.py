@@ -369,4 +369,4 @@ TestPrefixMachine = PrefixMachine.TestCase
 TestWindowMachine = WindowMachine.TestCase
 TestMixedMachine = MixedMachine.TestCase
 for case in (TestPrefixMachine, TestWindowMachine, TestMixedMachine):
-    case.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+    case.settings = settings(max_examples=150, stateful_step_count=40)

@@ -369,7 +369,6 @@ for case in (TestRunAhead0, TestRunAhead1, TestWindow, TestMixed):
     case.settings = settings(
         max_examples=1500 if IS_LONG else 200,
         stateful_step_count=70,
-        deadline=None,
         derandomize=not IS_LONG,
     )
 

@@ -103,7 +103,7 @@ def test_joined_stream_equals_the_whole(name, skip_special, text):
         assert results[-1].num_output_tokens == len(token_ids)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 262), min_size=1, max_size=80), st.booleans())
 @example([0xE2, 0x82] * 30, True)
 @example([128] * 70, True)
@@ -113,7 +113,7 @@ def test_any_bytes_joined_equal_the_whole(token_ids, skip_special):
     assert joined(results) == tokenizer.decode(token_ids, skip_special_tokens=skip_special)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text("aé👋🏽한 \u0301z", min_size=1, max_size=60), st.lists(st.integers(1, 40), max_size=20))
 @example("éaa🏽🏽é🏽🏽", [1, 4, 4, 1, 3, 2, 4])
 @example("한" * 40, [4] * 20)
@@ -127,7 +127,7 @@ def test_any_text_survives_byte_fallback(text, pieces):
     assert joined(stream(tokenizer, token_ids, context=context, pieces=pieces)) == whole[3:]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.integers(0, 262), min_size=1, max_size=12),
     st.lists(st.integers(0, 262), min_size=1, max_size=12),
@@ -221,7 +221,7 @@ def test_a_false_start_of_a_stop_string_is_shown_at_the_end():
     assert joined(stream(tokenizer, tokenizer.encode("abc STO").ids, stop=("STOP",))) == "abc STO"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.text("ab", min_size=1, max_size=40),
     st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),

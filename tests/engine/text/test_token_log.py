@@ -74,7 +74,7 @@ def test_joined_bytes_are_the_text(text, name, skip_special):
             assert (token.logprob, token.top[0][0]) == (-token.piece.token_id, token.piece)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.text("aé👋🏽한z", max_size=30),
     st.lists(st.integers(1, 9), max_size=20),
@@ -111,7 +111,7 @@ def test_every_prefix_of_the_deltas_is_aligned(text, cuts, stop, include_stop, n
             before += token.piece.data
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.integers(0, 262), min_size=1, max_size=60), st.lists(st.integers(1, 9), max_size=9))
 def test_no_token_is_lost_whatever_the_bytes(token_ids, cuts):
     deltas = deltas_of("byte_level", token_ids, cuts=cuts)

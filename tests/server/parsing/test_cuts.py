@@ -113,7 +113,7 @@ def texts(draw: st.DrawFn) -> tuple[str, str, list[int], bool, bool]:
     return name, text, sorted(places), draw(st.booleans()), draw(st.booleans())
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(texts())
 def test_any_text_however_it_is_cut(drawn: tuple[str, str, list[int], bool, bool]) -> None:
     name, text, places, is_cut, has_tokens = drawn

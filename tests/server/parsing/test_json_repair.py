@@ -24,7 +24,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(values, st.sampled_from([None, 1, "\t"]), st.booleans())
 def test_strict_json_passes_unchanged(value: Any, indent: int | str | None, ascii_only: bool) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
@@ -33,7 +33,7 @@ def test_strict_json_passes_unchanged(value: Any, indent: int | str | None, asci
         assert write(*text) == text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text() | st.tuples(st.text()))
 )
@@ -44,7 +44,7 @@ def test_python_literals_mean_the_same(value: dict[str, Any]) -> None:
         assert json.loads(write(text)) == json.loads(json.dumps(value))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.sampled_from([*"{}[]()\"',:=\\ \n1e.-xu", "True", "null", "\\u00", MARK, "é"]), max_size=30)
 )

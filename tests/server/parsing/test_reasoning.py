@@ -65,7 +65,7 @@ def test_mistral_has_its_own_markers() -> None:
 WORDS = ["<think>", "</think>", "<th", "ink>", " ", "\n", "a", MARK, f"{MARK}<think>", f"{MARK}</think>"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(WORDS), max_size=10), st.booleans(), st.booleans())
 def test_any_text_joins_to_the_same_and_the_engine_agrees(
     words: list[str], is_open: bool, has_tokens: bool
