@@ -28,8 +28,3 @@ def strip(text: str) -> str:
 def until(chars: str) -> re.Pattern[str]:
     """Return a pattern of text, maybe empty, up to a control token or one of `chars`, a character class."""
     return re.compile(f"[^{chars}{MARK}]*")
-
-
-def first_of(text: str) -> re.Pattern[str]:
-    """Return a pattern of `text` or of the mark of a control token, whichever comes first."""
-    return re.compile(f"{re.escape(text)}|{MARK}")

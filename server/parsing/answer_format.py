@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +15,13 @@ from server.parsing.formats.hermes import HermesParser
 from server.parsing.formats.response_template import RESPONSE_TEMPLATE, ResponseTemplateParser
 from server.parsing.output import OutputParser, ParsedStream
 from server.parsing.parser import Marker, Tools
-from server.parsing.tool_call_grammar import CallRules, forced_call_grammar, framed_answer, json_or_calls
+from server.parsing.tool_call_grammar import (
+    CallRules,
+    NoGrammar,
+    forced_call_grammar,
+    framed_answer,
+    json_or_calls,
+)
 from server.parsing.tool_choice import callable_tools, called_tools, check_choice, offered_tools
 from server.parsing.whole import WholeParser
 from server.schema.chat import ChatRequest
@@ -101,7 +108,18 @@ class AnswerFormat(NamedTuple):
     ) -> "ParserSetup":
         """See setup(); a grammar makes the model write calls in a format that has rules for them."""
         own = None if self.whole and self.wire.continue_final_message else self.formats.tools
-        tool_format, rules = grammar_format(own, self.formats.tokens)
+        make = forced_call_grammar if asked is None or tools.is_forced else partial(json_or_calls, asked)
+
+        def with_format() -> tuple[str, CallRules, Grammar]:
+            called = called_tools(self.wire, tools)
+            for name in (own, None):
+                tool_format, rules = grammar_format(name, self.formats.tokens)
+                with suppress(NoGrammar):
+                    return tool_format, rules, make(rules, called, is_one=not tools.parallel)
+            raise AssertionError("Hermes' format has a grammar for every schema")
+
+        # The schemas may be megabytes.
+        tool_format, rules, grammar = await asyncio.to_thread(with_format)
         formats = self.formats._replace(tools=tool_format)
         if formats.reasoning == RESPONSE_TEMPLATE:  # it would parse the calls, too
             formats = formats._replace(reasoning=None)
@@ -110,10 +128,6 @@ class AnswerFormat(NamedTuple):
             setup = constrained._whole_setup(self.whole, None)
         else:
             setup = await constrained._native_setup(prompt, tokenizer)
-        make = forced_call_grammar if asked is None or tools.is_forced else partial(json_or_calls, asked)
-        grammar = await asyncio.to_thread(  # the schemas may be megabytes
-            make, rules, called_tools(self.wire, tools), is_one=not tools.parallel
-        )
         return setup._replace(grammar=grammar)
 
     def _whole_setup(self, whole: type[WholeParser], asked: Grammar | None) -> "ParserSetup":

@@ -33,11 +33,6 @@ class Tools:
     is_forced: bool = False
     is_constrained: bool = False
 
-    def properties(self, name: str) -> Mapping[str, Any]:
-        """Return the schemas of the arguments of tool `name`, in the order of their declaration."""
-        properties = self.parameters.get(name, {}).get("properties")
-        return properties if isinstance(properties, Mapping) else {}
-
 
 @dataclass(frozen=True, slots=True)
 class Marker:
@@ -79,6 +74,13 @@ class Parser(ABC):
     def is_shown_by(cls, template: str) -> bool:
         """Return True if a chat template renders the format."""
         return any(sign in template for sign in cls.template_signs)
+
+    @classmethod
+    def spell(cls, text: str, marker: Marker) -> str:
+        """Return `text`, which may have markers in it, as the engine delivers it."""
+        for name in cls.markers:
+            text = text.replace(name, marker(name))
+        return text
 
     def feed(self, text: str) -> list[Event]:
         """Parse more text; return the events it makes certain."""
@@ -177,7 +179,7 @@ class ToolParser(Parser):
         self._call_name = ""
         self._call_arguments: list[str] = []  # of the open call, in pieces
         self._calls: set[tuple[str, str]] = set()  # complete ones: names and arguments
-        self._content_markers = {marker(text): state for text, state in self._openers().items()}
+        self._content_markers = {self.spell(text, marker): state for text, state in self._openers().items()}
         pattern = "|".join(map(re.escape, self._content_markers)) or "(?!)"
         self._opener = re.compile(pattern)
         self._state = self._content

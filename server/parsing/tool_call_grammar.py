@@ -18,13 +18,17 @@ NO_PARAMETERS = {"properties": {}, "additionalProperties": False}
 Layout = Mapping[str, Any]
 
 
+class NoGrammar(Exception):
+    """A format has no grammar of calls that follow the schema of a tool."""
+
+
 class CallRules(NamedTuple):
     """How a format writes calls, in pieces of Lark rules.
 
     `call` is one call, with the rule `tool` in it; several are joined by `separator`, None if an answer has
     only one, and replace the `{}` of `around`. `tool(function, layout)` returns the body of the rule for a
     call of `function`; `layout` is that of the JSON answer which calls may take the place of, None if the
-    answer must be calls.
+    answer must be calls. It may raise NoGrammar. Lines after the first of `call` are rules that it uses.
 
     A format whose answers have headers has a `frame`: the rule `start` of a whole output with its reasoning,
     and rules for it; `{}` is the place of the calls, or of `answer`, which has the rule `answer` in it.

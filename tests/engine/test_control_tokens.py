@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from engine.control_tokens import MARK, first_of, is_marked, mark, strip, until
+from engine.control_tokens import MARK, is_marked, mark, strip, until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -16,7 +16,6 @@ def test_a_marked_text_is_told_from_one_that_spells_it() -> None:
 def test_patterns_stop_at_a_control_token() -> None:
     found = until(",)").match(f"a<b{mark('<x>')}, c")
     assert found is not None and found[0] == "a<b"
-    assert [match[0] for match in first_of("</x>").finditer(f"a</x>{mark('</y>')}")] == ["</x>", MARK]
 
 
 def test_no_other_module_handles_the_mark() -> None:

@@ -180,6 +180,21 @@ async def test_formats_without_a_grammar_write_demanded_calls_as_hermes(engine: 
         assert found["finish_reason"] == "tool_calls"
 
 
+async def test_text_that_must_follow_a_pattern_is_written_as_json_in_hermes(engine: FakeEngine) -> None:
+    own = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+    hermes = '<tool_call>\n{"name": "f", "arguments": {"a": "1"}}\n</tool_call>'
+    async with client_for(engine, tool_parser="qwen3_coder") as client:
+        for schema, say in (({"type": "string"}, own), ({"type": "string", "pattern": "1"}, hermes)):
+            tool = {
+                "type": "function",
+                "function": {"name": "f", "parameters": {"properties": {"a": schema}}},
+            }
+            choice = (await answer(client, say, tool, tool_choice="required"))["choices"][0]
+            assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": "1"}'
+            grammar = engine.requests[-1].sampling.grammar
+            assert grammar is not None and ("<function=" in grammar.source) is (say == own)
+
+
 async def test_no_tools_and_auto_are_no_choice(client: httpx.AsyncClient) -> None:
     for fields in (
         {"tools": []},

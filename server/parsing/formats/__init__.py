@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 # In the order in which a chat template is searched for their signs.
 TOOL_FORMATS = (
     "server.parsing.formats.harmony:HarmonyParser",
+    "server.parsing.formats.glm:GlmParser",
+    "server.parsing.formats.minimax_m2:MiniMaxM2Parser",
+    "server.parsing.formats.deepseek_v32:DeepSeekV32Parser",
+    "server.parsing.formats.seed_oss:SeedParser",
     "server.parsing.formats.qwen_coder:QwenCoderParser",
     "server.parsing.formats.hermes:HermesParser",
     "server.parsing.formats.mistral:MistralParser",

@@ -26,11 +26,6 @@ class HermesParser(JsonToolParser):
     ends = "<"
 
     @classmethod
-    def is_shown_by(cls, template: str) -> bool:
-        """See Parser; between the same markers GLM writes no JSON, but <arg_key>."""
-        return super().is_shown_by(template) and "<arg_key>" not in template
-
-    @classmethod
     def call_rules(cls, tokens: Mapping[str, int]) -> CallRules:
         """See ToolParser."""
         call = f'{marker_rule(OPEN, tokens)} "\\n" tool "\\n" {marker_rule(CLOSE, tokens)}'

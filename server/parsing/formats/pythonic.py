@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from engine.control_tokens import is_marked, until
+from server.parsing.argument_types import argument_schemas
 from server.parsing.json_repair import JsonRepair
 from server.parsing.parser import Marker, ToolParser, Tools
 
@@ -128,7 +129,7 @@ class PythonicParser(ToolParser):
 
     def _place(self) -> str:
         """Return the name of a positional argument."""
-        names = list(self.tools.properties(self._name))
+        names = list(argument_schemas(self.tools.parameters.get(self._name, {})))
         number = self._num_arguments
         return names[number] if number < len(names) else f"arg{number}"
 

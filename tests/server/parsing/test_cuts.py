@@ -1,7 +1,7 @@
 """The events of a parser add up to the same message however the text is cut.
 
-Covers server/parsing/formats/hermes.py, server/parsing/formats/llama.py, server/parsing/formats/mistral.py,
-server/parsing/formats/pythonic.py and server/parsing/formats/qwen_coder.py.
+Covers server/parsing/formats/hermes.py, server/parsing/formats/llama.py, server/parsing/formats/mistral.py
+and server/parsing/formats/pythonic.py.
 """
 
 import json
@@ -76,6 +76,25 @@ WORDS: dict[str, list[str]] = {
     ],
     "mistral": ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "now", '[TOOL_CALLS]now[ARGS]{"a": '],
     "pythonic": ["<|python_start|>", "<|python_end|>", "[now(", "now(", "a=", ")", "(", "'"],
+    "glm45": [
+        "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+        "<tool_call>now", "get_weather\n", "<arg_key>days</arg_key><arg_value>", "<arg_key>unit</arg_key>",
+    ],
+    "minimax_m2": [
+        "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="now">', "</invoke>",
+        '<parameter name="', "</parameter>", '<invoke name="get_weather">',
+        '<parameter name="days">', 'unit">', ">",
+    ],
+    "deepseek_v32": [
+        "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", '<｜DSML｜invoke name="now">',
+        "</｜DSML｜invoke>",
+        '<｜DSML｜parameter name="a" string="true">', '<｜DSML｜parameter name="a" string="false">',
+        "</｜DSML｜parameter>", "</｜DSML｜tool_calls>", "｜DSML｜", "</",
+    ],
+    "seed_oss": [
+        "<seed:tool_call>", "</seed:tool_call>", "<function=now>", "</function>", "<parameter=a>",
+        "</parameter>", "<function=get_weather>", "<parameter=days>", "<parameter=places>",
+    ],
     "qwen3_coder": [
         "<tool_call>", "</tool_call>", "<function=now>", "</function>", "<parameter=a>", "</parameter>",
         "<function=get_weather>", "<parameter=days>", "<parameter=unit>", "<parameter=city>",

@@ -35,11 +35,16 @@ WEATHER = FunctionDefinition(
 NOW = FunctionDefinition(name="ns.now-1")
 FORMATS: list[tuple[str, tuple[str, ...]]] = [
     ("harmony", ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")),
+    ("glm45", ()),
+    ("glm45", ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")),
     ("hermes", ()),
     ("hermes", ("<tool_call>", "</tool_call>")),
     ("llama3_json", ("<|python_tag|>",)),
+    ("minimax_m2", ("<minimax:tool_call>", "</minimax:tool_call>")),
     ("mistral", ("[TOOL_CALLS]",)),
     ("mistral", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
+    ("qwen3_coder", ("<tool_call>", "</tool_call>")),
+    ("seed_oss", ()),
 ]
 
 
@@ -232,7 +237,7 @@ def test_patterns_that_libraries_write_are_obeyed_by_strict_tools_too() -> None:
 
 def test_formats_without_a_grammar_are_written_as_hermes() -> None:
     assert grammar_format("mistral", {})[0] == "mistral"
-    for own in ("qwen3_coder", "response_template", None):
+    for own in ("pythonic", "deepseek_v32", "response_template", None):
         assert grammar_format(own, {})[0] == "hermes"
 
 

@@ -168,6 +168,65 @@ TEXTS = [
         [("now", {"a": 1})],
     ),
     Text("harmony", "A plain answer, <|not a marker.", "A plain answer, <|not a marker.", []),
+    Text(
+        "glm45",
+        "I look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>\n<tool_call>now</tool_call>",
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+    Text(
+        "glm45",
+        "<tool_call>get_weather<arg_key>places</arg_key><arg_value>[{'a': 1}, \"x\"]</arg_value><arg_key>unit"
+        "</arg_key><arg_value> \n</arg_value><arg_key>none</arg_key></tool_call> Done.",
+        " Done.",
+        [("get_weather", {"places": [{"a": 1}, "x"], "unit": " \n"})],
+    ),
+    Text(
+        "glm45",
+        "The tag <tool_call> is a tag, and <tool_call></tool_call> too.",
+        "The tag <tool_call> is a tag, and <tool_call></tool_call> too.",
+        [],
+    ),
+    Text(
+        "minimax_m2",
+        '\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+        '<parameter name="days">2</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n'
+        "</minimax:tool_call>",
+        "",
+        [PARIS, ("now", {})],
+    ),
+    Text("minimax_m2", "<minimax:tool_call><invoke name=now>", "<minimax:tool_call><invoke name=now>", []),
+    Text(
+        "deepseek_v32",
+        'So.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="x" string="false">[1, </a>]</｜DSML｜parameter>'
+        '<｜DSML｜parameter name="y" string="true">2</｜DSML｜parameter></｜DSML｜invoke>'
+        "</｜DSML｜function_calls>",
+        "So.",
+        [PARIS, ("f", {"x": [1, "</a>"], "y": "2"})],
+    ),
+    Text(
+        "deepseek_v32",
+        '<｜DSML｜tool_calls><｜DSML｜invoke name="now"></｜DSML｜invoke></｜DSML｜tool_calls>',
+        "",
+        [("now", {})],
+    ),
+    Text(
+        "seed_oss",
+        "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n<parameter=days>2"
+        "</parameter>\n</function>\n</seed:tool_call>",
+        "",
+        [PARIS],
+    ),
+    Text(
+        "seed_oss",
+        "<seed:tool_call><function=write_file><parameter=text>\na\n</parameter></function></seed:tool_call>",
+        "",
+        [("write_file", {"text": "\na\n"})],
+    ),
     Text("qwen3_coder", "<tool_call>maybe</tool_call>", "<tool_call>maybe</tool_call>", []),
 ]
 
