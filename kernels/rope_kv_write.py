@@ -146,6 +146,7 @@ def _rope_kv_write_kernel(
     slot_mapping_ptr,
     q_norm_ptr,
     k_norm_ptr,
+    q_scale_ptr,
     eps,
     q_stride,
     k_stride,
@@ -161,6 +162,7 @@ def _rope_kv_write_kernel(
     NORM: tl.constexpr,
     LAYER_NORM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    SCALE_Q: tl.constexpr,
 ):
     """One program per token and block of heads: first the blocks of q, then those of k with v."""
     token = tl.program_id(0).to(tl.int64)
@@ -171,6 +173,9 @@ def _rope_kv_write_kernel(
     cos = tl.load(table, mask=angle < HALF, other=0.0)[None, :]
     sin = tl.load(table + HALF, mask=angle < HALF, other=0.0)[None, :]
     if block < num_q_blocks:
+        if SCALE_Q:  # all elements are rotated
+            scale = tl.load(q_scale_ptr + token)
+            cos, sin = cos * scale, sin * scale
         head = (block * HEADS + tl.arange(0, HEADS))[:, None]
         source = q_ptr + token * q_stride + head * HEAD_DIM
         weight = q_norm_ptr + (head * HEAD_DIM if LAYER_NORM else tl.zeros([1, 1], tl.int32))
@@ -203,6 +208,7 @@ def rope_kv_write_triton(
     slot_mapping: torch.Tensor,
     norm: QKNorm | None = None,
     interleaved: bool = False,
+    q_scale: torch.Tensor | None = None,
 ) -> None:
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
@@ -215,6 +221,7 @@ def rope_kv_write_triton(
     if num_tokens == 0:
         return
     rest = head_dim - 2 * half
+    assert q_scale is None or rest == 0
     _rope_kv_write_kernel[(num_tokens, triton.cdiv(num_q_heads, _HEADS) + triton.cdiv(num_kv_heads, _HEADS))](
         q,
         k,
@@ -222,7 +229,9 @@ def rope_kv_write_triton(
         angles if angles is not None else q,
         *kv,
         slot_mapping,
-        *(norm or QKNorm(q, k, 0.0))[:3],
+        *(norm or QKNorm(q, k, 0.0))[:2],
+        q_scale if q_scale is not None else q,
+        norm.eps if norm is not None else 0.0,
         q.stride(0),
         k.stride(0),
         v.stride(0),
@@ -237,6 +246,7 @@ def rope_kv_write_triton(
         NORM=norm is not None,
         LAYER_NORM=norm is not None and norm.is_layer_norm,
         INTERLEAVED=interleaved,
+        SCALE_Q=q_scale is not None,
         num_warps=2,
     )
 
@@ -250,6 +260,7 @@ def rope_kv_write_torch(
     slot_mapping: torch.Tensor,
     norm: QKNorm | None = None,
     interleaved: bool = False,
+    q_scale: torch.Tensor | None = None,
 ) -> None:
     """Rotate q in place, rotate k, and write k and v to their slots; k itself is left undefined.
 
@@ -258,7 +269,8 @@ def rope_kv_write_torch(
     holds cos and sin of each token's position: the first rotary_dim <= head_dim elements of a head are
     rotated, element i together with i + rotary_dim / 2, or 2i with 2i + 1 if the pairs are `interleaved`;
     None: nothing is rotated. slot_mapping [num_tokens] int64 = page * page_size + offset. With `norm` the
-    heads of q and k are normalised first.
+    heads of q and k are normalised first; q_scale [num_tokens] fp32 multiplies those of q after the rotation,
+    of all of their elements.
     """
     if norm is not None:
         for x, weight in ((q, norm.q_weight), (k, norm.k_weight)):
@@ -266,7 +278,10 @@ def rope_kv_write_torch(
                 x.copy_(torch.layer_norm(x.float(), x.shape[2:], None, None, norm.eps).mul_(weight))
             else:
                 x.copy_(rms_norm_torch(x, weight, norm.eps))
-    if angles is not None and _are_side_by_side(q, k):
+    if angles is not None and q_scale is not None:
+        _rotate(q, angles * q_scale[:, None, None], interleaved)
+        _rotate(k, angles, interleaved)
+    elif angles is not None and _are_side_by_side(q, k):
         heads = q.shape[1] + k.shape[1]
         _rotate(torch.as_strided(q, (q.shape[0], heads, q.shape[2]), q.stride()), angles, interleaved)
     elif angles is not None:

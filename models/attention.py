@@ -19,7 +19,11 @@ class Rotary:
 
     def __init__(self, spec: RopeSpec, num_positions: int, device: torch.device) -> None:
         self.interleaved = spec.interleaved
+        self.scales_queries = spec.query_scaling is not None
         self._cos_sin = cos_sin_table(spec, num_positions, device)
+        self._query_scale: Tensor | None = None
+        if spec.query_scaling is not None:
+            self._query_scale = spec.query_scaling.table(num_positions, device)
 
     def angles(self, batch: ForwardBatch) -> Tensor:
         """Return cos and sin of each token's position, [num_tokens, 2, rotary_dim / 2] fp32.
@@ -27,6 +31,12 @@ class Rotary:
         They are gathered once per step.
         """
         return batch.attention[0].once(self, lambda: self._cos_sin[batch.positions])
+
+    def query_scale(self, batch: ForwardBatch) -> Tensor:
+        """Return the factor on each token's queries, [num_tokens] fp32, gathered once per step."""
+        table = self._query_scale
+        assert table is not None
+        return batch.attention[0].once((self, "query_scale"), lambda: table[batch.positions])
 
 
 class Sinks(OfHeads):
@@ -113,9 +123,13 @@ class Attention(Part):
                 x.clamp_(-self._clip, self._clip)
         if self.sinks is not None:
             options = options._replace(sinks=self.sinks.weight)
-        angles = None if self._rotary is None else self._rotary.angles(batch)
+        angles = q_scale = None
+        if self._rotary is not None:
+            angles = self._rotary.angles(batch)
+            if self._rotary.scales_queries:
+                q_scale = self._rotary.query_scale(batch)
         attention = batch.attention[self._kv_group]
-        rope_kv_write(q, k, v, angles, kv, attention.slot_mapping, norm, self._interleaved)
+        rope_kv_write(q, k, v, angles, kv, attention.slot_mapping, norm, self._interleaved, q_scale)
         if out is not None:
             out = out.view(q.shape)
         attended = paged_attention(q, kv, attention, options, out)

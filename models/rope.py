@@ -91,6 +91,19 @@ RopeScaling = (
 
 
 @dataclass(frozen=True)
+class QueryScaling:
+    """Multiplies rotated queries by `1 + beta * log(1 + floor(position / window))`, as in Llama 4."""
+
+    beta: float
+    window: int
+
+    def table(self, num_positions: int, device: torch.device) -> Tensor:
+        """Return the factors of all positions, [num_positions] fp32."""
+        positions = torch.arange(num_positions, device=device)
+        return 1 + self.beta * torch.log(1 + torch.floor(positions / self.window))
+
+
+@dataclass(frozen=True)
 class RopeSpec:
     """Base `theta`, the number of rotated elements per head (`dim`, even), and the scaling, if any.
 
@@ -102,6 +115,7 @@ class RopeSpec:
     dim: int
     scaling: RopeScaling | None = None
     interleaved: bool = False
+    query_scaling: QueryScaling | None = None
 
     def __post_init__(self) -> None:
         if self.dim % 2 or self.dim <= 0:

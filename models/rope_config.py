@@ -15,17 +15,19 @@ from models.rope import (
     Llama3Scaling,
     LongRopeScaling,
     ProportionalScaling,
+    QueryScaling,
     RopeScaling,
     RopeSpec,
     YarnScaling,
 )
 
 _DEFAULT_THETA = 10_000.0
-# The parameters that are read, and notes of how the model was trained, which change nothing.
+# The parameters that are read, and notes that change nothing: how the model was trained, and its window.
 _KNOWN = {
     "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings",
     "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor",
     "long_factor", "low_freq_factor", "high_freq_factor", "finetuned",
+    "llama_4_scaling_beta", "max_position_embeddings",
 }  # fmt: skip
 
 
@@ -35,17 +37,15 @@ def rope_of(
     layer_type: str = "full_attention",
     *,
     interleaved: bool = False,
-    ignored: frozenset[str] = frozenset(),
 ) -> RopeSpec | None:
     """Return the rotary embedding of a configuration's layers of a type, None if they have none.
 
-    `ignored` are parameters that the family reads itself. Raises ModelError for a type or a parameter that is
-    unknown, and for one that is missing or malformed.
+    Raises ModelError for a type or a parameter that is unknown, and for one that is missing or malformed.
     """
     parameters, is_own = _parameters_of(config, layer_type)
     if parameters is None:
         return None
-    if unknown := sorted(set(parameters) - _KNOWN - ignored):
+    if unknown := sorted(set(parameters) - _KNOWN):
         raise ModelError(f"RoPE parameter '{unknown[0]}' is not supported")
     share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     theta = float(parameters.get("rope_theta") or config.get("rope_theta") or _DEFAULT_THETA)
@@ -56,10 +56,15 @@ def rope_of(
         scaling = ProportionalScaling(_number(parameters, kind, "factor", 1.0), angles)
         return RopeSpec(theta, head_dim, scaling, interleaved)
     max_position = int(config.get("max_position_embeddings", 2048))
-    original = None if is_own else config.get("original_max_position_embeddings")
-    if original is not None:
-        parameters = {**parameters, "original_max_position_embeddings": original}
-    return RopeSpec(theta, rotated, _scaling(kind, parameters, max_position, rotated), interleaved)
+    beside = None if is_own else config.get("original_max_position_embeddings")
+    original = int(beside or _number(parameters, kind, "original_max_position_embeddings", max_position))
+    query_scaling = None
+    if parameters.get("llama_4_scaling_beta"):
+        if rotated != head_dim:
+            raise ModelError("RoPE parameter 'llama_4_scaling_beta' with a partial rotation is not supported")
+        query_scaling = QueryScaling(_number(parameters, kind, "llama_4_scaling_beta"), original)
+    by_kind = _scaling(kind, parameters, original, max_position, rotated)
+    return RopeSpec(theta, rotated, by_kind, interleaved, query_scaling)
 
 
 def _parameters_of(config: Mapping[str, Any], layer_type: str) -> tuple[Mapping[str, Any] | None, bool]:
@@ -75,9 +80,9 @@ def _parameters_of(config: Mapping[str, Any], layer_type: str) -> tuple[Mapping[
     return parameters[layer_type], True
 
 
-def _scaling(kind: str, parameters: Mapping[str, Any], max_position: int, rotated: int) -> RopeScaling | None:
-    original = int(_number(parameters, kind, "original_max_position_embeddings", max_position))
-
+def _scaling(
+    kind: str, parameters: Mapping[str, Any], original: int, max_position: int, rotated: int
+) -> RopeScaling | None:
     def number(name: str, default: float | None = None) -> float:
         return _number(parameters, kind, name, default)
 
@@ -109,8 +114,7 @@ def _yarn(parameters: Mapping[str, Any], original: int, max_position: int) -> Ya
     def number(name: str, default: float | None = None) -> float:
         return _number(parameters, "yarn", name, default)
 
-    has_window = parameters.get("original_max_position_embeddings") is not None
-    factor = number("factor", max_position / original if has_window else None)
+    factor = number("factor", max_position / original if original != max_position else None)
     usual = _yarn_mscale(factor, 1.0)
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
         usual = _yarn_mscale(factor, number("mscale")) / _yarn_mscale(factor, number("mscale_all_dim"))

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(
 NAMES = {
     "fp32": "logits_ptr temperature_ptr top_p_ptr min_p_ptr values_ptr presence_ptr frequency_ptr "
     "repetition_ptr cos_sin_ptr partial_ptr statistics_ptr chosen_logprob_ptr top_values_ptr "
-    "angles_ptr sinks_ptr eps scale softcap",
+    "angles_ptr q_scale_ptr sinks_ptr eps scale softcap",
     "i32": "page_table_ptr query_start_ptr context_lens_ptr num_rows_ptr arrived_ptr work_ptr top_k_ptr "
     "lanes_ptr ids_ptr order_ptr tiles_ptr output_counts_ptr masks_ptr slot_tables_ptr",
     "i64": "seed_ptr position_ptr positions_ptr slot_mapping_ptr slots_ptr tokens_ptr chosen_ptr top_ids_ptr "
@@ -191,6 +191,7 @@ def test_rope_kv_write(rest, norm, interleaved):
         "NORM": norm != "none",
         "LAYER_NORM": norm == "layer",
         "INTERLEAVED": interleaved,
+        "SCALE_Q": rest == 0,
     }
     assert "st.global" in compile_for_h100(_rope_kv_write_kernel, constants, num_warps=2)
 

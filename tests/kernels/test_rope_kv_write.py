@@ -35,7 +35,7 @@ def exact_layer_norm(x, weight, eps):
 
 def check(
     target, dtype, heads, head_dim, rotary_dim, num_tokens, page_size,
-    *, fused=True, normed="", weight_dtype=None, interleaved=False,
+    *, fused=True, normed="", weight_dtype=None, interleaved=False, scaled=False,
 ):  # fmt: skip
     num_heads, num_kv_heads = heads
     sizes = [num_heads, num_kv_heads, num_kv_heads]
@@ -62,9 +62,12 @@ def check(
     shape = (num_pages, page_size, num_kv_heads, head_dim)
     kv = KVLayer(*(torch.full(shape, 7.0, dtype=dtype, device=target.device) for _ in range(2)))
     turns = table[positions].to(target.device) if rotary_dim else None
-    rope_kv_write(q, k, v, turns, kv, slots.to(target.device), norm, interleaved)
+    q_scale = 1 + torch.rand(num_tokens) if scaled else None
+    on_device = None if q_scale is None else q_scale.to(target.device)
+    rope_kv_write(q, k, v, turns, kv, slots.to(target.device), norm, interleaved, on_device)
 
-    assert_close(q, exact_rotation(before[0], table, positions, interleaved), dtype)
+    exact_q = exact_rotation(before[0], table, positions, interleaved)
+    assert_close(q, exact_q if q_scale is None else exact_q * q_scale[:, None, None], dtype)
     exact_k = exact_rotation(before[1], table, positions, interleaved)
     k_rows, v_rows = (cache.cpu().view(-1, num_kv_heads, head_dim) for cache in kv)
     assert_close(k_rows[slots], exact_k, dtype)
@@ -107,6 +110,13 @@ def test_a_weight_in_float32_multiplies_before_the_only_rounding(target: Target,
 @pytest.mark.parametrize("fused", [True, False])
 def test_interleaved_pairs(target: Target, dtype, head_dim: int, rotary_dim: int, normed: str, fused: bool):
     check(target, dtype, (5, 1), head_dim, rotary_dim, 3, 16, fused=fused, normed=normed, interleaved=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("normed", ["", "rms"])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_queries_are_scaled_after_the_rotation(target: Target, dtype, normed: str, interleaved: bool):
+    check(target, dtype, (9, 3), 20, 20, 5, 16, normed=normed, interleaved=interleaved, scaled=True)
 
 
 @pytest.mark.parametrize("head_dim", [64, 20])

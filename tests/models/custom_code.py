@@ -84,3 +84,11 @@ def make_internlm2(*, bias: bool, **config: Any) -> Any:
         return renamed
 
     return saved_as(model, {"architectures": ["InternLM2ForCausalLM"], **config, "bias": bias}, tensors)
+
+
+def make_internlm3(*, bias: bool = False, **config: Any) -> Any:
+    """Return a Llama that is saved as an InternLM3, whose keys for biases are `qkv_bias` and `bias`."""
+    made = transformers.LlamaConfig(**config, rms_norm_eps=1e-5, attention_bias=bias, mlp_bias=bias)
+    model = transformers.LlamaForCausalLM(made)
+    named = {"architectures": ["InternLM3ForCausalLM"], **config, "qkv_bias": bias, "bias": bias}
+    return saved_as(model, named, lambda: dict(model.state_dict()))

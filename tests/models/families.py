@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.models.custom_code import make_internlm2, make_minicpm
+from tests.models.custom_code import make_internlm2, make_internlm3, make_minicpm
 
 BASE: dict[str, Any] = {
     "vocab_size": 131,
@@ -52,9 +52,13 @@ WINDOW = {**BASE, "sliding_window": 19}
 NARROW = {key: value for key, value in BASE.items() if key != "head_dim"} | {"hidden_size": 72}
 
 FAMILIES = {
+    "arcee": TinyFamily("ArceeForCausalLM", NARROW),
+    "arcee with biases": TinyFamily("ArceeForCausalLM", {**NARROW, "mlp_bias": True, "attention_bias": True}),
     "cohere": TinyFamily("CohereForCausalLM", {**NARROW, "logit_scale": 0.3, "attention_bias": True}),
     "cohere with qk norm": TinyFamily("CohereForCausalLM", {**NARROW, "use_qk_norm": True}),
     "cohere2": TinyFamily("Cohere2ForCausalLM", {**NARROW, "sliding_window": 19, "num_hidden_layers": 5}),
+    "ernie4_5": TinyFamily("Ernie4_5ForCausalLM", BASE),
+    "ernie4_5 with biases": TinyFamily("Ernie4_5ForCausalLM", {**BASE, "use_bias": True}),
     "exaone4": TinyFamily("Exaone4ForCausalLM", {**WINDOW, "num_hidden_layers": 5}),
     "exaone4 without windows": TinyFamily(
         "Exaone4ForCausalLM", {**BASE, "sliding_window": None, "layer_types": ["full_attention"] * 2}
@@ -93,11 +97,36 @@ FAMILIES = {
     ),
     "internlm2": TinyFamily("InternLM2ForCausalLM", {**NARROW, "bias": True}, make_internlm2),
     "internlm2 without biases": TinyFamily("InternLM2ForCausalLM", {**NARROW, "bias": False}, make_internlm2),
+    "internlm3": TinyFamily(
+        "InternLM3ForCausalLM",
+        {**BASE, "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}},
+        make_internlm3,
+    ),
+    "internlm3 with biases": TinyFamily("InternLM3ForCausalLM", {**BASE, "bias": True}, make_internlm3),
     "llama": TinyFamily("LlamaForCausalLM", BASE),
     "minicpm": TinyFamily(
         "MiniCPMForCausalLM",
         {**NARROW, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 18},
         make_minicpm,
+    ),
+    "ministral": TinyFamily(
+        "MinistralForCausalLM", {**WINDOW, "layer_types": ["full_attention", "sliding_attention"]}
+    ),
+    "ministral3": TinyFamily(
+        "Ministral3ForCausalLM",
+        {
+            **BASE,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16,
+                "max_position_embeddings": 256,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
     ),
     "mistral": TinyFamily("MistralForCausalLM", {**BASE, "sliding_window": 19}),
     "olmo2": TinyFamily("Olmo2ForCausalLM", {**BASE, "attention_bias": True}),
@@ -110,11 +139,32 @@ FAMILIES = {
         },
     ),
     "phi": TinyFamily("PhiForCausalLM", NARROW),
+    "phi3": TinyFamily("Phi3ForCausalLM", {**NARROW, "sliding_window": 19}),
+    "phi4 mini": TinyFamily(
+        "Phi3ForCausalLM",
+        {
+            **NARROW,
+            "tie_word_embeddings": True,
+            "partial_rotary_factor": 0.5,
+            "original_max_position_embeddings": 200,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.1, 1.3],
+                "long_factor": [1.0, 3.0, 8.0],
+            },
+        },
+    ),
     "qwen2": TinyFamily("Qwen2ForCausalLM", BASE),
     "qwen2 with windows": TinyFamily(
         "Qwen2ForCausalLM", {**BASE, "use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1}
     ),
     "qwen3": TinyFamily("Qwen3ForCausalLM", BASE),
+    "seed_oss": TinyFamily("SeedOssForCausalLM", BASE),
+    "smollm3": TinyFamily("SmolLM3ForCausalLM", {**NARROW, "num_hidden_layers": 5}),
+    "smollm3 with windows": TinyFamily(
+        "SmolLM3ForCausalLM",
+        {**NARROW, "no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 19},
+    ),
     "stablelm": TinyFamily("StableLmForCausalLM", {**NARROW, "partial_rotary_factor": 0.4}),
     "stablelm in parallel": TinyFamily(
         "StableLmForCausalLM",
