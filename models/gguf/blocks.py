@@ -195,4 +195,4 @@ _UNPACK: dict[Type, Callable[[Tensor], Groups]] = {
     Type.IQ4_XS: _iq4_xs,
     Type.MXFP4: _mxfp4,
 }
-BLOCK_TYPES = frozenset(_UNPACK)
+BLOCK_TYPES = tuple(_UNPACK)

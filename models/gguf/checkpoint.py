@@ -1,4 +1,4 @@
-"""A .gguf file as a checkpoint."""
+"""A .gguf file, or several that are one model, as a checkpoint."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,47 +11,82 @@ from torch import Tensor
 from models.checkpoint import read_family_spec
 from models.errors import ModelError
 from models.families import gguf_family_of
-from models.gguf.dequantize import dequantize
-from models.gguf.file import GGUFFile
+from models.gguf.dequantize import check_type, dequantize
+from models.gguf.file import GGUFFile, GGUFTensor
+from models.gguf.parts import part_paths
 from models.rope import FactorScaling
 from models.spec import AttentionSpec
 from models.weight_names import WeightMap
 
+_CPU = torch.device("cpu")
+
 
 class GGUFCheckpoint:
-    """One .gguf file. Its tensors are dequantized as they are read."""
+    """A .gguf file, or all parts of one. The tensors are dequantized as they are read."""
 
     def __init__(self, path: Path) -> None:
-        self._file = GGUFFile(path)
-        metadata = self._file.metadata
-        if int(metadata.get("split.count", 0)) > 1:
-            raise ModelError(f"{path} is one part of several; join them with `gguf-split --merge`")
-        self.family = gguf_family_of(str(metadata.get("general.architecture", "")))
+        metadata, self._tensors = _read_parts(path)
         try:
+            self.family = gguf_family_of(str(metadata.get("general.architecture", "")))
             config = self.family.gguf_config(metadata)
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from None
         except KeyError as error:
             raise ModelError(f"{path}: the metadata lacks {error}") from None
-        config["tie_word_embeddings"] = "output.weight" not in self._file.tensors
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+            raise ModelError(f"{path}: the metadata makes no sense: {error}") from error
+        self._check_layers(path, config["num_hidden_layers"])
+        config["tie_word_embeddings"] = "output.weight" not in self._tensors
         self.spec = read_family_spec(self.family, config, path)
-        if (factors := self._file.tensors.get("rope_freqs.weight")) is not None:
-            divisors = tuple(dequantize(factors, torch.float32).tolist())
+        if (factors := self._tensors.get("rope_freqs.weight")) is not None:
+            divisors = tuple(dequantize(factors, torch.float32, _CPU).tolist())
             self.spec = self.spec.with_attention(lambda _, attention: _with_divisors(attention, divisors))
         self.weight_map: WeightMap = self.family.GGUF_WEIGHT_MAP
         self.quantization: Mapping[str, Any] | None = None
-        self.num_bytes = {name: tensor.raw.nbytes for name, tensor in self._file.tensors.items()}
+        self.num_bytes = {name: tensor.raw.nbytes for name, tensor in self._tensors.items()}
 
     def layout(self, dtype: torch.dtype) -> dict[str, Tensor]:
         return {
             name: torch.empty(tensor.shape, dtype=dtype, device="meta")
-            for name, tensor in self._file.tensors.items()
+            for name, tensor in self._tensors.items()
         }
 
     def read(self, names: Iterable[str], dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
         for name in names:
-            yield dequantize(self._file.tensors[name], dtype)
+            yield dequantize(self._tensors[name], dtype, device)
 
     def restore(self, address: str, tensor: Tensor) -> Tensor:
         return self.family.from_gguf(address, tensor, self.spec)
+
+    def _check_layers(self, path: Path, num_layers: Any) -> None:
+        """Raise ModelError before a spec of more layers than there are tensors of is built."""
+        found = {name.split(".")[1] for name in self._tensors if name.startswith("blk.")}
+        if num_layers != len(found):
+            raise ModelError(f"{path}: the metadata says {num_layers!r} layers, and it has {len(found)}")
+
+
+def _read_parts(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
+    """Return the metadata of a model and the tensors of all its parts. Raises ModelError."""
+    files = [GGUFFile(part) for part in part_paths(path)]
+    metadata, tensors = files[0].metadata, {}
+    for number, file in enumerate(files):
+        said = file.metadata.get("split.no", 0), file.metadata.get("split.count") or 1
+        if said != (number, len(files)):
+            raise ModelError(
+                f"{file.path}: the metadata says part {said[0]} (from 0) of {said[1]}, the file's name part "
+                f"{number} of {len(files)}; parts are named NAME-00001-of-00003.gguf"
+            )
+        for name, tensor in file.tensors.items():
+            if name in tensors:
+                raise ModelError(f"{file.path}: the tensor {name} is in another part, too")
+            try:
+                check_type(tensor)
+            except ModelError as error:
+                raise ModelError(f"{file.path}: {error}") from None
+            tensors[name] = tensor
+    if (count := metadata.get("split.tensors.count", len(tensors))) != len(tensors):
+        raise ModelError(f"{path}: the metadata says {count} tensors in all parts, they have {len(tensors)}")
+    return metadata, tensors
 
 
 def _with_divisors(attention: AttentionSpec, divisors: tuple[float, ...]) -> AttentionSpec:

@@ -83,6 +83,16 @@ def test_a_gguf_file_has_no_configuration_beside_it(tmp_path):
     assert fingerprint(files_of(path)) == before
 
 
+def test_every_part_of_a_gguf_model_counts(tmp_path):
+    parts = [tmp_path / f"model-0000{number}-of-00002.gguf" for number in (1, 2)]
+    found = set()
+    for contents in ((b"1", b"2"), (b"2", b"1"), (b"1", b"1")):
+        for part, content in zip(parts, contents, strict=True):
+            part.write_bytes(content)
+        found.add(fingerprint(files_of(parts[0])))
+    assert len(found) == 3
+
+
 def test_a_folder_without_weights_is_refused(folder):
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"holds no \.safetensors file"):

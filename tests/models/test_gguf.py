@@ -13,6 +13,7 @@ from models.errors import ModelError
 from models.gguf.blocks import unpack
 from models.gguf.dequantize import dequantize
 from models.gguf.file import GGUFFile, GGUFTensor
+from tests.models.harness import CPU
 
 # The types that llama.cpp's quantize tool writes for the supported models, but for the smallest.
 KINDS = [
@@ -52,12 +53,12 @@ def reference(tensor):
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_equal_the_reference(kind):
     tensor = random_tensor(kind)  # several chunks, the last of them short
-    found, expected = dequantize(tensor, torch.float32), reference(tensor)
+    found, expected = dequantize(tensor, torch.float32, CPU), reference(tensor)
     assert expected.isfinite().float().mean() > 0.5
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     for dtype in (torch.bfloat16, torch.float16):
         torch.testing.assert_close(
-            dequantize(tensor, dtype), expected.to(dtype), rtol=0, atol=0, equal_nan=True
+            dequantize(tensor, dtype, CPU), expected.to(dtype), rtol=0, atol=0, equal_nan=True
         )
 
 
@@ -68,7 +69,7 @@ def test_blocks_of_one_byte_equal_the_reference(kind, byte):
     tensor = random_tensor(kind, rows=1)
     tensor.raw.fill(byte)
     torch.testing.assert_close(
-        dequantize(tensor, torch.float32), reference(tensor), rtol=0, atol=0, equal_nan=True
+        dequantize(tensor, torch.float32, CPU), reference(tensor), rtol=0, atol=0, equal_nan=True
     )
 
 
@@ -101,7 +102,7 @@ def test_other_types_are_refused_with_the_nearest(kind, nearest):
     with pytest.raises(
         ModelError, match=rf"t is of type {kind}, which .* the nearest type that is: {nearest}$"
     ):
-        dequantize(random_tensor(kind, rows=1), torch.float32)
+        dequantize(random_tensor(kind, rows=1), torch.float32, CPU)
 
 
 @pytest.fixture
@@ -138,9 +139,9 @@ def test_container(tiny):
         "texts": ["a", "ä", ""],
         "numbers": [1, -2, 3],
     }
-    matrix = dequantize(file.tensors["matrix"], torch.float32)
+    matrix = dequantize(file.tensors["matrix"], torch.float32, CPU)
     assert matrix.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert dequantize(file.tensors["halves"], torch.float32).shape == (2, 3, 5)
+    assert dequantize(file.tensors["halves"], torch.float32, CPU).shape == (2, 3, 5)
 
 
 def test_a_file_cut_off_anywhere(tiny, tmp_path):
@@ -154,14 +155,62 @@ def test_a_file_cut_off_anywhere(tiny, tmp_path):
             GGUFFile(short)
 
 
+def scalar(value, size=4):
+    return value.to_bytes(size, "little")
+
+
+def string(text):
+    return scalar(len(text), 8) + text.encode()
+
+
+def tensor_info(name, *, shape=(4, 2), kind=0, offset=0):
+    sizes = b"".join(scalar(size, 8) for size in shape)
+    return string(name) + scalar(len(shape)) + sizes + scalar(kind) + scalar(offset, 8)
+
+
+def header(*, keys=(), tensors=(), num_keys=None, num_tensors=None, data=0):
+    counts = scalar(num_tensors or len(tensors), 8) + scalar(num_keys or len(keys), 8)
+    return b"GGUF" + scalar(3) + counts + b"".join((*keys, *tensors)) + bytes(data)
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"", "empty"),
-        (b"GGML" + bytes(40), "does not begin with GGUF"),
+        (b"GGML" + bytes(40), "begins with b'GGML', not with GGUF"),
         (b"GGUF" + (1).to_bytes(4, "little") + bytes(40), "version 1"),
-        (b"GGUF" + (3).to_bytes(4, "big") + bytes(40), "big-endian"),
-        (b"GGUF" + (3).to_bytes(4, "little") + b"\xff" * 40, "beyond the end"),
+        (b"GGUF" + (3).to_bytes(4, "big") + bytes(40), "it is big-endian"),
+        (b"GGUF" + (9).to_bytes(4, "little") + bytes(40), "version 9 is not supported"),
+        (header(num_tensors=10**18), "0 keys and 1000000000000000000 tensors do not fit in its 24 bytes"),
+        (header(num_keys=10**18), "1000000000000000000 keys and 0 tensors do not fit"),
+        (header(keys=[string("a") + scalar(99)]), "the value of a: its type number 99 is not supported"),
+        (
+            header(keys=[string("a") + scalar(9) + scalar(9) + scalar(1, 8)]),
+            "the value of a: its type number 9",
+        ),
+        (
+            header(keys=[string("a") + scalar(9) + scalar(4) + scalar(10**18, 8)]),
+            "the value of a: 10+ numbers",
+        ),
+        (
+            header(keys=[string("a") + scalar(8) + scalar(10**18, 8)]),
+            "the value of a: a string reaches beyond",
+        ),
+        (header(keys=[string("a") + scalar(8) + scalar(1, 8) + b"\xff"]), "the value of a: 'utf-8' codec"),
+        (header(keys=[string("a") + scalar(4) + scalar(1)] * 2), "the key a appears twice"),
+        (header(tensors=[tensor_info("w")] * 2, data=64), "tensor w appears twice"),
+        (header(tensors=[tensor_info("w", kind=99)], data=64), "tensor w is of the type number 99"),
+        (header(tensors=[tensor_info("w", shape=(4,) * 5)], data=64), "tensor w has 5 dimensions"),
+        (header(tensors=[tensor_info("w", shape=(4, 0))], data=64), r"tensor w is empty: \[0, 4\]"),
+        (
+            header(tensors=[tensor_info("w", shape=(33,), kind=2)], data=64),
+            "rows of 33 are not whole Q4_0 blocks",
+        ),
+        (header(tensors=[tensor_info("w", offset=64)], data=64), "tensor w reaches beyond the end"),
+        (
+            header(tensors=[tensor_info("w", shape=(2**40, 2**40))], data=64),
+            "tensor w reaches beyond the end",
+        ),
     ],
 )
 def test_other_files_are_refused(content, reason, tmp_path):

@@ -1,8 +1,6 @@
 """Our decoder against transformers on the same weights: variants of Llama's layers, GGUF files, a real model.
 
 What must hold of every family is in test_families.py.
-
-Covers models/gguf/checkpoint.py.
 """
 
 import dataclasses
@@ -16,14 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from models.loader import load
 from tests.models.families import make, prompt, randomised
-from tests.models.harness import (
-    CPU,
-    GGUF_TO_HF,
-    files_of,
-    forward_logits,
-    to_gguf_order,
-    transformers_logits,
-)
+from tests.models.gguf_files import write_gguf
+from tests.models.harness import CPU, files_of, forward_logits, transformers_logits
 
 BASE = {
     "vocab_size": 131,
@@ -139,53 +131,6 @@ def test_sharded_checkpoint(tmp_path):
     assert_parity(model, tmp_path)
 
 
-def write_gguf(path, model, kind=gguf.GGMLQuantizationType.F32, rope_divisors=None):
-    """Write a tiny model the way llama.cpp's converter does."""
-    config, head_dim = model.config, model.model.layers[0].self_attn.head_dim
-    # Only Llama's rows change their order.
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    heads = heads if config.model_type == "llama" else {}
-    writer = gguf.GGUFWriter(path, config.model_type)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_key_length(head_dim)
-    writer.add_token_list(["a token", "日本"])
-
-    def add(name, tensor):
-        values = tensor.detach().numpy()
-        quantized = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(name, gguf.quantize(values, quantized), raw_dtype=quantized)
-
-    state = model.state_dict()
-    add("token_embd.weight", state["model.embed_tokens.weight"])
-    add("output_norm.weight", state["model.norm.weight"])
-    if not config.tie_word_embeddings:
-        add("output.weight", state["lm_head.weight"])
-    if rope_divisors is not None:
-        add("rope_freqs.weight", rope_divisors)
-    for layer in range(config.num_hidden_layers):
-        for ours, theirs in GGUF_TO_HF.items():
-            for suffix in ("weight", "bias"):
-                tensor = state.get(f"model.layers.{layer}.{theirs}.{suffix}")
-                if tensor is not None:
-                    if ours in heads:
-                        tensor = torch.from_numpy(to_gguf_order(tensor.numpy(), heads[ours]).copy())
-                    add(f"blk.{layer}.{ours}.{suffix}", tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", GGUF_FAMILIES)
 def test_gguf_round_trip(family, tied, tmp_path):
@@ -200,7 +145,7 @@ def test_gguf_rope_freqs(tmp_path):
     plain = 1.0 / LLAMA3["rope_theta"] ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
     divisors = plain / model.model.rotary_emb.inv_freq
     assert divisors.max() > 2, "the scaling does nothing here, and so the test would not either"
-    assert_parity(model, write_gguf(tmp_path / "tiny.gguf", model, rope_divisors=divisors))
+    assert_parity(model, write_gguf(tmp_path / "tiny.gguf", model, tensors={"rope_freqs.weight": divisors}))
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0"])
