@@ -1,7 +1,8 @@
 """Names of tensors in a checkpoint, and addresses of parameters in a decoder.
 
 A weight map goes from names to addresses, both without `.weight` or `.bias` and with `*` for the layer. A
-tensor that fills several parameters has a `Packed`; None marks tensors that are not loaded.
+tensor that fills several parameters has a `Packed`; None marks tensors that are not loaded, for `part.**` all
+whose names begin with the part.
 """
 
 import re
@@ -56,7 +57,8 @@ _BUFFERS = re.compile(r"(\.rotary_emb\.\w+|\.(attn|self_attn)\.(masked_)?bias|(^
 
 def is_known(name: str, weight_map: WeightMap) -> bool:
     """Return True for a tensor that the map names, or one that no architecture loads."""
-    return bool(_BUFFERS.search(name)) or _split(name.rpartition(".")[0])[0] in weight_map
+    pattern, _ = _split(name.rpartition(".")[0])
+    return bool(_BUFFERS.search(name)) or pattern in weight_map or _below_unread(name, weight_map)
 
 
 def target_of(name: str, weight_map: WeightMap) -> Target:
@@ -64,7 +66,7 @@ def target_of(name: str, weight_map: WeightMap) -> Target:
 
     Raises KeyError for a name that is not in the map.
     """
-    if _BUFFERS.search(name):
+    if _BUFFERS.search(name) or _below_unread(name, weight_map):
         return None
     stem, _, kind = name.rpartition(".")
     pattern, numbers = _split(stem)
@@ -104,6 +106,10 @@ def is_excluded(address: str, weight_map: WeightMap, excluded: Iterable[str]) ->
     if any(found) and not all(found):
         raise ModelError(f"only some of {', '.join(names)} are quantized, and they are one product here")
     return any(found)
+
+
+def _below_unread(name: str, weight_map: WeightMap) -> bool:
+    return f"{name.partition('.')[0]}.**" in weight_map
 
 
 def _addresses(target: Target) -> tuple[str, ...]:

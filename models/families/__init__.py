@@ -17,6 +17,7 @@ _BY_ARCHITECTURE = {
     "Exaone4ForCausalLM": "models.families.exaone4",
     "Gemma2ForCausalLM": "models.families.gemma2",
     "Gemma3ForCausalLM": "models.families.gemma3",
+    "Gemma3ForConditionalGeneration": "models.families.gemma3_vision",
     "GemmaForCausalLM": "models.families.gemma",
     "Glm4ForCausalLM": "models.families.glm4",
     "GlmForCausalLM": "models.families.glm4",

@@ -8,7 +8,7 @@ import torch
 
 from models.errors import ModelError
 from models.shapes import SHAPES
-from models.weight_names import Packed, names_of, target_of
+from models.weight_names import Packed, is_known, names_of, target_of
 
 QKV = tuple(f"layers.*.attention.qkv.{output}" for output in "qkv")
 WEIGHT_MAP = {"h.*.qkv": Packed(QKV), "h.*.proj": "layers.*.attention.output"}
@@ -55,3 +55,12 @@ def test_a_packed_bias_the_configuration_does_not_announce():
 def test_names_of_an_address_include_packed_tensors():
     assert names_of("layers.3.attention.qkv", WEIGHT_MAP) == ["h.3.qkv"]
     assert names_of("layers.3.attention.output", WEIGHT_MAP) == ["h.3.proj"]
+
+
+def test_all_tensors_of_a_part_are_left_out():
+    weight_map = {"vision.**": None, **WEIGHT_MAP}
+    assert is_known("vision.probe", weight_map) and target_of("vision.probe", weight_map) is None
+    assert target_of("vision.h.3.qkv.weight", weight_map) is None
+    assert target_of("h.7.proj.bias", weight_map) == "layers.7.attention.output.bias"
+    assert not is_known("visions.probe", weight_map)
+    assert not is_known("vision", WEIGHT_MAP)

@@ -1,0 +1,18 @@
+"""Gemma 3 with images, 4B and larger: its text model. Images are not read."""
+
+from typing import Any
+
+from models.families import gemma3
+from models.spec import DecoderSpec
+from models.weight_names import Target
+
+WEIGHT_MAP: dict[str, Target] = {
+    f"language_model.{name}": target for name, target in gemma3.WEIGHT_MAP.items()
+} | {"vision_tower.**": None, "multi_modal_projector.**": None}
+
+
+def spec(config: dict[str, Any]) -> DecoderSpec:
+    """Read a Gemma3Config as in config.json."""
+    # Published configurations leave these out.
+    defaults = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}
+    return gemma3.spec({**defaults, **config, **config.get("text_config", {})})
