@@ -20,7 +20,6 @@ from torch import Tensor
 from kernels.act_mul import gelu_mul, gelu_tanh_mul, silu_mul
 from kernels.layer_norm import add_layer_norm, layer_norm
 from kernels.rms_norm import add_rms_norm, rms_norm
-from models.errors import ModelError
 from models.formats.base import LinearShape, LinearWeights, Shard
 from models.forward_batch import ForwardBatch
 from models.spec import MlpSpec, NormSpec
@@ -240,8 +239,6 @@ class Mlp(Part):
     """The gated feed-forward block (Shazeer, 2020)."""
 
     def __init__(self, spec: MlpSpec, hidden_size: int) -> None:
-        if spec.activation not in _GATED_ACTIVATIONS:
-            raise ModelError(f"activation '{spec.activation}' of a gated MLP is not supported")
         halves = {"gate": spec.intermediate_size, "up": spec.intermediate_size}
         self.gate_up = Linear(LinearShape(hidden_size, halves, spec.bias, shard="column"))
         self.down = Linear(LinearShape(spec.intermediate_size, {"": hidden_size}, spec.bias, shard="row"))

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from models.errors import ModelError
 from models.rope import RopeSpec
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
@@ -90,6 +91,10 @@ class MlpSpec:
     activation: Activation = "silu"
     bias: bool = False
     gated: bool = True
+
+    def __post_init__(self) -> None:
+        if self.gated and self.activation in ("relu", "relu2"):
+            raise ModelError(f"activation '{self.activation}' is not supported in a gated MLP")
 
 
 @dataclass(frozen=True)
