@@ -13,6 +13,51 @@ from server.schema.sampling import Sampling, Stop
 from server.schema.tools import MAX_TOOLS, NAME, ObjectSchema, leave_out_tools
 from server.schema.wire import ModelRequest, Needed, TypedRequest, Wire, WireRequest, WireResponse
 
+# Blocks of tools that other servers run, and what only they can read. They hold nothing for a prompt.
+LEFT_OUT = frozenset(
+    (
+        *("redacted_thinking", "server_tool_use", "mcp_tool_use", "mcp_tool_result", "tool_reference"),
+        *("web_search_tool_result", "web_fetch_tool_result", "tool_search_tool_result"),
+        *("code_execution_tool_result", "bash_code_execution_tool_result"),
+        "text_editor_code_execution_tool_result",
+    )
+)
+
+
+def as_blocks(value: Any) -> Any:
+    """Return content as a list of blocks, with documents and search results of text as blocks of text.
+
+    Of blocks that hold nothing for a prompt only the type is kept, so that errors name the right block.
+    """
+    return [_as_block(block) if isinstance(block, dict) else block for block in as_parts(value)]
+
+
+def _as_block(block: dict[str, Any]) -> dict[str, Any]:
+    kind, source = block.get("type"), block.get("source")
+    if isinstance(kind, str) and kind in LEFT_OUT:
+        return {"type": kind}
+    if kind == "search_result":
+        said, names = _text_of(block.get("content")), (block.get("title"), source)
+    elif kind == "document" and isinstance(source, dict) and source.get("type") in ("text", "content"):
+        field = "data" if source["type"] == "text" else "content"
+        said, names = _text_of(source.get(field)), (block.get("title"), block.get("context"))
+    else:
+        return block
+    if said is None:
+        return block
+    return {"type": "text", "text": "\n".join([*(name for name in names if isinstance(name, str)), said])}
+
+
+def _text_of(content: Any) -> str | None:
+    """Return a string, or the joined texts of a list of blocks; None if it holds anything else."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [
+        str(part["text"]) for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)
+    ]
+    return "\n".join(texts) if texts and len(texts) == len(parts) else None
+
 
 class InputBlock(TypedRequest):
     """One block of a message's content. The served model reads text; other kinds are refused by name."""
@@ -29,6 +74,14 @@ class InputBlock(TypedRequest):
         "container_upload",
         "server_tool_use",
         "web_search_tool_result",
+        "web_fetch_tool_result",
+        "code_execution_tool_result",
+        "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "tool_reference",
+        "mcp_tool_use",
+        "mcp_tool_result",
     ]
     text: str | None = None
     thinking: str | None = None
@@ -41,7 +94,7 @@ class InputBlock(TypedRequest):
     NEEDED: ClassVar[Needed] = {
         "text": ("text",),
         "thinking": ("thinking",),
-        "redacted_thinking": (),
+        **dict.fromkeys(LEFT_OUT, ()),
         "tool_use": ("id", "name", "input"),
         "tool_result": ("tool_use_id",),
     }
@@ -58,7 +111,7 @@ class InputBlock(TypedRequest):
     @classmethod
     def check_content(cls, value: "list[InputBlock] | None") -> "list[InputBlock] | None":
         """Refuse results that are not text."""
-        if any(inner.type != "text" for inner in value or ()):
+        if any(inner.type not in ("text", "tool_reference") for inner in value or ()):
             raise ValueError("the result of a tool must be text")
         return value
 
@@ -66,7 +119,7 @@ class InputBlock(TypedRequest):
 Blocks = Annotated[
     list[InputBlock],
     Field(max_length=MAX_PARTS, fail_fast=True, json_schema_extra=allow_string),
-    BeforeValidator(as_parts),
+    BeforeValidator(as_blocks),
 ]
 
 

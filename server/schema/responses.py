@@ -6,10 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from engine.readouts import MAX_LOGPROBS
-from server.schema.chat import MAX_MESSAGES, MAX_PARTS, ReasoningEffort, allow_string, as_parts
+from server.schema.chat import MAX_MESSAGES, ReasoningEffort, allow_string
 from server.schema.foreign import SEPARATE, TURNS, prompt_field
 from server.schema.logprobs import TokenLogprob, in_turns
 from server.schema.refused_fields import Refused
+from server.schema.response_items import STATELESS, InputItem, as_items
 from server.schema.sampling import Sampling, StreamOptions
 from server.schema.tools import (
     MAX_TOOLS,
@@ -25,81 +26,6 @@ from server.schema.wire import Needed, TypedRequest, Wire, WireRequest, WireResp
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
 MAX_METADATA = 16
-STATELESS = "nothing is stored; send the whole conversation"
-TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-
-
-class InputPart(TypedRequest):
-    """One part of an item's content. The served model reads text; other kinds are refused by name."""
-
-    type: Literal[
-        "input_text",
-        "output_text",
-        "text",
-        "refusal",
-        "reasoning_text",
-        "summary_text",
-        "input_image",
-        "input_file",
-        "input_audio",
-    ]
-    text: str | None = None
-    refusal: str | None = None
-
-    NEEDED: ClassVar[Needed] = dict.fromkeys(TEXT_PARTS, ("text",)) | {"refusal": ("refusal",)}
-
-    @field_validator("type")
-    @classmethod
-    def check_type(cls, value: str) -> str:
-        """Refuse parts that hold no text."""
-        if value not in cls.NEEDED:
-            raise ValueError(f"parts of type {value!r} are not supported by this model; send text")
-        return value
-
-    @property
-    def plain_text(self) -> str:
-        """The text this part adds to the prompt."""
-        return (self.refusal if self.type == "refusal" else self.text) or ""
-
-
-Parts = Annotated[
-    list[InputPart],
-    Field(max_length=MAX_PARTS, fail_fast=True, json_schema_extra=allow_string),
-    BeforeValidator(as_parts),
-]
-
-
-def refuse_reference(value: Any) -> Any:
-    """Refuse the reference to an item of an earlier response, with what to send in its place."""
-    if value == "item_reference":
-        raise ValueError(f"{STATELESS}: each item itself instead of its id, as clients do with store false")
-    return value
-
-
-class InputItem(TypedRequest):
-    """One item of the conversation: a message, a call of a function, its result, or earlier reasoning."""
-
-    type: Annotated[
-        Literal["message", "function_call", "function_call_output", "reasoning"],
-        BeforeValidator(refuse_reference),
-    ] = "message"
-    role: Literal["developer", "system", "user", "assistant"] | None = Field(None, description="of a message")
-    content: Parts | None = Field(None, description="of a message, or of reasoning")
-    call_id: str | None = Field(None, description="of a function_call and its output")
-    name: str | None = Field(None, description="of a function_call")
-    arguments: str | None = Field(None, description="of a function_call: JSON in a string")
-    output: Parts | None = Field(None, description="of a function_call_output")
-
-    NEEDED: ClassVar[Needed] = {
-        "message": ("role", "content"),
-        "function_call": ("call_id", "name", "arguments"),
-        "function_call_output": ("call_id", "output"),
-    }
-
-
-def as_items(value: Any) -> Any:
-    """The two spellings of input as one: a string is a message of the user."""
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 class Reasoning(WireRequest):

@@ -14,6 +14,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -64,11 +65,21 @@ class FunctionCall(WireRequest):
 
 
 class ToolCall(WireRequest):
-    """A tool call the assistant made earlier in the conversation."""
+    """A tool call the assistant made earlier in the conversation; that of a custom tool as a function's."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
+
+    @model_validator(mode="before")
+    @classmethod
+    def as_function(cls, value: Any) -> Any:
+        """Return the call of a custom tool as that of a function with the argument `input`."""
+        custom = value.get("custom") if isinstance(value, dict) and value.get("type") == "custom" else None
+        if not isinstance(custom, dict) or "input" not in custom:
+            return value
+        function = {"name": custom.get("name"), "arguments": {"input": custom["input"]}}
+        return {"id": value.get("id"), "function": function}
 
 
 class FunctionDefinition(WireRequest):

@@ -66,10 +66,11 @@ async def test_content_parts_are_joined_and_roles_mapped(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    custom = {"id": "c2", "type": "custom", "custom": {"name": "g", "input": "x"}}
     messages = [
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}, "b"]},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "content": None, "tool_calls": [call, custom]},
         {"role": "tool", "content": "42", "tool_call_id": "c1"},
         {"role": "assistant", "content": "", "reasoning": "because"},
     ]
@@ -79,7 +80,8 @@ async def test_content_parts_are_joined_and_roles_mapped(
     assert rendered[0] == {"role": "system", "content": "be brief"}
     assert rendered[1] == {"role": "user", "content": "a\nb"}
     assert rendered[2]["content"] == ""
-    assert rendered[2]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    functions = [call["function"] for call in rendered[2]["tool_calls"]]
+    assert functions == [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"input": "x"}}]
     assert rendered[3]["tool_call_id"] == "c1"
     assert rendered[4]["reasoning_content"] == "because"
     assert options["add_generation_prompt"] is True

@@ -258,6 +258,52 @@ async def test_a_last_turn_of_the_assistant_is_continued(
     assert (options["continue_final_message"], options["add_generation_prompt"]) == (True, False)
 
 
+async def test_what_is_text_is_read_and_what_other_servers_did_is_left_out(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    texts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two", "citations": []}]
+    search = {"type": "search_result", "title": "Hits", "source": "https://a.example", "content": texts}
+    plain = {"type": "text", "media_type": "text/plain", "data": "the text"}
+    messages = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "document", "title": "A", "context": "by B", "source": plain},
+                {"type": "document", "source": {"type": "content", "content": texts}},
+                {"type": "document", "title": None, "source": {"type": "content", "content": "c"}},
+                search,
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+                {"type": "web_search_tool_result", "tool_use_id": "s", "content": {"type": "error"}},
+                {"type": "text", "text": "found"},
+                {"type": "tool_use", "id": "t", "name": "find", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t",
+                    "content": [{"type": "tool_reference", "tool_name": "f"}, search],
+                }
+            ],
+        },
+    ]
+    await ask(client, max_tokens=1, messages=messages)
+    turns, _ = engine.tokenizer.chats[-1]
+    found = "Hits\nhttps://a.example\none\ntwo"
+    assert [turn["content"] for turn in turns] == [
+        f"A\nby B\nthe text\none\ntwo\nc\n{found}",
+        "found",
+        found,
+    ]
+
+
 async def test_sampling_fields_act(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     await ask(client, **body(temperature=0.5, top_p=0.9, top_k=7, seed=3, min_p=0.1, stop_sequences=["x"]))
     sampling = engine.requests[0].sampling

@@ -1,6 +1,7 @@
 """The Responses API over ASGI, with a FakeEngine; the official client meets it in test_live_dialects.py.
 
-Covers server/routes/responses/convert.py and server/routes/responses/create.py.
+Covers server/routes/responses/convert.py, server/routes/responses/create.py and
+server/schema/response_items.py.
 """
 
 import json
@@ -284,6 +285,50 @@ async def test_the_conversation_reaches_the_template(client: httpx.AsyncClient, 
     assert options["template_kwargs"] == {"reasoning_effort": "low"}
 
 
+async def test_items_of_tools_that_the_server_lacks(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await ask(
+        client,
+        input=[
+            {"type": "ghost_snapshot", "ghost_commit": {}},
+            {"role": "user", "content": "fix it"},
+            {"type": "web_search_call", "id": "w", "status": "completed", "action": {"type": "search"}},
+            {"type": "tool_search_call", "call_id": "t", "arguments": {}},
+            {"type": "image_generation_call", "id": "i", "action": "generate", "content": 5},
+            {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin"},
+            {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+            {"type": "local_shell_call", "id": "c2", "action": {"type": "exec", "command": ["ls"]}},
+            {"type": "local_shell_call_output", "id": "c2", "output": "a.txt"},
+            {"type": "shell_call", "call_id": "c3", "action": {"commands": ["ls"]}},
+            {"type": "shell_call_output", "call_id": "c3", "output": [{"stdout": "b", "stderr": ""}]},
+            {"type": "apply_patch_call", "call_id": "c4", "operation": {"type": "delete_file", "path": "x"}},
+            {"type": "apply_patch_call_output", "call_id": "c4", "status": "completed"},
+            {"type": "mcp_call", "id": "c5", "name": "ask", "arguments": "{}", "output": "well"},
+        ],
+    )
+
+    def called(number: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        function = {"name": name, "arguments": arguments}
+        call = {"id": number, "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    def returned(number: str, text: str) -> dict[str, Any]:
+        return {"role": "tool", "content": text, "tool_call_id": number}
+
+    assert engine.tokenizer.chats[-1][0] == [
+        {"role": "user", "content": "fix it"},
+        called("c1", "apply_patch", {"input": "*** Begin"}),
+        returned("c1", "done"),
+        called("c2", "local_shell", {"type": "exec", "command": ["ls"]}),
+        returned("c2", "a.txt"),
+        called("c3", "shell", {"commands": ["ls"]}),
+        returned("c3", '[{"stdout":"b","stderr":""}]'),
+        called("c4", "apply_patch", {"type": "delete_file", "path": "x"}),
+        returned("c4", ""),
+        called("c5", "ask", {}),
+        returned("c5", "well"),
+    ]
+
+
 async def test_an_answer_can_be_sent_back(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     answer = await ask(client, input="tokens=2")
     conversation = [
@@ -421,6 +466,9 @@ async def test_a_reference_to_an_item_is_refused_with_what_to_send(client: httpx
     assert "each item itself instead of its id" in response.json()["error"]["message"]
 
 
+NESTED: list[Any] = []
+for _ in range(300):
+    NESTED = [NESTED]
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "input"),
     ({"input": []}, "input"),
@@ -436,6 +484,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "function_call", "call_id": "1", "name": "f"}]}, "input[0].arguments"),
     ({"input": [{"type": "function_call", "call_id": "1", "name": "f\0", "arguments": ""}]}, "input[0].name"),
     ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input[0].output"),
+    ({"input": [{"type": "web_search_call"}]}, "input"),
+    ({"input": [{"type": "web_search_call"}, {"role": "user"}]}, "input[1].content"),
+    ({"input": [{"type": "custom_tool_call", "call_id": "1", "name": "f"}]}, "input[0].input"),
+    ({"input": [{"type": "shell_call", "call_id": "1", "action": "ls"}]}, "input[0].action"),
+    ({"input": [{"type": "shell_call_output", "call_id": "1", "output": [NESTED]}]}, "input[0].output"),
+    ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
     ({"input": "x" * 5000}, "input"),
     ({"input": "x" * 9000}, "input"),
     ({"input": "bad template"}, "input"),

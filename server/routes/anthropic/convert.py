@@ -73,7 +73,7 @@ def user_turns(blocks: list[InputBlock]) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     for block in blocks:
         if block.type == "tool_result":
-            parts = [text_part(inner.text or "") for inner in block.content or ()]
+            parts = [text_part(inner.text or "") for inner in block.content or () if inner.type == "text"]
             turns.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": parts})
         else:
             add_turn(turns, {"role": "user", "content": [text_part(block.text or "")]})
@@ -81,7 +81,7 @@ def user_turns(blocks: list[InputBlock]) -> list[dict[str, Any]]:
 
 
 def assistant_turns(blocks: list[InputBlock]) -> list[dict[str, Any]]:
-    """Return reasoning, text and calls of the assistant as one turn, without redacted thinking."""
+    """Return reasoning, text and calls of the assistant as one turn."""
     turn: dict[str, Any] = {
         "role": "assistant",
         "content": [text_part(block.text or "") for block in blocks if block.type == "text"],

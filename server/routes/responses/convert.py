@@ -8,7 +8,8 @@ from engine.errors import InvalidRequest
 from server.errors import invalid_request
 from server.limits import check_text
 from server.schema.chat import ChatRequest
-from server.schema.responses import InputItem, InputPart, ResponsesRequest, TextFormat
+from server.schema.response_items import LEFT_OUT, InputItem, InputPart
+from server.schema.responses import ResponsesRequest, TextFormat
 from server.schema.sampling import Sampling
 from server.schema.tools import MAX_TOOL_CALLS
 
@@ -25,7 +26,7 @@ def chat_request(wire: ResponsesRequest) -> ChatRequest:
     for number, item in enumerate(wire.input):
         check_item(item, f"input[{number}]")
         add_item(messages, item)
-        if len(messages[-1].get("tool_calls", ())) > MAX_TOOL_CALLS:
+        if messages and len(messages[-1].get("tool_calls", ())) > MAX_TOOL_CALLS:
             raise InvalidRequest(f"a turn has {MAX_TOOL_CALLS} calls at most.", f"input[{number}]")
     fields = wire.model_dump(include=set(Sampling.model_fields)) | {
         "messages": messages,
@@ -56,7 +57,7 @@ def response_format(form: TextFormat | None) -> dict[str, Any] | None:
 
 def check_item(item: InputItem, path: str) -> None:
     """Refuse NUL characters under their name in this API. Raises InvalidRequest."""
-    for name in ("call_id", "name", "arguments"):
+    for name in ("id", "call_id", "name", "arguments", "input"):
         check_text(getattr(item, name) or "", f"{path}.{name}")
     for name in ("content", "output"):
         for position, part in enumerate(getattr(item, name) or ()):
@@ -65,8 +66,10 @@ def check_item(item: InputItem, path: str) -> None:
 
 def add_item(messages: list[dict[str, Any]], item: InputItem) -> None:
     """Append what an item says; all that an assistant thought, said and called in a row is one turn."""
-    if item.type == "function_call_output":
-        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
+    if item.type in LEFT_OUT:
+        return
+    if item.is_output:
+        add_output(messages, item)
         return
     if item.type == "message" and item.role != "assistant":
         messages.append({"role": item.role, "content": joined(item.content)})
@@ -74,13 +77,20 @@ def add_item(messages: list[dict[str, Any]], item: InputItem) -> None:
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant"})
     turn = messages[-1]
-    if item.type == "function_call":
-        function = {"name": item.name, "arguments": item.arguments}
-        turn.setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
+    if call := item.call:
+        turn.setdefault("tool_calls", []).append(call)
+        if item.type == "mcp_call" and item.output is not None:
+            add_output(messages, item)
     else:
         name = "content" if item.type == "message" else "reasoning_content"
         text = joined(item.content)
         turn[name] = f"{turn[name]}\n{text}" if turn.get(name) else text
+
+
+def add_output(messages: list[dict[str, Any]], item: InputItem) -> None:
+    """Append the result of a call."""
+    number = item.call_id or item.id
+    messages.append({"role": "tool", "tool_call_id": number, "content": joined(item.output)})
 
 
 def joined(parts: list[InputPart] | None) -> str:
