@@ -11,9 +11,9 @@ from server.parsing.parser import Marker, ToolParser, Tools
 
 BLANKS = re.compile(r"[ \t\r\n]*")
 BETWEEN = re.compile(r"[ \t\r\n,]*")
-NAMES = frozenset(("name", "function"))
+NAMES = frozenset(("name", "function", "tool_name"))
 ARGUMENTS = frozenset(("arguments", "parameters"))
-KEYS = NAMES | ARGUMENTS | {"type", "id", "index"}
+KEYS = NAMES | ARGUMENTS | {"type", "id", "index", "tool_call_id"}
 
 
 class Sink(Protocol):

@@ -13,7 +13,7 @@ from server.parsing.tool_call_grammar import (
     NoGrammar,
     arguments_schema,
     json_rule,
-    marker_rule,
+    marked_rule,
 )
 from server.schema.tools import FunctionDefinition
 
@@ -38,7 +38,7 @@ class TagRules:
 
     def __init__(self, tags: "Tags", markers: Collection[str], tokens: Mapping[str, int]) -> None:
         self._tags = tags
-        self._tokens = {name: tokens[name] for name in markers if name in tokens}
+        self._markers, self._tokens = markers, tokens
 
     def rules(self, opener: str, closer: str, *, shares_block: bool) -> CallRules:
         """Return the rules of calls, each between `opener` and `closer`, or all of them if they share those.
@@ -107,7 +107,4 @@ class TagRules:
 
     def text(self, text: str) -> str:
         """Return the rule of `text`."""
-        names = "|".join(map(re.escape, self._tokens)) or "(?!)"
-        return (
-            " ".join(marker_rule(part, self._tokens) for part in re.split(f"({names})", text) if part) or '""'
-        )
+        return marked_rule(text, self._markers, self._tokens)

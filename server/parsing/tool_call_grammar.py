@@ -5,7 +5,8 @@ models have learned to write it, with one space after each comma and colon and n
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -95,9 +96,15 @@ def marker_rule(text: str, tokens: Mapping[str, int]) -> str:
     return f"<[{tokens[text]}]>" if text in tokens else json.dumps(text)
 
 
-def json_call_rule(function: FunctionDefinition, key: str = "arguments") -> str:
-    """Return the Lark for {"name": …, "arguments": {…}}, where `key` names the arguments."""
-    head = json.dumps(f'{{"name": "{function.name}", "{key}": ')
+def marked_rule(text: str, markers: Collection[str], tokens: Mapping[str, int]) -> str:
+    """Return the Lark for text in which those of `markers` that are control tokens are named by id."""
+    names = "|".join(re.escape(name) for name in markers if name in tokens) or "(?!)"
+    return " ".join(marker_rule(part, tokens) for part in re.split(f"({names})", text) if part) or '""'
+
+
+def json_call_rule(function: FunctionDefinition, name: str = "name", arguments: str = "arguments") -> str:
+    """Return the Lark for {"name": …, "arguments": {…}}, with the keys `name` and `arguments`."""
+    head = json.dumps(f'{{"{name}": "{function.name}", "{arguments}": ')
     return f'{head} {arguments_rule(function)} "}}"'
 
 

@@ -71,7 +71,7 @@ def call_rule(function: FunctionDefinition, layout: Layout | None) -> str:
     Text cannot decide between a call and a JSON answer in advance, so the call is JSON of a schema there.
     """
     if layout is None:
-        return json_call_rule(function, "parameters")
+        return json_call_rule(function, arguments="parameters")
     return json_rule(function, call_schema(function.name, arguments_schema(function)), layout)
 
 

@@ -1,4 +1,4 @@
-"""Llama 3.2 and 4, Olmo 3, LFM2: calls as a Python list, [f(a=1), g(b="x")].
+"""Llama 3.2 and 4, Olmo 3, LFM2, Gemma 3: calls as a Python list, [f(a=1), g(b="x")].
 
 The list begins the answer, where it must call a tool of the request, or is enclosed by markers, where its
 brackets may be missing. Values are read as literals and never evaluated; a positional one gets the name of
@@ -18,6 +18,7 @@ PAIRS = {
     "<|python_start|>": "<|python_end|>",
     "<|tool_call_start|>": "<|tool_call_end|>",
     "<function_calls>": "</function_calls>",
+    "```tool_code": "```",
 }
 START = re.compile(r"[\s\[]*")
 NAME = re.compile(r"[A-Za-z0-9_.:/-]*")

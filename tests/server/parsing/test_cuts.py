@@ -1,7 +1,10 @@
 """The events of a parser add up to the same message however the text is cut.
 
-Covers server/parsing/formats/hermes.py, server/parsing/formats/llama.py, server/parsing/formats/mistral.py
-and server/parsing/formats/pythonic.py.
+Covers server/parsing/marked_json.py, server/parsing/named_call.py, server/parsing/formats/hermes.py,
+server/parsing/formats/llama.py, server/parsing/formats/mistral.py, server/parsing/formats/pythonic.py,
+server/parsing/formats/cohere.py, server/parsing/formats/deepseek.py, server/parsing/formats/granite.py,
+server/parsing/formats/internlm.py, server/parsing/formats/kimi.py, server/parsing/formats/minimax.py and
+server/parsing/formats/phi4_mini.py.
 """
 
 import json
@@ -80,6 +83,23 @@ WORDS: dict[str, list[str]] = {
         "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
         "<tool_call>now", "get_weather\n", "<arg_key>days</arg_key><arg_value>", "<arg_key>unit</arg_key>",
     ],
+    "granite": ["<|tool_call|>", "<function_call>", '{"name": "now", "arguments": ', '{"name": "now"}'],
+    "phi4_mini": ["<|tool_call|>", "<|/tool_call|>", "functools", '{"name": "now", "arguments": {"a": '],
+    "cohere": [
+        "<|START_ACTION|>", "<|END_ACTION|>", "Action: ", "```", "json",
+        '{"tool_call_id": "0", "tool_name": "now"', '{"tool_name": "now", "parameters": ',
+    ],
+    "minimax": ["<tool_calls>", "</tool_calls>", '{"name": "now", "arguments": ', '{"name": "now"}'],
+    "internlm": ["<|action_start|>", "<|plugin|>", "<|action_end|>", '{"name": "now", "parameters": '],
+    "deepseek_v3": [
+        "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>", "now", "function", "```", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>",
+    ],
+    "kimi_k2": [
+        "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+        "<|tool_call_end|>", "<|tool_call_argument_begin|>", "functions.now:0", "now:",
+        "<|tool_call_begin|>now:1",
+    ],
     "minimax_m2": [
         "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="now">', "</invoke>",
         '<parameter name="', "</parameter>", '<invoke name="get_weather">',
@@ -132,7 +152,7 @@ def texts(draw: st.DrawFn) -> tuple[str, str, list[int], bool, bool]:
     return name, text, sorted(places), draw(st.booleans()), draw(st.booleans())
 
 
-@settings(max_examples=600)
+@settings(max_examples=1500)
 @given(texts())
 def test_any_text_however_it_is_cut(drawn: tuple[str, str, list[int], bool, bool]) -> None:
     name, text, places, is_cut, has_tokens = drawn

@@ -66,6 +66,9 @@ def test_mistral_ids_have_nine_letters_or_digits() -> None:
     [
         ("hermes", '<tool_call>{"name": "now", "arguments": {}}</tool_call>'),
         ("mistral", "[TOOL_CALLS]now[ARGS]{}"),
+        ("granite", '<|tool_call|>[{"name": "now"}]'),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
+        ("glm45", "<tool_call>now\n</tool_call>"),
         ("llama3_json", 'So: <|python_tag|>{"name": "now", "parameters": {}}'),
         ("pythonic", "So: <|python_start|>[now()]<|python_end|>"),
         ("qwen3_coder", "<tool_call></tool_call>"),
@@ -73,6 +76,7 @@ def test_mistral_ids_have_nine_letters_or_digits() -> None:
 )
 def test_text_that_spells_a_control_token_is_content(name: str, text: str) -> None:
     markers = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<|python_start|>"]
+    markers += tool_formats()[name].markers
     marker = Marker(dict.fromkeys(markers, 1))
     assert parse(make(name, marker=marker), *text).content == text
     assert parse(make(name, marker=marker), *text).calls == []
@@ -156,6 +160,15 @@ def test_without_parallel_calls_nothing_follows_the_first(name: str, text: str) 
     [
         ("hermes", '<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>\n<tool_call>\n{"name'),
         ("llama3_json", '{"name": "now", "parameters": {"a": 1}}; {"name": '),
+        ("cohere", '<|START_ACTION|>[{"tool_name": "now", "parameters": {"a": 1}}, {"tool_n'),
+        (
+            "deepseek_v3",
+            '<｜tool▁call▁begin｜>now<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁call▁begin｜>n',
+        ),
+        (
+            "glm45",
+            "<tool_call>now\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n<tool_call>n",
+        ),
         ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {"a": 1}}, {"name"'),
         ("mistral", '[TOOL_CALLS]now[ARGS]{"a": 1}[TOOL_CALLS]now[AR'),
     ],
@@ -192,6 +205,35 @@ def test_long_nonsense_is_read_to_its_end(text: str) -> None:
         pieces = [text[start : start + 7] for start in range(0, len(text), 7)]
         for call in parse(make(name), *pieces).calls:
             json.loads(call.arguments)
+
+
+@pytest.mark.parametrize("name", tool_formats())
+def test_markers_in_any_number_are_read_in_linear_time(name: str) -> None:
+    """What reads its text again for each of them takes minutes."""
+    for marker in tool_formats()[name].markers:
+        for text in (marker, f"{marker}\n", f"{marker}now", f'{marker}{{"name": "now"'):
+            text *= 5000
+            parse(make(name), *(text[start : start + 7] for start in range(0, len(text), 7)))
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "kimi_k2"])
+def test_a_header_that_does_not_end_is_content(name: str) -> None:
+    parser = make(name)
+    opener = parser.call[0]  # type: ignore[attr-defined]
+    for text in (opener + "x" * 600, f"{opener} {{", opener + "a b c d{}"):
+        message = parse(make(name), *text)
+        assert (message.content, message.calls) == (text, [])
+
+
+def test_the_ids_of_kimi_name_the_function() -> None:
+    text = (
+        "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        '<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"days": 1}<|tool_call_end|>'
+    )
+    assert [call.id for call in parse(make("kimi_k2"), *text).calls] == [
+        "functions.now:0",
+        "functions.get_weather:1",
+    ]
 
 
 @pytest.mark.parametrize("piece", ["<", "</tool", "\n</tool_call"])

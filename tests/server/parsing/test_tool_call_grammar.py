@@ -35,14 +35,31 @@ WEATHER = FunctionDefinition(
 NOW = FunctionDefinition(name="ns.now-1")
 FORMATS: list[tuple[str, tuple[str, ...]]] = [
     ("harmony", ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")),
+    ("cohere", ("<|START_ACTION|>", "<|END_ACTION|>")),
+    ("deepseek_v3", ()),
+    (
+        "deepseek_v3",
+        (
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁calls▁end｜>",
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁call▁end｜>",
+            "<｜tool▁sep｜>",
+        ),
+    ),
     ("glm45", ()),
     ("glm45", ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")),
+    ("granite", ("<|tool_call|>",)),
     ("hermes", ()),
     ("hermes", ("<tool_call>", "</tool_call>")),
     ("llama3_json", ("<|python_tag|>",)),
+    ("internlm", ("<|action_start|>", "<|plugin|>", "<|action_end|>")),
+    ("kimi_k2", ("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>")),
+    ("minimax", ()),
     ("minimax_m2", ("<minimax:tool_call>", "</minimax:tool_call>")),
     ("mistral", ("[TOOL_CALLS]",)),
     ("mistral", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
+    ("phi4_mini", ("<|tool_call|>", "<|/tool_call|>")),
     ("qwen3_coder", ("<tool_call>", "</tool_call>")),
     ("seed_oss", ()),
 ]

@@ -119,7 +119,8 @@ TEXTS = [
     Text(
         "qwen3_coder",
         "Sure.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n2\n"
-        "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n"
+        "</tool_call>",
         "Sure.",
         [PARIS, ("now", {})],
     ),
@@ -226,6 +227,120 @@ TEXTS = [
         "<seed:tool_call><function=write_file><parameter=text>\na\n</parameter></function></seed:tool_call>",
         "",
         [("write_file", {"text": "\na\n"})],
+    ),
+    Text(
+        "granite",
+        "I look.\n"
+        '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}, '
+        '{"name": "now", "arguments": {}}]',
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+    Text(
+        "granite",
+        '<function_call> {"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}',
+        "",
+        [PARIS],
+    ),
+    Text(
+        "granite",
+        "The <|tool_call|> marker.",
+        "The <|tool_call|> marker.",
+        [],
+    ),
+    Text(
+        "phi4_mini",
+        '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}, '
+        '{"name": "now"}]<|/tool_call|> Done.',
+        " Done.",
+        [PARIS, ("now", {})],
+    ),
+    Text(
+        "phi4_mini",
+        'functools[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}]',
+        "",
+        [PARIS],
+    ),
+    Text(
+        "phi4_mini",
+        "Import functools: [1].",
+        "Import functools: [1].",
+        [],
+    ),
+    Text(
+        "cohere",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", '
+        '"parameters": {"city": "Paris", "days": 2}},\n    {"tool_call_id": "1", "tool_name": '
+        '"now", "parameters": {}}\n]<|END_ACTION|>',
+        "",
+        [PARIS, ("now", {})],
+    ),
+    Text(
+        "cohere",
+        'Action: ```json\n[\n    {\n        "tool_name": "get_weather",\n        "parameters": {\n '
+        '           "city": "a ``` b"\n        }\n    }\n]\n```',
+        "",
+        [("get_weather", {"city": "a ``` b"})],
+    ),
+    Text(
+        "minimax",
+        "Hm.\n"
+        '<tool_calls>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": '
+        '2}}\n{"name": "now", "arguments": {}}\n</tool_calls>',
+        "Hm.",
+        [PARIS, ("now", {})],
+    ),
+    Text(
+        "minimax",
+        '<tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}]</tool_calls>',
+        "",
+        [PARIS],
+    ),
+    Text(
+        "internlm",
+        "I look.<|action_start|>"
+        '<|plugin|>\n{"name": "get_weather", "parameters": {"city": "Paris", "days": 2}}'
+        "<|action_end|>\n",
+        "I look.",
+        [PARIS],
+    ),
+    Text(
+        "deepseek_v3",
+        "So:<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function"
+        '<｜tool▁sep｜>get_weather\n```json\n{"city": "Paris", "days": 2}\n```'
+        "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function"
+        "<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "So:",
+        [PARIS, ("now", {})],
+    ),
+    Text(
+        "deepseek_v3",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather"
+        '<｜tool▁sep｜>{"city": "Paris", "days": 2}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>now<｜tool▁sep｜><｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        [PARIS, ("now", {})],
+    ),
+    Text(
+        "deepseek_v3",
+        "A <｜tool▁calls▁begin｜> b <｜tool▁call▁begin｜>c {d}",
+        "A <｜tool▁calls▁begin｜> b <｜tool▁call▁begin｜>c {d}",
+        [],
+    ),
+    Text(
+        "kimi_k2",
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+        '<|tool_call_argument_begin|>{"city": "Paris", "days": 2}<|tool_call_end|>'
+        "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+    Text(
+        "pythonic",
+        "```tool_code\nget_weather(city='Paris', days=2)\n```",
+        "",
+        [PARIS],
     ),
     Text("qwen3_coder", "<tool_call>maybe</tool_call>", "<tool_call>maybe</tool_call>", []),
 ]

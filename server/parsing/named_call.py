@@ -1,0 +1,117 @@
+"""Base of formats that write a call's name in a header, and JSON arguments after it."""
+
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from server.parsing.json_repair import JsonRepair
+from server.parsing.parser import Marker, ToolParser, Tools
+
+# Far more than a name of 128 characters needs: a longer header is content.
+MAX_HEADER_CHARS = 512
+# What may be between the arguments and a marker: the end of a block of Markdown.
+STRAY = re.compile(r"[\s`]*")
+
+
+class NamedCallParser(ToolParser):
+    """Calls between markers of their own, all of them between one more pair."""
+
+    section: ClassVar[tuple[str, str]]
+    """The markers around all calls."""
+    call: ClassVar[tuple[str, str]]
+    """The markers around each call."""
+
+    def __init__(self, tools: Tools, marker: Marker) -> None:
+        super().__init__(tools, marker)
+        self._section_end = marker(self.section[1])
+        self._call_start, self._call_end = map(marker, self.call)
+        self._header_end = re.compile(r"\{|" + re.escape(self._call_end))
+        self._header: list[str] = []
+        self._num_header_chars = 0
+        self._writer: JsonRepair | None = None
+
+    @abstractmethod
+    def _named(self, header: str) -> tuple[str, str | None]:
+        """Return the name of the tool in a header, "" if there is none, and the id of the call, if any."""
+
+    def _openers(self) -> Mapping[str, Callable[[], bool]]:
+        return {self.section[0]: self._in_section, self.call[0]: self._begin_header}
+
+    def _in_section(self) -> bool:
+        """Read the marker of the next call, or of the end; anything else is content."""
+        start = self._at
+        is_there = self._skip_blanks()
+        self._raw.append(self._text[start : self._at])
+        marker = self._accept_one((self._call_start, self._section_end)) if is_there else None
+        if marker is None:
+            return False
+        self._raw.append(marker)
+        if marker == self._call_start:
+            self._state = self._begin_header
+            return True
+        if self.num_calls:
+            self._raw = []
+        return self._no_call()
+
+    def _begin_header(self) -> bool:
+        self._header.clear()
+        self._num_header_chars = 0
+        self._state = self._in_header
+        return True
+
+    def _in_header(self) -> bool:
+        """Read a header up to the arguments; a call may end without any."""
+        found = self._header_end.search(self._text, self._at)
+        end = found.start() if found else len(self._text) - self._num_held((self._call_end,))
+        text = self._text[self._at : end]
+        self._at = end
+        self._header.append(text)
+        self._raw.append(text)
+        self._num_header_chars += len(text)
+        if self._num_header_chars > MAX_HEADER_CHARS:
+            return self._no_call()
+        if found is None:
+            return False
+        name, call_id = self._named("".join(self._header))
+        if not self.begin(name, call_id):
+            return self._no_call()
+        if found[0] == "{":
+            self._writer = JsonRepair()
+            self._state = self._in_arguments
+        else:
+            self._end_call("{}")
+        return True
+
+    def _in_arguments(self) -> bool:
+        assert self._writer is not None
+        part, self._at = self._writer.feed(self._text, self._at)
+        self.arguments(part)
+        if self._writer.is_done:
+            self._end_call("")
+        return True
+
+    def _end_call(self, arguments: str) -> None:
+        self.arguments(arguments)
+        self._writer = None
+        self.end()
+        self._state = self._after_call
+
+    def _after_call(self) -> bool:
+        """Read the markers after a call; anything else is content."""
+        self._at = STRAY.match(self._text, self._at).end()  # type: ignore[union-attr]
+        if self._at == len(self._text):
+            return False
+        marker = self._accept_one((self._call_end, self._call_start, self._section_end))
+        if marker is None:
+            return False
+        if marker == self._call_start:
+            self._raw = [marker]
+            self._state = self._begin_header
+        elif marker != self._call_end:
+            self._state = self._content
+        return True
+
+    def _close_call(self) -> None:
+        assert self._writer is not None
+        self._end_call(self._writer.close())
