@@ -17,6 +17,8 @@ from engine.stream import RequestStream
 from engine.text.tokenizer import TokenizerPool
 
 if TYPE_CHECKING:
+    from engine.config import EngineConfig
+    from engine.model_check import ModelCheck
     from engine.record.replay import Replayed
     from models.cache import CachedModel
     from models.features import Supported
@@ -48,6 +50,16 @@ def supported_models() -> "Supported":
     from models.features import supported
 
     return supported()
+
+
+def check_model(config: "EngineConfig") -> "ModelCheck":
+    """Check that the model of the settings runs on this machine, without loading it; blocks.
+
+    Raises ModelError or ValueError with the reason if it does not.
+    """
+    from engine.model_check import check_model
+
+    return check_model(config)
 
 
 def replay(
@@ -83,6 +95,7 @@ __all__ = [
     "RequestStream",
     "TokenizerPool",
     "cached_models",
+    "check_model",
     "pull",
     "remove_model",
     "replay",

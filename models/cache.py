@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.catalog import cache_folder, catalog_source
+from models.catalog import cache_folder, catalog_source, is_hub_id
 from models.errors import ModelError
 
 
@@ -24,6 +24,14 @@ def cached_models(cache_dir: Path | None = None) -> list[CachedModel]:
     Without `cache_dir` those of the hub are in the hub's own cache, which other programs use, too.
     """
     return sorted((*_from_wheels(cache_dir), *_from_hub(cache_dir)), key=lambda model: model.name.lower())
+
+
+def is_fetched(name: str, cache_dir: Path | None = None) -> bool:
+    """Return False for a model of the catalog or of the hub that is not in the cache."""
+    source = catalog_source(name)
+    if source is None and (Path(name).expanduser().exists() or not is_hub_id(name)):
+        return True
+    return any(model.name == (source or name) for model in cached_models(cache_dir))
 
 
 def remove(name: str, cache_dir: Path | None = None) -> CachedModel | None:

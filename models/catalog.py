@@ -61,6 +61,11 @@ def catalog_source(name: str) -> str | None:
     return None if entry is None else str(entry.get("hub", name))
 
 
+def is_hub_id(name: str) -> bool:
+    """Return True for a name of the form owner/name, as the hub's repositories have."""
+    return _HUB_ID.fullmatch(name) is not None and not name.endswith(".gguf")
+
+
 def locate(name: str, cache_dir: Path | None = None, *, progress: bool = True) -> ModelFiles:
     """Find a model's files; fetch and convert what is missing. Blocks.
 
@@ -88,7 +93,7 @@ def locate(name: str, cache_dir: Path | None = None, *, progress: bool = True) -
         gguf = part_paths(path)[0]
         folder = cache_folder(cache_dir) / "tokenizers" / f"{gguf.stem}-{_fingerprint(gguf)}"
         return _gguf_files(model_name(gguf), gguf, folder)
-    if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
+    if is_hub_id(name):
         return _hub_files(name, name, cache_dir, progress=progress)
     names = catalog_names()
     close = difflib.get_close_matches(name, names, n=1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from models.errors import ModelError
-from models.families import Family, architectures_of, family_of
+from models.families import Family, architectures_of, family_of, registered_names
 from models.formats import stored_format
 from models.safetensors_file import StoredTensor, read_header
 from models.spec import DecoderSpec
@@ -28,8 +28,9 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 class Checkpoint(Protocol):
-    """A source of weights for the loader."""
+    """A source of weights for the loader. `architecture` is the name that it gives its architecture."""
 
+    architecture: str
     family: Family
     spec: DecoderSpec
     weight_map: WeightMap
@@ -65,7 +66,9 @@ class SafetensorsCheckpoint:
                 stored_format(self.quantization)  # refuses an unknown one before anything is read
             except ModelError as error:
                 raise ModelError(f"{folder}: {error}") from None
-        self.family = family_of(architectures_of(config))
+        names = architectures_of(config)
+        self.family = family_of(names)
+        self.architecture = next(name for name in names if name in registered_names())
         self.spec = read_family_spec(self.family, config, folder)
         self.weight_map: WeightMap = self.family.WEIGHT_MAP
         self._stored = self._headers(weight_files(folder))

@@ -1,5 +1,6 @@
 """Describes architectures by what their specs have beyond the defaults of the spec's fields."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
@@ -68,6 +69,9 @@ def features_of(spec: DecoderSpec) -> Features:
         for feature in dict.fromkeys(_differences(layer)):
             counts[feature] = counts.get(feature, 0) + 1
     found: dict[str, list[str]] = {}
+    bases = {layer.attention.rope.theta for layer in spec.layers if layer.attention.rope is not None}
+    if len(bases) > 1:
+        found["rope"] = [f"bases {', '.join(f'{base:g}' for base in sorted(bases))}"]
     for part, text in _differences(spec):
         found.setdefault(part, []).append(text)
     for (part, text), count in counts.items():
@@ -112,9 +116,15 @@ def _default_features(architecture: str) -> Features | None:
     """Return the features of the configuration that transformers makes without arguments."""
     import transformers
 
-    for kind in ("TextConfig", "Config"):
-        make_config = getattr(transformers, f"{_stem(architecture)}{kind}", None)
-        if make_config is not None:
-            config = make_config().to_dict() | {"architectures": [architecture]}
-            return features_of(family_of([architecture]).spec(config))
-    return None
+    names = (f"{_stem(architecture)}{kind}" for kind in ("TextConfig", "Config"))
+    classes = (getattr(transformers, name) for name in names if hasattr(transformers, name))
+    if (make_config := next(classes, None)) is None:
+        return None
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # some defaults contradict each other, and it warns of them
+    try:
+        config = make_config().to_dict() | {"architectures": [architecture]}
+    finally:
+        logger.setLevel(level)
+    return features_of(family_of([architecture]).spec(config))

@@ -4,7 +4,9 @@ import logging
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ __all__ = [
     "default_dtype",
     "empty_decoder",
     "load",
+    "outline",
     "random_decoder",
     "random_tensors",
     "read_spec",
@@ -69,25 +72,15 @@ def load(
     """
     started = time.perf_counter()
     checkpoint = _open(files)
-    make_linear = _linear_maker(checkpoint, quantization, dtype, _META, shard)
-    shapes = _shapes(Decoder(checkpoint.spec, make_linear, dtype, _META, shard))
-    try:
-        names = place(checkpoint, shapes, dtype)
-    except ModelError as error:
-        raise ModelError(f"{files.weights}: {error}") from None
-    make_linear = _linear_maker(checkpoint, quantization, dtype, device, shard)
-    decoder = Decoder(checkpoint.spec, make_linear, dtype, device, shard)
-    parameters = decoder.parameters()
+    names = _names(files, checkpoint, dtype, quantization, shard)
+    decoder = _build(checkpoint, dtype, device, quantization, shard)
     total = sum(checkpoint.num_bytes[name] for name in names)
     with byte_progress(f"loading {files.name}", total, shown=progress, stays=False) as report:
         done = 0
-        for name, tensor in zip(names, checkpoint.read(names, dtype, device), strict=True):
-            for address, part in parts_of(checkpoint, name, tensor, shapes):
-                leaf, parameter, _ = parameters[address]
-                leaf.fill(parameter, part)
+        tensors = checkpoint.read(names, dtype, device)
+        for name in _fill(decoder, checkpoint, zip(names, tensors, strict=True)):
             done += checkpoint.num_bytes[name]
             report(done)
-    decoder.finish()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = time.perf_counter() - started
@@ -99,6 +92,26 @@ def load(
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES / 1e9,
     )
     return decoder
+
+
+class Outline(NamedTuple):
+    """A model whose tensors are on the device `meta`, and the architecture that its checkpoint names."""
+
+    model: Decoder
+    architecture: str
+
+
+def outline(files: ModelFiles, dtype: torch.dtype, *, quantization: str | None = None) -> Outline:
+    """Build a model from the headers of its checkpoint: it has all tensors that load() makes, without values.
+
+    Raises ModelError like load().
+    """
+    checkpoint = _open(files)
+    names = _names(files, checkpoint, dtype, quantization, WHOLE)
+    decoder = _build(checkpoint, dtype, _META, quantization, WHOLE)
+    layout = checkpoint.layout(dtype)
+    deque(_fill(decoder, checkpoint, ((name, layout[name]) for name in names)), maxlen=0)
+    return Outline(decoder, checkpoint.architecture)
 
 
 def random_decoder(
@@ -172,6 +185,34 @@ def _linear_maker(
         return convert(address, shape) if is_dense else read(address, shape)
 
     return make_linear
+
+
+def _build(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, quantization: str | None, shard: Shard
+) -> Decoder:
+    make_linear = _linear_maker(checkpoint, quantization, dtype, device, shard)
+    return Decoder(checkpoint.spec, make_linear, dtype, device, shard)
+
+
+def _names(
+    files: ModelFiles, checkpoint: Checkpoint, dtype: torch.dtype, quantization: str | None, shard: Shard
+) -> list[str]:
+    """Return the names of the tensors to load. Raises ModelError if the configuration has others."""
+    try:
+        return place(checkpoint, _shapes(_build(checkpoint, dtype, _META, quantization, shard)), dtype)
+    except ModelError as error:
+        raise ModelError(f"{files.weights}: {error}") from None
+
+
+def _fill(decoder: Decoder, checkpoint: Checkpoint, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
+    """Fill the decoder from a checkpoint's tensors and complete it; yield the name of each that is done."""
+    parameters, shapes = decoder.parameters(), _shapes(decoder)
+    for name, tensor in tensors:
+        for address, part in parts_of(checkpoint, name, tensor, shapes):
+            leaf, parameter, _ = parameters[address]
+            leaf.fill(parameter, part)
+        yield name
+    decoder.finish()
 
 
 def _shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:

@@ -1,7 +1,9 @@
 """The keys and values of every layer, in pages."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -46,19 +48,11 @@ class KVCache:
 
         Raises ValueError when it does not fit.
         """
-        page_bytes = _page_bytes(model, config.page_size)
-        num_groups = len(model.spec.kv_groups)
-        if config.kv_tokens is not None:
-            num_pages = -(-config.kv_tokens // config.page_size) * num_groups
-        elif model.device.type == "cuda":
-            state_bytes = _state_bytes(model) * (config.max_num_seqs + 1)
-            num_pages = (_free_cuda_bytes(model, config, token_budget) - state_bytes) // page_bytes
+        if model.device.type == "cuda":
+            free_bytes = partial(_free_cuda_bytes, model, config, token_budget)
         else:
-            max_tokens = max(CPU_MAX_TOKENS, model.spec.max_position)
-            num_pages = min(_free_cpu_bytes() // page_bytes, max_tokens // config.page_size * num_groups)
-        if num_pages < 1:
-            hint = "" if config.gpu_memory_utilization is None else "; raise gpu_memory_utilization"
-            raise ValueError(f"kv_tokens: no memory is left for KV pages of {page_bytes:,} bytes each{hint}")
+            free_bytes = partial(cpu_pool_bytes, available_memory())
+        num_pages = pages_of_pool(model, config, model.device, free_bytes)
         try:
             return cls.of(model, num_pages, config.page_size)
         except (
@@ -66,9 +60,11 @@ class KVCache:
             MemoryError,
             ValueError,
         ) as error:  # ValueError: numpy's, for what no array can be
+            num_tokens = num_pages * config.page_size // len(model.spec.kv_groups)
+            pool_bytes = num_pages * page_bytes(model, config.page_size)
             raise ValueError(
-                f"kv_tokens: a pool of {num_pages * config.page_size // num_groups:,} tokens takes "
-                f"{num_pages * page_bytes / 2**30:.2f} GiB, more than is free"
+                f"kv_tokens: a pool of {num_tokens:,} tokens takes {pool_bytes / 2**30:.2f} GiB, more than "
+                "is free"
             ) from error
 
     @classmethod
@@ -105,7 +101,31 @@ def _page_elements(model: Decoder, page_size: int) -> int:
     return page_size * math.lcm(*(group.token_size // model.shard.world for group in model.spec.kv_groups))
 
 
-def _page_bytes(model: Decoder, page_size: int) -> int:
+def pages_of_pool(
+    model: Decoder, config: EngineConfig, device: torch.device, free_bytes: Callable[[], int]
+) -> int:
+    """Return the number of pages that the settings ask for, or that fit into the `free_bytes()` of a device.
+
+    Raises ValueError if not even one page fits.
+    """
+    size = page_bytes(model, config.page_size)
+    num_groups = len(model.spec.kv_groups)
+    if config.kv_tokens is not None:
+        num_pages = -(-config.kv_tokens // config.page_size) * num_groups
+    elif device.type == "cuda":
+        state_bytes = _state_bytes(model) * (config.max_num_seqs + 1)
+        num_pages = (free_bytes() - state_bytes) // size
+    else:
+        max_tokens = max(CPU_MAX_TOKENS, model.spec.max_position)
+        num_pages = min(free_bytes() // size, max_tokens // config.page_size * num_groups)
+    if num_pages < 1:
+        hint = "" if config.gpu_memory_utilization is None else "; raise gpu_memory_utilization"
+        raise ValueError(f"kv_tokens: no memory is left for KV pages of {size:,} bytes each{hint}")
+    return num_pages
+
+
+def page_bytes(model: Decoder, page_size: int) -> int:
+    """Return the bytes of a page in all tensors of the pool."""
     num_layers = max(len(group.layers) for group in model.spec.kv_groups)
     return 2 * num_layers * _page_elements(model, page_size) * model.dtype.itemsize
 
@@ -126,8 +146,9 @@ def _zeros(model: Decoder, *shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=model.dtype, device=model.device)
 
 
-def _free_cpu_bytes() -> int:
-    return int(available_memory() * CPU_MEMORY_SHARE)
+def cpu_pool_bytes(available: int) -> int:
+    """Return the bytes for the KV pool of a machine with `available` bytes left beside the weights."""
+    return int(available * CPU_MEMORY_SHARE)
 
 
 def _free_cuda_bytes(model: Decoder, config: EngineConfig, token_budget: int) -> int:

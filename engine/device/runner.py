@@ -38,6 +38,7 @@ from engine.outputs import StepOutput, StepPlan
 from models import loader
 from models.catalog import ModelFiles
 from models.decoder import Decoder
+from models.spec import DecoderSpec
 
 
 @dataclass(frozen=True)
@@ -164,19 +165,12 @@ class ModelRunner:
         """A runner for a model that is loaded. Raises ValueError, naming the setting that cannot be met."""
         with torch.inference_mode():
             kv_cache = KVCache.allocate(model, config, token_budget)
-            layout = KVLayout(
-                kv_cache.windows,
-                kv_cache.page_size,
-                token_budget=token_budget,
-                run_ahead=config.run_ahead,
-            )
-            max_tokens = layout.max_tokens(kv_cache.num_pages, model.spec.max_position)
             runner = cls(
                 model,
                 kv_cache,
                 num_slots=config.max_num_seqs,
                 token_budget=token_budget,
-                max_model_len=_max_model_len(config, model.spec.max_position, max_tokens),
+                max_model_len=choose_max_model_len(model.spec, config, token_budget, kv_cache.num_pages),
                 eos_token_ids=eos_token_ids,
             )
             try:
@@ -319,13 +313,20 @@ def _with_retry(compute: Callable[[], T]) -> T:
         return compute()
 
 
-def _max_model_len(config: EngineConfig, model_limit: int, pool_tokens: int) -> int:
+def choose_max_model_len(spec: DecoderSpec, config: EngineConfig, token_budget: int, num_pages: int) -> int:
+    """Return the most tokens of a sequence: what the settings say, or what model and pool allow.
+
+    Raises ValueError if the settings ask for more than these allow.
+    """
+    windows = tuple(group.window for group in spec.kv_groups)
+    layout = KVLayout(windows, config.page_size, token_budget=token_budget, run_ahead=config.run_ahead)
+    pool_tokens = layout.max_tokens(num_pages, spec.max_position)
     if config.max_model_len is None:
-        return min(model_limit, pool_tokens)
-    if config.max_model_len > model_limit:
+        return min(spec.max_position, pool_tokens)
+    if config.max_model_len > spec.max_position:
         raise ValueError(
             f"max_model_len: {config.max_model_len} is more than the model's context window of "
-            f"{model_limit} tokens"
+            f"{spec.max_position} tokens"
         )
     if config.max_model_len > pool_tokens:
         raise ValueError(

@@ -105,5 +105,5 @@ def _import(architectures: list[str], registry: dict[str, str]) -> Family:
             return cast(Family, import_module(registry[name]))
     raise ModelError(
         f"architecture {' / '.join(architectures) or '(none named)'} is not supported; "
-        f"supported: {', '.join(registry)}"
+        f"`monoloop models` lists the {len(registry)} that are"
     )

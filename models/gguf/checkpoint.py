@@ -26,8 +26,9 @@ class GGUFCheckpoint:
 
     def __init__(self, path: Path) -> None:
         metadata, self._tensors = _read_parts(path)
+        self.architecture = str(metadata.get("general.architecture", ""))
         try:
-            self.family = gguf_family_of(str(metadata.get("general.architecture", "")))
+            self.family = gguf_family_of(self.architecture)
             config = self.family.gguf_config(metadata)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None

@@ -164,8 +164,7 @@ def test_an_unsupported_architecture_is_the_first_complaint(folder, architecture
     (folder / "model.safetensors").unlink()
     (folder / "tokenizer.json").unlink()
     with pytest.raises(
-        ModelError,
-        match=rf"some-model: architecture .*{named}.* is not supported; supported: .*LlamaForCausalLM",
+        ModelError, match=rf"some-model: architecture .*{named}.* is not supported; `monoloop models` lists"
     ):
         locate(str(folder))
 
