@@ -36,7 +36,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-__all__ = ["PackedWeight", "computes_bfloat16", "linear", "pack_weight", "unpacked_linear"]
+__all__ = ["PackedWeight", "computes_bfloat16", "linear", "linear_fp32", "pack_weight", "unpacked_linear"]
 
 _WIDEN_FROM_ROWS = 4  # from here on widened tiles beat torch's half-precision product (table above)
 _TILE_BYTES = 4 << 20  # float32 scratch tile; 1, 2 and 8 MiB were 3-40 % slower at 2 to 32 rows
@@ -145,3 +145,12 @@ def unpacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     if weight.device.type != "cpu" or weight.dtype == torch.float32 or _onednn_multiplies(weight.dtype):
         return F.linear(x, weight, bias)
     return WidenedWeight(weight).matmul(x, bias)
+
+
+def linear_fp32(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x [T, K] times weight [N, K], plus bias [N], [T, N] fp32 without a rounding to x's dtype."""
+    if not x.is_cuda or x.dtype == torch.float32:
+        return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    if bias is None:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return torch.addmm(bias.float(), x, weight.t(), out_dtype=torch.float32)

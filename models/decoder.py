@@ -14,14 +14,14 @@ from models.layers import (
     Embedding,
     Leaf,
     Linear,
-    Mlp,
+    LinearLeaf,
     NoNorm,
     Norm,
     NormMaker,
     Part,
     ScoreHead,
-    UngatedMlp,
 )
+from models.moe import MlpMaker
 from models.spec import DecoderSpec, LayerSpec, NormPlacement
 
 
@@ -35,6 +35,7 @@ class DecoderLayer(Part):
         rotary: Rotary | None,
         shard: Shard,
         norm: NormMaker,
+        mlp: MlpMaker,
         kv_group: int,
     ) -> None:
         size, none = spec.hidden_size, NoNorm(spec.residual_multiplier)
@@ -43,7 +44,7 @@ class DecoderLayer(Part):
         self.attention = Attention(layer.attention, size, rotary, shard, norm, kv_group)
         self.attention_output_norm = norm(size) if after else None
         self.mlp_norm = norm(size) if before else none
-        self.mlp = (Mlp if layer.mlp.gated else UngatedMlp)(layer.mlp, size)
+        self.mlp = mlp(layer.mlp)
         self.mlp_output_norm = norm(size) if after else None
 
     def finish(
@@ -78,12 +79,13 @@ class ParallelLayer(Part):
         rotary: Rotary | None,
         shard: Shard,
         norm: NormMaker,
+        mlp: MlpMaker,
         kv_group: int,
     ) -> None:
         size = spec.hidden_size
         self.attention_norm = norm(size)
         self.attention = Attention(layer.attention, size, rotary, shard, norm, kv_group)
-        self.mlp = (Mlp if layer.mlp.gated else UngatedMlp)(layer.mlp, size)
+        self.mlp = mlp(layer.mlp)
 
     def finish(
         self,
@@ -137,8 +139,9 @@ class Decoder(Part):
             for rope in {layer.attention.rope for layer in spec.layers}
         }
         norm = NormMaker(spec.norm, spec.residual_multiplier, dtype, device)
+        mlp = MlpMaker(spec.hidden_size, dtype, device)
         self.layers = [
-            _LAYERS[layer.norms](layer, spec, rotaries[layer.attention.rope], shard, norm, kv_group)
+            _LAYERS[layer.norms](layer, spec, rotaries[layer.attention.rope], shard, norm, mlp, kv_group)
             for layer, (kv_group, _) in zip(spec.layers, spec.kv_places, strict=True)
         ]
         self.norm = norm(spec.hidden_size)
@@ -150,7 +153,7 @@ class Decoder(Part):
         # The norm before the next block is fused with the residual addition after this one.
         self._next_norms = [*(layer.attention_norm for layer in self.layers[1:]), self.norm]
         for address, leaf in self.leaves():
-            if isinstance(leaf, Linear):
+            if isinstance(leaf, LinearLeaf):
                 leaf.weights = make_linear(address, leaf.shape)
 
     def leaves(self) -> Iterator[tuple[str, Leaf]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from models.families import family_of, gguf_names_of, registered_names
 from models.formats import CONVERSIONS, STORED
-from models.spec import AttentionSpec, DecoderSpec
+from models.spec import AttentionSpec, DecoderSpec, MoeSpec
 
 Features = dict[str, tuple[str, ...]]
 """Part of the decoder -> what is special about it: `{"attention": ("window 4096", "qk norm")}`."""
@@ -88,6 +88,8 @@ def _differences(spec: Any) -> Iterator[tuple[str, str]]:
             yield part, "no rotation"
         elif spec.rope.dim < spec.head_dim:
             yield part, f"rotates {spec.rope.dim} of {spec.head_dim} elements"
+    if isinstance(spec, MoeSpec):
+        yield part, f"{spec.router.top_k} of {spec.num_experts} experts"
     for field in fields(spec):
         value = getattr(spec, field.name)
         name = field.name.replace("_", " ")

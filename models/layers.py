@@ -63,8 +63,8 @@ class Leaf(ABC):
         """Return a random tensor for one parameter, on the generator's device."""
 
 
-class Linear(Leaf):
-    """x Wᵀ + b with one or several fused outputs, computed by the weight format."""
+class LinearLeaf(Leaf):
+    """A leaf with the weights of linear maps, which the weight format keeps and multiplies."""
 
     weights: LinearWeights
     """Made by the decoder, which knows the linear's address."""
@@ -80,6 +80,10 @@ class Linear(Leaf):
 
     def random(self, name: str, generator: torch.Generator) -> Tensor:
         return self.weights.random(name, generator)
+
+
+class Linear(LinearLeaf):
+    """x Wᵀ + b with one or several fused outputs."""
 
     def __call__(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Return [num_tokens, out_features] for x [num_tokens, in_features], the tokens of `batch`."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from models.checkpoint import Checkpoint
 from models.errors import ModelError
-from models.weight_names import Packed, is_known, names_of, target_of
+from models.weight_names import Packed, is_known, layer_of, names_of, target_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Address of each parameter in the decoder -> its shape."""
@@ -44,7 +44,11 @@ def place(checkpoint: Checkpoint, shapes: Shapes, dtype: torch.dtype) -> list[st
     filled: dict[str, str] = {}
     surplus: list[str] = []
     misshapen: list[str] = []
+    spec = checkpoint.spec
+    skipped_layers = range(spec.num_layers, spec.num_layers + spec.num_mtp_layers)
     for name, tensor in checkpoint.layout(dtype).items():
+        if layer_of(name) in skipped_layers:
+            continue
         if not is_known(name, checkpoint.weight_map):
             surplus.append(name)
             continue

@@ -9,6 +9,8 @@ from typing import Literal
 
 import torch
 
+from kernels.expert_routing import RouterOptions
+from kernels.grouped_linear import GatedActivation
 from models.errors import ModelError
 from models.rope import RopeSpec
 
@@ -98,6 +100,40 @@ class MlpSpec:
 
 
 @dataclass(frozen=True)
+class MoeSpec:
+    """The mixture-of-experts block of one layer: gated blocks of which a router chooses some for each token.
+
+    `intermediate_size` is that of one expert, `bias` says that experts have biases. `shared` is an expert
+    that all tokens use, its result multiplied by a sigmoid if `shared_gate`. Of the router's biases
+    `router_bias` is added to the logits, `correction_bias` to the scores that experts are chosen by.
+    """
+
+    num_experts: int
+    intermediate_size: int
+    router: RouterOptions
+    activation: GatedActivation
+    bias: bool = False
+    router_bias: bool = False
+    correction_bias: bool = False
+    shared: MlpSpec | None = None
+    shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        router = self.router
+        if not 0 < router.top_k <= self.num_experts:
+            raise ValueError(f"a token cannot have {router.top_k} of {self.num_experts} experts")
+        size = self.num_experts // router.num_groups
+        if router.num_groups > 1 and (size < 2 or size * router.num_groups != self.num_experts):
+            raise ValueError(
+                f"{self.num_experts} experts cannot make {router.num_groups} groups of two or more"
+            )
+        if not 0 < router.top_groups <= router.num_groups or router.top_groups * size < router.top_k:
+            raise ValueError(
+                f"{router.top_k} experts cannot be in {router.top_groups} of {router.num_groups} groups"
+            )
+
+
+@dataclass(frozen=True)
 class StateSpec:
     """Memory of a fixed size that one layer keeps for each sequence: of a recurrence, or a short convolution.
 
@@ -113,7 +149,7 @@ class LayerSpec:
     """One decoder layer: attention and MLP, added to the residual stream, with norms around them."""
 
     attention: AttentionSpec
-    mlp: MlpSpec
+    mlp: MlpSpec | MoeSpec
     norms: NormPlacement = "before"
     state: StateSpec | None = None
 
@@ -161,6 +197,7 @@ class DecoderSpec:
     tie_embeddings: bool
     layers: tuple[LayerSpec, ...]
     num_labels: int = 0
+    num_mtp_layers: int = 0  # for multi-token prediction, stored after the others; not loaded
     head_bias: bool = False
     embedding_scale: float = 1.0
     residual_multiplier: float = 1.0

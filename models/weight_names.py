@@ -1,13 +1,14 @@
 """Names of tensors in a checkpoint, and addresses of parameters in a decoder.
 
-A weight map goes from names to addresses, both without `.weight` or `.bias` and with `*` for the layer. A
+A weight map goes from names to addresses, both without `.weight` or `.bias` and with `*` for the layer and
+the expert. A tensor that has another name for these is there with its whole name, and its whole address. A
 tensor that fills several parameters has a `Packed`; None marks tensors that are not loaded, for `part.**` all
 whose names begin with the part.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,6 +46,25 @@ class Packed:
         yield from zip(self.addresses, torch.split_with_sizes(tensor, rows), strict=True)
 
 
+@dataclass(frozen=True)
+class Stacked(Packed):
+    """Addresses that a tensor of all experts fills, with `*` for the expert, the tensor's first index.
+
+    `arrange` takes what the tensor has of one expert.
+    """
+
+    def divide(
+        self, name: str, tensor: Tensor, spec: DecoderSpec, shapes: Mapping[str, tuple[int, ...]]
+    ) -> Iterator[tuple[str, Tensor]]:
+        if tensor.ndim < 2:
+            raise ModelError(f"{name} has the shape {list(tensor.shape)}, which is no stack of experts")
+        for expert, part in enumerate(tensor):
+            addresses = tuple(_join(address, [str(expert)]) for address in self.addresses)
+            if self.arrange is not None:
+                part = self.arrange(part, spec)
+            yield from Packed(addresses).divide(f"{name}[{expert}]", part, spec, shapes)
+
+
 Target = str | Packed | None
 WeightMap = Mapping[str, Target]
 
@@ -57,8 +77,9 @@ _BUFFERS = re.compile(r"(\.rotary_emb\.\w+|\.(attn|self_attn)\.(masked_)?bias|(^
 
 def is_known(name: str, weight_map: WeightMap) -> bool:
     """Return True for a tensor that the map names, or one that no architecture loads."""
-    pattern, _ = _split(name.rpartition(".")[0])
-    return bool(_BUFFERS.search(name)) or pattern in weight_map or _below_unread(name, weight_map)
+    if _BUFFERS.search(name) or _below_unread(name, weight_map):
+        return True
+    return any(_split(path)[0] in weight_map for path in (name, name.rpartition(".")[0]))
 
 
 def target_of(name: str, weight_map: WeightMap) -> Target:
@@ -68,13 +89,22 @@ def target_of(name: str, weight_map: WeightMap) -> Target:
     """
     if _BUFFERS.search(name) or _below_unread(name, weight_map):
         return None
-    stem, _, kind = name.rpartition(".")
-    pattern, numbers = _split(stem)
+    pattern, numbers = _split(name)
+    ending = ""
+    if pattern not in weight_map:
+        stem, _, kind = name.rpartition(".")
+        (pattern, numbers), ending = _split(stem), f".{kind}"
     target = weight_map[pattern]
     if isinstance(target, Packed):
-        addresses = tuple(f"{_join(address, numbers)}.{kind}" for address in target.addresses)
-        return Packed(addresses, target.arrange)
-    return None if target is None else f"{_join(target, numbers)}.{kind}"
+        addresses = tuple(f"{_join(address, numbers)}{ending}" for address in target.addresses)
+        return replace(target, addresses=addresses)
+    return None if target is None else f"{_join(target, numbers)}{ending}"
+
+
+def layer_of(name: str) -> int | None:
+    """Return the number of the layer that a checkpoint's tensor belongs to, if any."""
+    _, numbers = _split(name)
+    return int(numbers[0]) if numbers else None
 
 
 def with_prefix(name: str, weight_map: WeightMap) -> str:

@@ -78,7 +78,7 @@ def test_paths_of_the_contract_exist(path: str) -> None:
 
 def test_every_family_is_registered() -> None:
     registered = {*families._BY_ARCHITECTURE.values(), *families._BY_GGUF_ARCHITECTURE.values()}
-    assert names(registered) == modules("models/families", "llama_like")
+    assert names(registered) == modules("models/families", "llama_like", "moe_like")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     architectures = {*families._BY_ARCHITECTURE, *families._BY_GGUF_ARCHITECTURE}
     assert not {name for name in architectures if f"`{name}`" not in readme}, "README lists what loads"

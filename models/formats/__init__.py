@@ -11,7 +11,9 @@ from models.errors import ModelError
 from models.formats.base import Conversion, StoredFormat
 
 # `quant_method` of a checkpoint's quantization_config -> a StoredFormat, imported when it is used.
-STORED: dict[str, str] = {}
+STORED = {
+    "mxfp4": "models.formats.mxfp4:stored",
+}
 
 # Value of the setting `quantization` -> a Conversion, imported when it is used.
 CONVERSIONS = {

@@ -8,6 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kernels.expert_routing import ExpertGroups
+from kernels.expert_sum import expert_sum
+from kernels.grouped_linear import GatedActivation
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -31,17 +35,32 @@ class LinearShape:
     A single output has the name "". Each output is one tensor of the checkpoint. All sizes are those of the
     whole model. `shard` says what ranks divide: the features of each output ("column": a rank computes a part
     of each output), in_features ("row": the ranks' results are summed), or nothing (None).
+
+    With num_experts above 0 there are as many such maps, one for each expert; each token meets those of its
+    own experts. Expert 3 has its tensors below `3.`, such as `3.gate.weight`.
     """
 
     in_features: int
     outputs: Mapping[str, int]
     bias: bool = False
     shard: Literal["column", "row"] | None = None
+    num_experts: int = 0
 
     @property
     def out_features(self) -> int:
-        """Features of all outputs together."""
+        """Features of all outputs together, of one expert if there are several."""
         return sum(self.outputs.values())
+
+    @property
+    def all_outputs(self) -> dict[str, int]:
+        """The outputs; with experts those of each in turn, under names such as `3.gate`."""
+        if not self.num_experts:
+            return dict(self.outputs)
+        return {
+            f"{expert}.{name}".rstrip("."): features
+            for expert in range(self.num_experts)
+            for name, features in self.outputs.items()
+        }
 
 
 class LinearWeights(ABC):
@@ -69,6 +88,31 @@ class LinearWeights(ABC):
         The bias is added; of a "row" shard by rank 0 alone.
         """
 
+    @abstractmethod
+    def grouped_matmul(
+        self, x: Tensor, groups: ExpertGroups, activation: GatedActivation | None = None
+    ) -> Tensor:
+        """Return for each pair of a token and an expert its row of x times the expert's weights.
+
+        The result is [num_pairs, n]; x [num_tokens or num_pairs, in_features of the rank]. The bias is added
+        as in `matmul`. An activation is of the two outputs, gate and up: n is half the features then. A
+        format that cannot do this raises ModelError when it is made with experts.
+        """
+
+    def grouped_sum(
+        self,
+        x: Tensor,
+        groups: ExpertGroups,
+        weights: Tensor,
+        shared: Tensor | None = None,
+        shared_gate: Tensor | None = None,
+    ) -> Tensor:
+        """Return each token's weighted sum of `grouped_matmul` over its experts, [num_tokens, out_features].
+
+        x [num_pairs, in_features of the rank]; the rest as in `expert_sum`.
+        """
+        return expert_sum(self.grouped_matmul(x, groups), weights, shared, shared_gate)
+
     def share(self, table: Tensor) -> bool:
         """Use the table of the tied embedding, [vocab_size, hidden_size], as the weight of the output head.
 
@@ -80,7 +124,8 @@ class LinearWeights(ABC):
 class UnquantizedWeights(LinearWeights):
     """Weights that are loaded from unquantized tensors, in whatever form they are kept.
 
-    The rank's rows of all outputs are stacked in one matrix, so that one product computes them all.
+    The rank's rows of all outputs are stacked in one matrix, so that one product computes them all; those of
+    one expert follow those of another.
     """
 
     def __init__(self, shape: LinearShape, dtype: torch.dtype, device: torch.device, shard: Shard) -> None:
@@ -91,8 +136,9 @@ class UnquantizedWeights(LinearWeights):
             self._columns = shard.slice(shape.in_features)
         self._parameters: dict[str, tuple[int, ...]] = {}
         self._rows: dict[str, tuple[slice, int]] = {}  # rows taken of each output, and where they go
-        self.out_features = 0
-        for name, features in shape.outputs.items():
+        self.num_experts = shape.num_experts
+        self.out_features = 0  # of all experts
+        for name, features in shape.all_outputs.items():
             prefix = f"{name}." if name else ""
             self._parameters[f"{prefix}weight"] = (features, shape.in_features)
             if shape.bias:
@@ -116,6 +162,10 @@ class UnquantizedWeights(LinearWeights):
             if self._bias is None:
                 self._bias = torch.empty(self.out_features, dtype=self._dtype, device=self._device)
             self._bias[first : first + rows.stop - rows.start].copy_(tensor[rows])
+
+    def _by_expert(self, rows: Tensor) -> Tensor:
+        """Return a view of the rows of all experts, [num_experts, rows of one expert, ...]."""
+        return rows.view(self.num_experts, -1, *rows.shape[1:])
 
     @abstractmethod
     def _fill_rows(self, first: int, rows: Tensor) -> None:

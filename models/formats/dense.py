@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from kernels.expert_routing import ExpertGroups
+from kernels.grouped_linear import GatedActivation, grouped_linear
 from kernels.linear import PackedWeight, linear, pack_weight
 from models.formats.base import LinearShape, LinearWeights, MakeLinear, MakeWeights, Shard, UnquantizedWeights
 
@@ -38,6 +40,7 @@ class DenseWeights(UnquantizedWeights):
         self._filling: Tensor | None = None  # [out_features, in_features], until the last output is filled
         self._num_filled = 0
         self._packed: PackedWeight | None = None
+        self._experts: Tensor | None = None  # [num_experts, out_features of one, in_features]
 
     def _fill_rows(self, first: int, rows: Tensor) -> None:
         if self._filling is None:
@@ -46,7 +49,10 @@ class DenseWeights(UnquantizedWeights):
         self._filling[first : first + rows.shape[0]].copy_(rows[:, self._columns])
         self._num_filled += 1
         if self._num_filled == len(self._rows):
-            self._packed = pack_weight(self._filling)
+            if self.num_experts:
+                self._experts = self._by_expert(self._filling)
+            else:
+                self._packed = pack_weight(self._filling)
             self._filling = None  # only the packed copy stays
 
     def share(self, table: Tensor) -> bool:
@@ -58,3 +64,10 @@ class DenseWeights(UnquantizedWeights):
     def matmul(self, x: Tensor) -> Tensor:
         assert self._packed is not None, "multiplied before its weights were loaded"
         return linear(x, self._packed, self._bias)
+
+    def grouped_matmul(
+        self, x: Tensor, groups: ExpertGroups, activation: GatedActivation | None = None
+    ) -> Tensor:
+        assert self._experts is not None, "multiplied before its weights were loaded"
+        bias = None if self._bias is None else self._by_expert(self._bias)
+        return grouped_linear(x, self._experts, groups, bias=bias, activation=activation)

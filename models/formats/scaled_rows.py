@@ -5,6 +5,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from kernels.expert_routing import ExpertGroups
+from kernels.grouped_linear import GatedActivation, grouped_linear
 from models.formats.base import LinearShape, Shard, UnquantizedWeights
 
 
@@ -37,6 +39,14 @@ class ScaledRows(UnquantizedWeights):
     def matmul(self, x: Tensor) -> Tensor:
         assert self._values is not None and self._scale is not None, "multiplied before it was filled"
         return self._product(x, self._values, self._scale, self._bias)
+
+    def grouped_matmul(
+        self, x: Tensor, groups: ExpertGroups, activation: GatedActivation | None = None
+    ) -> Tensor:
+        assert self._values is not None and self._scale is not None, "multiplied before it was filled"
+        values, scale = self._by_expert(self._values), self._by_expert(self._scale)
+        bias = None if self._bias is None else self._by_expert(self._bias)
+        return grouped_linear(x, values, groups, scale=scale, bias=bias, activation=activation)
 
 
 def quantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,13 @@ BASE: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
+MOE: dict[str, Any] = {
+    **BASE,
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
+
 
 @dataclass(frozen=True)
 class TinyFamily:
@@ -129,6 +136,7 @@ FAMILIES = {
         },
     ),
     "mistral": TinyFamily("MistralForCausalLM", {**BASE, "sliding_window": 19}),
+    "mixtral": TinyFamily("MixtralForCausalLM", {**BASE, "sliding_window": 19, "num_local_experts": 5}),
     "olmo2": TinyFamily("Olmo2ForCausalLM", {**BASE, "attention_bias": True}),
     "olmo3": TinyFamily(
         "Olmo3ForCausalLM",
@@ -158,7 +166,16 @@ FAMILIES = {
     "qwen2 with windows": TinyFamily(
         "Qwen2ForCausalLM", {**BASE, "use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1}
     ),
+    "qwen2_moe": TinyFamily(
+        "Qwen2MoeForCausalLM",
+        {**MOE, "num_hidden_layers": 4, "mlp_only_layers": [0], "shared_expert_intermediate_size": 40}
+        | {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 3},
+    ),
     "qwen3": TinyFamily("Qwen3ForCausalLM", BASE),
+    "qwen3_moe": TinyFamily(
+        "Qwen3MoeForCausalLM",
+        {**MOE, "num_hidden_layers": 3, "decoder_sparse_step": 2, "norm_topk_prob": True},
+    ),
     "seed_oss": TinyFamily("SeedOssForCausalLM", BASE),
     "smollm3": TinyFamily("SmolLM3ForCausalLM", {**NARROW, "num_hidden_layers": 5}),
     "smollm3 with windows": TinyFamily(

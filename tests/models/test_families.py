@@ -138,10 +138,13 @@ async def test_logits_and_greedy_text_of_the_engine(tiny, monkeypatch):
 
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)], ids=str)
 def test_sixteen_bit_is_as_close_as_transformers(tiny, dtype, unit):
-    """Both round at the same places; neither may be much further from float32 than the other."""
+    """Both round at the same places; neither may be much further from float32 than the other.
+
+    The median of the tokens is compared, since a rounding that changes a token's experts changes it a lot.
+    """
     ids = prompt(70)
     exact = transformers_logits(tiny.reference, ids)
     rounded = copy.deepcopy(tiny.reference).to(dtype)
-    theirs = (transformers_logits(rounded, ids) - exact).abs().mean().item()
-    ours = (forward_logits(load(files_of(tiny.folder), dtype, CPU), ids) - exact).abs().mean().item()
-    assert ours < 1.3 * theirs + unit * 0.01, f"mean error {ours:.2e}, transformers {theirs:.2e}"
+    found = transformers_logits(rounded, ids), forward_logits(load(files_of(tiny.folder), dtype, CPU), ids)
+    theirs, ours = ((logits - exact).abs().mean(-1).median().item() for logits in found)
+    assert ours < 1.3 * theirs + unit * 0.01, f"error {ours:.2e}, transformers {theirs:.2e}"

@@ -8,7 +8,7 @@ import torch
 
 from models.errors import ModelError
 from models.shapes import SHAPES
-from models.weight_names import Packed, is_known, names_of, target_of
+from models.weight_names import Packed, Stacked, is_known, names_of, target_of
 
 QKV = tuple(f"layers.*.attention.qkv.{output}" for output in "qkv")
 WEIGHT_MAP = {"h.*.qkv": Packed(QKV), "h.*.proj": "layers.*.attention.output"}
@@ -64,3 +64,24 @@ def test_all_tensors_of_a_part_are_left_out():
     assert target_of("h.7.proj.bias", weight_map) == "layers.7.attention.output.bias"
     assert not is_known("visions.probe", weight_map)
     assert not is_known("vision", WEIGHT_MAP)
+
+
+EXPERTS = {
+    "h.*.experts.up_and_gate": Stacked(
+        ("layers.*.mlp.gate_up.*.gate.weight", "layers.*.mlp.gate_up.*.up.weight"),
+        lambda part, spec: torch.cat((part[1::2], part[::2])),
+    )
+}
+
+
+def test_a_stack_of_experts_is_divided_by_its_whole_name():
+    stack = torch.randn(3, 8, 5)
+    shapes = {f"layers.4.mlp.gate_up.{e}.{half}.weight": (4, 5) for e in range(3) for half in ("gate", "up")}
+    target = target_of("h.4.experts.up_and_gate", EXPERTS)
+    parts = dict(target.divide("h.4.experts.up_and_gate", stack, SHAPES["tiny"], shapes))
+    assert list(parts) == list(shapes)
+    assert torch.equal(parts["layers.4.mlp.gate_up.2.up.weight"], stack[2, ::2])
+    with pytest.raises(ModelError, match=r"up_and_gate\[3\]: there is no layers\.4\.mlp\.gate_up\.3\.gate"):
+        dict(target.divide("h.4.experts.up_and_gate", torch.randn(4, 8, 5), SHAPES["tiny"], shapes))
+    assert is_known("h.4.experts.up_and_gate", EXPERTS)
+    assert not is_known("h.4.experts.up_and_gate.weight.bias", EXPERTS)

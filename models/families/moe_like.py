@@ -1,0 +1,58 @@
+"""Shared by families with experts: names of their tensors, and what their configurations say about them."""
+
+from collections.abc import Container
+from dataclasses import replace
+from typing import Any
+
+from kernels.expert_routing import RouterOptions
+from kernels.grouped_linear import GatedActivation
+from models.errors import ModelError
+from models.spec import DecoderSpec, MlpSpec, MoeSpec
+from models.weight_names import Stacked, Target
+
+# Checkpoints have a tensor for each expert, or stacks as transformers keeps them in memory.
+EXPERT_MAP: dict[str, Target] = {
+    "model.layers.*.mlp.gate": "layers.*.mlp.router",
+    "model.layers.*.mlp.experts.*.gate_proj": "layers.*.mlp.gate_up.*.gate",
+    "model.layers.*.mlp.experts.*.up_proj": "layers.*.mlp.gate_up.*.up",
+    "model.layers.*.mlp.experts.*.down_proj": "layers.*.mlp.down.*",
+    "model.layers.*.mlp.experts.gate_up_proj": Stacked(
+        ("layers.*.mlp.gate_up.*.gate.weight", "layers.*.mlp.gate_up.*.up.weight")
+    ),
+    "model.layers.*.mlp.experts.down_proj": Stacked(("layers.*.mlp.down.*.weight",)),
+}
+
+
+def read_experts(spec: DecoderSpec, config: dict[str, Any], router: RouterOptions, **more: Any) -> MoeSpec:
+    """Return the experts of a configuration, with the activation of the dense blocks of `spec`.
+
+    `more` are fields of MoeSpec that the family decides itself.
+    """
+    mlp = spec.layers[0].mlp
+    assert isinstance(mlp, MlpSpec)
+    if mlp.activation not in ("silu", "gelu", "gelu_tanh"):
+        raise ModelError(f"activation '{mlp.activation}' of experts is not supported")
+    # The number has three names; transformers reads and writes more than one of them for some families.
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    found = [config[name] for name in names if config.get(name) is not None]
+    if not found:
+        raise KeyError(names[0])
+    size = int(config.get("moe_intermediate_size") or mlp.intermediate_size)
+    return MoeSpec(int(found[0]), size, router, **{"activation": GatedActivation(mlp.activation), **more})
+
+
+def with_experts(spec: DecoderSpec, experts: MoeSpec, dense_layers: Container[int] = ()) -> DecoderSpec:
+    """Return the spec with experts in the place of the dense blocks of all layers but `dense_layers`."""
+    layers = [
+        layer if index in dense_layers else replace(layer, mlp=experts)
+        for index, layer in enumerate(spec.layers)
+    ]
+    return replace(spec, layers=tuple(layers))
+
+
+def qwen_dense_layers(config: dict[str, Any]) -> list[int]:
+    """Return the layers without experts by the keys of Qwen2MoeConfig and Qwen3MoeConfig."""
+    step, dense = int(config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers") or ()
+    return [
+        index for index in range(int(config["num_hidden_layers"])) if index in dense or (index + 1) % step
+    ]

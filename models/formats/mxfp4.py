@@ -1,0 +1,84 @@
+"""MXFP4 experts as gpt-oss checkpoints store them, dequantized at load (OCP Microscaling Formats, v1.0).
+
+32 values of a row share one byte, the exponent of their scale (E8M0), and are FP4 (E2M1), two in a byte.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.errors import ModelError
+from models.formats.base import LinearShape, LinearWeights, MakeLinear, Shard
+from models.formats.dense import DenseWeights
+
+_BLOCK = 32
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_VALUES = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))
+_EXPONENT_BIAS = 127
+
+
+def stored(
+    quantization: Mapping[str, Any], dtype: torch.dtype, device: torch.device, shard: Shard
+) -> MakeLinear:
+    """Return a maker of linears: experts are MXFP4, all others dense."""
+
+    def make_linear(address: str, shape: LinearShape) -> LinearWeights:
+        make = Mxfp4Weights if shape.num_experts else DenseWeights
+        return make(shape, dtype, device, shard)
+
+    return make_linear
+
+
+def dequantize(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the values [..., 32 * num_blocks] of blocks uint8 [..., num_blocks, 16] in a dtype.
+
+    Of a byte the low four bits come first. scales uint8 [..., num_blocks].
+    """
+    values = torch.tensor(_VALUES, dtype=torch.float32, device=blocks.device)
+    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
+    exponents = scales.to(torch.int32)[..., None] - _EXPONENT_BIAS
+    return torch.ldexp(values[codes.int()], exponents).flatten(-2).to(dtype)
+
+
+class Mxfp4Weights(DenseWeights):
+    """Dense weights that are filled from blocks and scales."""
+
+    def __init__(self, shape: LinearShape, dtype: torch.dtype, device: torch.device, shard: Shard) -> None:
+        if shape.in_features % _BLOCK:
+            raise ModelError(f"rows of {shape.in_features} weights have no whole MXFP4 blocks of {_BLOCK}")
+        super().__init__(shape, dtype, device, shard)
+        self._halves: dict[str, Tensor] = {}  # blocks or scales that came before the other
+
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        for name, shape in super().parameters().items():
+            stem, _, kind = name.rpartition(".")
+            if kind == "weight":
+                num_blocks = shape[1] // _BLOCK
+                found[f"{stem}.blocks"] = (shape[0], num_blocks, _BLOCK // 2)
+                found[f"{stem}.scales"] = (shape[0], num_blocks)
+            else:
+                found[name] = shape
+        return found
+
+    def fill(self, parameter: str, tensor: Tensor) -> None:
+        stem, _, kind = parameter.rpartition(".")
+        if kind == "bias":
+            super().fill(parameter, tensor)
+        elif (other := self._halves.pop(stem, None)) is None:
+            self._halves[stem] = tensor
+        else:
+            blocks, scales = (tensor, other) if kind == "blocks" else (other, tensor)
+            super().fill(f"{stem}.weight", dequantize(blocks, scales, self._dtype))
+
+    def random(self, parameter: str, generator: torch.Generator) -> Tensor:
+        kind = parameter.rpartition(".")[2]
+        if kind == "bias":
+            return super().random(parameter, generator)
+        shape = self.parameters()[parameter]
+        if kind == "scales":  # 2 ** -1 is near the reciprocal of the values' deviation of 2.9 and more
+            exponent = round(-1.5 - 0.5 * torch.tensor(float(self.in_features)).log2().item())
+            return torch.full(shape, _EXPONENT_BIAS + exponent, dtype=torch.uint8, device=generator.device)
+        return torch.randint(256, shape, dtype=torch.uint8, device=generator.device, generator=generator)
