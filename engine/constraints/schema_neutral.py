@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.constraints.schema_disjoint import DisjointSchemas
 from engine.constraints.schema_patterns import readable_strings
+from engine.constraints.schema_unique import UniqueItems
 from engine.constraints.schema_walk import ANNOTATIONS, inner_schemas, is_any, resolved, rewritten
 
 # Keywords that are dropped where their value restricts nothing.
@@ -25,11 +26,16 @@ def expressible(schema: dict[str, Any]) -> dict[str, Any]:
     """Return an equal schema that has fewer keywords which llguidance lacks.
 
     References by `$id` and `$anchor` become paths; a `oneOf` whose schemas exclude each other becomes an
-    `anyOf`.
+    `anyOf`, and arrays without repeated items are listed.
     """
     root = _with_paths(schema)
-    disjoint = DisjointSchemas(root)
-    found = rewritten(root, lambda node: _expressible(root, node, disjoint))
+    disjoint, unique = DisjointSchemas(root), UniqueItems(root)
+
+    def change(node: dict[str, Any]) -> Any:
+        found = _expressible(root, node, disjoint)
+        return unique.rewrite(found) if isinstance(found, dict) else found
+
+    found = rewritten(root, change)
     return found if isinstance(found, dict) else {"not": {}}
 
 
