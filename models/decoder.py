@@ -38,7 +38,7 @@ class DecoderLayer(Part):
         mlp: MlpMaker,
         kv_group: int,
     ) -> None:
-        size, none = spec.hidden_size, NoNorm(spec.residual_multiplier)
+        size, none = spec.hidden_size, NoNorm(spec.norm.eps, spec.residual_multiplier)
         before, after = layer.norms != "after", layer.norms in ("after", "both")
         self.attention_norm = norm(size) if before else none
         self.attention = Attention(layer.attention, size, rotary, shard, norm, kv_group)
@@ -61,12 +61,8 @@ class DecoderLayer(Part):
         None if it is not at hand; residual [num_tokens, hidden_size], which is added to in place.
         """
         x = self.attention.output(attended, batch)
-        if self.attention_output_norm is not None:
-            x = self.attention_output_norm(x)
-        x = self.mlp(self.mlp_norm.add(x, residual), batch)
-        if self.mlp_output_norm is not None:
-            x = self.mlp_output_norm(x)
-        return next_norm.add(x, residual)
+        hidden = self.mlp_norm.add(x, residual, self.attention_output_norm)
+        return next_norm.add(self.mlp(hidden, batch), residual, self.mlp_output_norm)
 
 
 class ParallelLayer(Part):

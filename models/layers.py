@@ -159,12 +159,13 @@ class Norm(_SingleTensor):
         """Return the norm of x [num_tokens, size] as a new tensor."""
         return rms_norm(x, self.weight, self.eps)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Tensor, residual: Tensor, x_norm: "Norm | None" = None) -> Tensor:
         """Add x times the multiplier to the residual stream in place; return the norm of the sum.
 
-        x, residual and the result are [num_tokens, size].
+        x, residual and the result are [num_tokens, size]. With `x_norm`, x is normalised by it first.
         """
-        return add_rms_norm(x, residual, self.weight, self.eps, self._multiplier)
+        x_weight = None if x_norm is None else x_norm.weight
+        return add_rms_norm(x, residual, self.weight, self.eps, self._multiplier, x_weight)
 
 
 class LayerNorm(Norm):
@@ -191,23 +192,26 @@ class LayerNorm(Norm):
     def __call__(self, x: Tensor) -> Tensor:
         return layer_norm(x, self.weight, self.bias, self.eps)
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+    def add(self, x: Tensor, residual: Tensor, x_norm: Norm | None = None) -> Tensor:
+        assert x_norm is None
         return add_layer_norm(x, residual, self.weight, self.bias, self.eps, self._multiplier)
 
 
 class NoNorm:
     """Takes the place of a norm where a layer reads the residual stream itself."""
 
-    def __init__(self, multiplier: float) -> None:
+    def __init__(self, eps: float, multiplier: float) -> None:
+        self._eps = eps
         self._multiplier = multiplier
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x itself."""
         return x
 
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Add x times the multiplier to the residual stream in place and return that."""
-        return residual.add_(x, alpha=self._multiplier)
+    def add(self, x: Tensor, residual: Tensor, x_norm: Norm | None = None) -> Tensor:
+        """Do what `Norm.add` does, but return the sum itself."""
+        x_weight = None if x_norm is None else x_norm.weight
+        return add_rms_norm(x, residual, None, self._eps, self._multiplier, x_weight)
 
 
 class OfHeads(_SingleTensor):

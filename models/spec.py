@@ -207,6 +207,8 @@ class DecoderSpec:
     def __post_init__(self) -> None:
         if self.tie_embeddings and self.head_bias:
             raise ValueError("an output head that is tied to the embedding has no bias")
+        if self.norm.kind == "layer" and any(layer.norms in ("after", "both") for layer in self.layers):
+            raise ModelError("LayerNorm on the outputs of attention and MLP is not supported")
 
     def with_attention(self, change: Callable[[int, AttentionSpec], AttentionSpec]) -> "DecoderSpec":
         """Return the spec with each layer's attention replaced by `change(layer index, attention)`."""

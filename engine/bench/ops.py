@@ -26,6 +26,7 @@ from kernels.act_mul import gelu_mul, gelu_tanh_mul, silu_mul
 from kernels.int8_linear import int8_linear
 from kernels.kv_layer import KVLayer
 from kernels.layer_norm import add_layer_norm, layer_norm
+from kernels.logits import scaled_logits
 from kernels.logprobs import top_logprobs
 from kernels.penalties import apply_penalties
 from kernels.rms_norm import add_rms_norm, rms_norm
@@ -168,6 +169,9 @@ def sampling(probe: Probe) -> Iterator[OpCase]:
         def rows(value: float, dtype: torch.dtype, n: int = num_rows) -> torch.Tensor:
             return torch.full((n,), value, dtype=dtype, device=probe.device)
 
+        product, out = logits.to(probe.dtype), torch.empty_like(logits)
+        scaled = partial(scaled_logits, product, 0.5, 30.0, out)
+        yield OpCase("scaled_logits", f"{num_rows} x {vocab}, soft cap", scaled, size + product.nbytes)
         slots = torch.arange(num_rows, device=probe.device)
         for name, temperature, top_k, top_p in (
             ("greedy", 0.0, 0, 1.0),
@@ -221,6 +225,6 @@ SOURCES: dict[tuple[str, ...], Callable[[Probe], Iterator[OpCase]]] = {
     ("rope_kv_write",): rope,
     ("decode_attention",): decode,
     ("prefill_attention",): prefill,
-    ("sample", "apply_penalties", "apply_token_mask", "top_logprobs"): sampling,
+    ("scaled_logits", "sample", "apply_penalties", "apply_token_mask", "top_logprobs"): sampling,
 }
 OP_NAMES = tuple(name for names in SOURCES for name in names)

@@ -196,11 +196,16 @@ def test_rope_kv_write(rest, norm, interleaved):
     assert "st.global" in compile_for_h100(_rope_kv_write_kernel, constants, num_warps=2)
 
 
+RMS_NORM = {"ADD": True, "MULTIPLIER": 1.0, "NORM_X": False, "NORM": True, "BLOCK": 4096}
+
+
 @pytest.mark.parametrize(
     ("kernel", "constants", "num_warps", "types"),
     [
-        (_rms_norm_kernel, {"ADD": True, "MULTIPLIER": 1.0, "BLOCK": 4096}, 8, {}),
-        (_rms_norm_kernel, {"ADD": True, "MULTIPLIER": 0.22, "BLOCK": 4096}, 8, {"weight_ptr": "fp32"}),
+        (_rms_norm_kernel, RMS_NORM, 8, {}),
+        (_rms_norm_kernel, RMS_NORM | {"MULTIPLIER": 0.22, "NORM_X": True}, 8, {}),
+        (_rms_norm_kernel, RMS_NORM | {"NORM_X": True}, 8, {"weight_ptr": "fp32", "x_weight_ptr": "fp32"}),
+        (_rms_norm_kernel, RMS_NORM | {"NORM_X": True, "NORM": False}, 8, {"x_weight_ptr": "fp32"}),
         (_layer_norm_kernel, {"ADD": True, "MULTIPLIER": 0.5, "BIAS": True, "BLOCK": 4096}, 8, {}),
         (_act_mul_kernel, {"ACTIVATION": "gelu", "BLOCK": 1024}, 4, {}),
         (_act_mul_kernel, {"ACTIVATION": "gelu_tanh", "BLOCK": 1024}, 4, {}),

@@ -75,6 +75,29 @@ def test_a_weight_in_fp32_multiplies_before_the_rounding(target: Target, dtype: 
     assert torch.equal(add_rms_norm(device_x, device_residual, device_weight, 1e-5), result)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("fp32_weight", [False, True])
+@pytest.mark.parametrize("multiplier", [1.0, 0.22])
+def test_what_is_added_is_normalised_first(target: Target, dtype: torch.dtype, fp32_weight, multiplier):
+    """As unfused: the norm, then the addition, then the norm of the sum or the sum itself."""
+    for shape in SHAPES + LARGE * target.large:
+        x, residual, weight = inputs(shape, dtype)
+        x_weight = 1 + torch.randn(shape[1])
+        if not fp32_weight:
+            x_weight = x_weight.to(dtype)
+        on_device = target.to(x, weight, x_weight)
+        for out_weight in (on_device[1], None):
+            (stream,) = target.to(residual.clone())
+            result = add_rms_norm(on_device[0], stream, out_weight, 1e-5, multiplier, on_device[2])
+            total = exact_rms_norm(x, x_weight, 1e-5) * multiplier + residual.double()
+            assert_close(stream, total, dtype, reduction=shape[1])
+            if out_weight is None:
+                assert result is stream
+            else:
+                exact = exact_rms_norm(stream.cpu(), weight, 1e-5)
+                assert_close(result, exact, dtype, reduction=shape[1])
+
+
 def exact_layer_norm(x, weight, bias, eps):
     bias = None if bias is None else bias.double()
     return torch.layer_norm(x.double(), weight.shape, weight.double(), bias, eps)

@@ -29,8 +29,15 @@ def files_of(weights: Path) -> ModelFiles:
     )
 
 
-def forward_logits(decoder: Decoder, token_ids: list[int], chunks: list[int] | None = None) -> torch.Tensor:
+def forward_logits(
+    decoder: Decoder,
+    token_ids: list[int],
+    chunks: list[int] | None = None,
+    hidden_indices: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Return logits [num_tokens, vocab_size] of one sequence on the CPU, computed in chunks of these lengths.
+
+    With hidden_indices, those of these tokens of each chunk.
 
     Of a model with a score head they are the scores, [num_tokens, num_labels].
     """
@@ -60,7 +67,11 @@ def forward_logits(decoder: Decoder, token_ids: list[int], chunks: list[int] | N
             )
             of_groups = (attention,) * len(spec.kv_groups)
             ids = torch.tensor(token_ids[start : start + length], device=device)
-            found.append(head(decoder(ForwardBatch(ids, positions, of_groups), kv)).cpu())
+            found.append(
+                head(
+                    decoder(ForwardBatch(ids, positions, of_groups, hidden_indices=hidden_indices), kv)
+                ).cpu()
+            )
             start += length
     assert start == len(token_ids)
     return torch.cat(found)
