@@ -15,6 +15,7 @@ from server.body import check_structure
 from server.limits import Limits, check_ids, check_text, overflow
 from server.parsing.detect import has_place_for_tools
 from server.parsing.system_turns import merge_system_turns
+from server.parsing.template_needs import adapted, with_switch
 from server.parsing.tool_choice import offered_tools
 from server.parsing.tools_in_prompt import render_tools
 from server.schema.chat import ChatMessage, ChatRequest
@@ -66,8 +67,11 @@ def template_input(
     kwargs = template_kwargs(wire, tokenizer.reserved_variables)
     if not tokenizer.takes_system_anywhere:
         messages = merge_system_turns(messages)
-    if not has_place_for_tools(tokenizer.tool_template or ""):
+    template = tokenizer.tool_template or ""
+    kwargs = with_switch(template, kwargs)
+    if not has_place_for_tools(template):
         return render_tools(messages, tools), kwargs
+    messages = adapted(template, messages, tools)
     return messages, kwargs | {"tools": tools} if tools else kwargs
 
 

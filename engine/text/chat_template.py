@@ -1,6 +1,7 @@
 """Renders conversations with a chat template, as transformers' apply_chat_template does."""
 
 import inspect
+import json
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
@@ -128,13 +129,35 @@ class ChatTemplate:
         raise ConversationError("the final message has no text to continue")
 
 
+class _Arguments(dict[str, Any]):
+    """The arguments of a call: a mapping, which most templates want, that `+` joins to text as JSON.
+
+    Templates of DeepSeek join them, as transformers passes on whatever a client sends.
+    """
+
+    def __add__(self, text: str) -> str:
+        return json.dumps(self, ensure_ascii=False) + text
+
+    def __radd__(self, text: str) -> str:
+        return text + json.dumps(self, ensure_ascii=False)
+
+
 def _readable(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message without null fields, and with its reasoning under the names that templates read."""
     message = {key: value for key, value in message.items() if value is not None}
+    if calls := message.get("tool_calls"):
+        message["tool_calls"] = [_readable_call(call) for call in calls]
     for name in REASONING_FIELDS:
         if name in message:
             return {"thinking": message[name], **message, "reasoning_content": message[name]}
     return message
+
+
+def _readable_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
+        return call
+    return {**call, "function": {**function, "arguments": _Arguments(function["arguments"])}}
 
 
 def _cut_at_tag(text: str, final_text: str) -> str:

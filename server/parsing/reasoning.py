@@ -4,6 +4,9 @@ Many templates write the opening marker themselves, so that the text begins insi
 engine.text.reasoning: reasoning comes first or not at all.
 """
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from engine.control_tokens import strip
 from engine.request import ReasoningSpan
 from server.parsing.events import Content, Reasoning
@@ -17,11 +20,16 @@ class ReasoningParser(Parser):
     for the parser of calls.
     """
 
+    answer_markers: ClassVar[Mapping[str, str]] = {}
+    """Markers around an answer that follows reasoning, opening and closing ones, which are no part of it."""
+
     def __init__(self, marker: Marker, *, is_open: bool) -> None:
         super().__init__()
         self._open_marker, self._close_marker = map(marker, self.markers)
         self._is_open = is_open
         self._blanks: list[str] = []
+        self._answer_markers = {marker(start): marker(end) for start, end in self.answer_markers.items()}
+        self._answer_end = ""  # the closing marker to come
         self._state = self._first
 
     @classmethod
@@ -70,9 +78,40 @@ class ReasoningParser(Parser):
         return is_over
 
     def _closing(self) -> bool:
-        if self._skip_blanks():
+        """Read up to the answer, and its opening marker if there is one."""
+        start = self._accept_one(self._answer_markers) if self._skip_blanks() else None
+        if start is None:
+            return False
+        if start:
+            self._answer_end = self._answer_markers[start]
+            self._state = self._answer_begins
+        else:
             self._state = self._content
         return True
+
+    def _answer_begins(self) -> bool:
+        if self._skip_blanks():
+            self._state = self._answer
+        return True
+
+    def _answer(self) -> bool:
+        """Emit the answer up to its closing marker, without the whitespace before it."""
+        end = self._text.find(self._answer_end, self._at)
+        is_over = end >= 0
+        if not is_over:
+            end = len(self._text) - self._num_held((self._answer_end,))
+        text = self._text[self._at : end]
+        said = text.rstrip()
+        if said:
+            self._events.append(Content("".join(self._blanks) + said))
+            self._blanks.clear()
+        self._blanks.append(text[len(said) :])
+        self._at = end
+        if is_over:
+            self._blanks.clear()
+            self._at += len(self._answer_end)
+            self._state = self._content
+        return is_over
 
     def _content(self) -> bool:
         self._events.append(Content("".join(self._blanks) + self._rest()))

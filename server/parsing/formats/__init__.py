@@ -35,6 +35,10 @@ TOOL_FORMATS = (
 )
 REASONING_FORMATS = (
     "server.parsing.formats.mistral_think:MistralThinkParser",
+    "server.parsing.formats.seed_think:SeedThinkParser",
+    "server.parsing.formats.cohere_think:CohereThinkParser",
+    "server.parsing.formats.granite_think:GraniteThinkParser",
+    "server.parsing.formats.think_response:ThinkResponseParser",
     "server.parsing.formats.think:ThinkParser",
 )
 

@@ -261,3 +261,27 @@ FIRST_ONLY = (
 )
 def test_templates_that_render_system_messages_anywhere_are_found(source: str, expected: bool):
     assert ChatTemplate(source).takes_system_anywhere() is expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ 'f<sep>' + call.arguments + '<end>' }}", 'f<sep>{"a": "é", "b": [1]}<end>'),
+        ("{{ call.arguments + '<end>' }}", '{"a": "é", "b": [1]}<end>'),
+        ("{{ call.arguments | tojson }}", '{"a": "é", "b": [1]}'),
+        (
+            "{% if call.arguments is mapping and call.arguments is not string %}{{ call.arguments.a }}"
+            "{% endif %}",
+            "é",
+        ),
+        ("{% for k, v in call.arguments.items() %}{{ k }}={{ v }};{% endfor %}", "a=é;b=[1];"),
+    ],
+)
+def test_arguments_of_calls_are_a_mapping_and_text(source: str, expected: str):
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": "é", "b": [1]}}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    template = ChatTemplate("{% set call = messages[0].tool_calls[0].function %}" + source)
+    text = template.render(
+        messages, {}, Rendering(9), add_generation_prompt=True, continue_final_message=False, max_chars=9999
+    )
+    assert text == expected

@@ -1,4 +1,9 @@
-"""Reasoning before the answer, whatever the cut."""
+"""Reasoning before the answer, whatever the cut.
+
+Covers server/parsing/reasoning.py, server/parsing/formats/cohere_think.py,
+server/parsing/formats/granite_think.py, server/parsing/formats/mistral_think.py,
+server/parsing/formats/seed_think.py and server/parsing/formats/think_response.py.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -7,7 +12,7 @@ from hypothesis import strategies as st
 from engine.control_tokens import MARK
 from engine.text.reasoning import ReasoningTracker
 from server.parsing.events import Event, Message
-from server.parsing.formats.mistral_think import MistralThinkParser
+from server.parsing.formats import reasoning_formats
 from server.parsing.formats.think import ThinkParser
 from server.parsing.parser import Marker
 from server.parsing.reasoning import ReasoningParser
@@ -48,18 +53,46 @@ def test_reasoning_comes_first_or_not_at_all(text: str, is_open: bool, reasoning
     assert (message.reasoning, message.content) == (reasoning, content)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "is_open", "reasoning", "content"),
+    [
+        ("mistral", "[THINK]Hm.[/THINK]4", False, "Hm.", "4"),
+        ("seed_oss", "\n<seed:think>Hm.</seed:think>4", False, "Hm.", "4"),
+        ("cohere", "<|START_THINKING|>Hm.<|END_THINKING|>4", False, "Hm.", "4"),
+        ("cohere", "Hm.<|END_THINKING|>4", True, "Hm.", "4"),
+        ("granite", "Here is my thought process: Hm.\n\nHere is my response: 4", False, "Hm.", "4"),
+        ("granite", "Here is my answer: 4", False, "", "Here is my answer: 4"),
+        ("think_response", "<think>Hm.</think>\n<response>\n4 < 5\n</response>\n", False, "Hm.", "4 < 5\n"),
+        ("think_response", "Hm.</think><answer>4 </answer>and more", True, "Hm.", "4and more"),
+        (
+            "think_response",
+            "<think>Hm.</think>4 <response>5</response>",
+            False,
+            "Hm.",
+            "4 <response>5</response>",
+        ),
+        ("think_response", "<response>4</response>", False, "", "<response>4</response>"),
+        ("think_response", "<think></think><resp", False, "", "<resp"),
+        ("think_response", "<think></think><response>4</resp", False, "", "4</resp"),
+        ("think", "<think>Hm.</think><answer>4</answer>", False, "Hm.", "<answer>4</answer>"),
+    ],
+)
+def test_every_format_has_its_own_markers(
+    name: str, text: str, is_open: bool, reasoning: str, content: str
+) -> None:
+    for pieces in (*([text[:place], text[place:]] for place in range(len(text) + 1)), list(text)):
+        parser = reasoning_formats()[name](Marker(), is_open=is_open)
+        events = [event for piece in pieces for event in parser.feed(piece)]
+        message = Message.of([*events, *parser.finish()])
+        assert (message.reasoning, message.content) == (reasoning, content), pieces
+
+
 def test_control_tokens_are_not_what_merely_spells_them() -> None:
     text = f"{MARK}<think>It ends with </think>, I think.{MARK}</think>Yes."
     message = parse(*text, marker=TOKENS)
     assert message.reasoning == "It ends with </think>, I think."
     assert message.content == "Yes."
     assert parse("<think>Hm.</think>", marker=TOKENS).content == "<think>Hm.</think>"
-
-
-def test_mistral_has_its_own_markers() -> None:
-    parser = MistralThinkParser(Marker(), is_open=False)
-    message = Message.of([*parser.feed("[THINK]Hm.[/THINK]4"), *parser.finish()])
-    assert (message.reasoning, message.content) == ("Hm.", "4")
 
 
 WORDS = ["<think>", "</think>", "<th", "ink>", " ", "\n", "a", MARK, f"{MARK}<think>", f"{MARK}</think>"]

@@ -1,0 +1,94 @@
+"""Conversations for templates that read tools, or earlier calls, in a way of their own.
+
+Covers server/parsing/template_needs.py.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from engine.text.chat_template import ChatTemplate
+from engine.text.template_sandbox import Rendering
+from server.parsing.template_needs import adapted, reads_tools_of_messages, with_switch
+from tests.server.parsing.texts import make, parse
+
+PHI = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if 'tools' in m and m['tools'] is not none %}"
+    "<|tool|>{{ m['tools'] }}<|/tool|>{% endif %}{% endfor %}"
+)
+HARMONY = (
+    "{{ tools }}{% for m in messages if m.tool_calls %}{% if m.content and m.thinking %}"
+    "{{ raise_exception('both') }}{% endif %}<|channel|>analysis<|message|>{{ m.thinking or m.content }}"
+    "{% endfor %}"
+)
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {}}}
+CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": {"a": "é"}}}
+
+
+def render(template: str, messages: list[dict[str, Any]]) -> str:
+    return ChatTemplate(template).render(
+        messages, {}, Rendering(9), add_generation_prompt=True, continue_final_message=False, max_chars=9999
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (PHI, True),
+        (PHI.replace("m['tools']", "m.tools"), True),
+        ("{{ tools }}" + PHI, False),
+        ("{% if tools %}{{ message['tools'] }}{% endif %}", False),
+        ("{{ messages }}", False),
+    ],
+)
+def test_templates_that_take_tools_from_a_message_are_found(template: str, expected: bool) -> None:
+    assert reads_tools_of_messages(template) is expected
+
+
+def test_tools_become_a_field_of_the_system_message() -> None:
+    user = {"role": "user", "content": "Hi"}
+    for messages in ([user], [{"role": "system", "content": "Be brief."}, user]):
+        turns = adapted(PHI, messages, [TOOL])
+        listed = render(PHI, turns).partition("<|tool|>")[2].partition("<|/tool|>")[0]
+        assert json.loads(listed) == [TOOL["function"]]
+        assert turns[0]["content"] == (messages[0]["content"] if messages[0] != user else turns[0]["content"])
+        assert "tools" not in messages[0], "the request is left as it is"
+    assert adapted(PHI, [user], []) == [user]
+
+
+def test_earlier_calls_become_text_that_the_parser_reads() -> None:
+    turn = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    [rendered] = adapted(PHI, [turn], [])
+    [call] = parse(make("phi4_mini"), rendered["content"]).calls
+    assert (call.name, json.loads(call.arguments)) == ("now", {"a": "é"})
+
+
+def test_a_turn_with_reasoning_content_and_calls_keeps_both_in_one_text() -> None:
+    turn = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [CALL]}
+    assert render(HARMONY, adapted(HARMONY, [turn], [])).endswith("<|message|>Hm.\n\nI look.")
+    for changes in ({"content": ""}, {"reasoning_content": None}, {"tool_calls": []}):
+        assert adapted(HARMONY, [turn | changes], []) == [turn | changes]
+    assert adapted("{{ tools }}", [turn], []) == [turn]
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "expected"),
+    [
+        ("{{ thinking }}", {"enable_thinking": False}, {"enable_thinking": False, "thinking": False}),
+        ("{{ enable_thinking }}", {"thinking": True}, {"enable_thinking": True, "thinking": True}),
+        ("{{ enable_thinking }}", {"enable_thinking": True}, {"enable_thinking": True}),
+        (
+            "{{ thinking }}",
+            {"enable_thinking": False, "thinking": True},
+            {"enable_thinking": False, "thinking": True},
+        ),
+        ("{{ thinking }}", {"enable_thinking": "no"}, {"enable_thinking": "no"}),
+        ("{{ thinking }}", {"other": True}, {"other": True}),
+        ("{{ m.rethinking }}", {"enable_thinking": True}, {"enable_thinking": True}),
+    ],
+)
+def test_the_switch_of_reasoning_has_the_name_that_the_template_reads(
+    template: str, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert with_switch(template, given) == expected
