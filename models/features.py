@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
-from models.families import family_of, gguf_names_of, registered_names
+from models.families import family_of, registered_names
 from models.formats import CONVERSIONS, STORED
 from models.spec import AttentionSpec, DecoderSpec, MoeSpec
 
@@ -46,6 +46,7 @@ class Supported:
 
 def supported() -> Supported:
     """Return what the registries contain. Imports transformers and gguf, which takes seconds."""
+    from models.gguf.architectures import gguf_names_of
     from models.gguf.dequantize import TYPE_NAMES
 
     registered = registered_names()

@@ -133,8 +133,9 @@ def test_the_tree_lists_only_folders_that_exist() -> None:
 
 
 def test_every_architecture_that_loads_is_named() -> None:
-    from models.families import _BY_ARCHITECTURE, _BY_GGUF_ARCHITECTURE
+    from models.families import registered_names
+    from models.gguf.architectures import registered_gguf_names
 
     section = README.split("### Which models load")[1].split("###")[0]
-    unnamed = [name for name in (*_BY_ARCHITECTURE, *_BY_GGUF_ARCHITECTURE) if f"`{name}`" not in section]
+    unnamed = [name for name in (*registered_names(), *registered_gguf_names()) if f"`{name}`" not in section]
     assert not unnamed, f"README does not say that {unnamed} load"

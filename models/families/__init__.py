@@ -3,8 +3,6 @@
 from importlib import import_module
 from typing import Any, Protocol, cast
 
-from torch import Tensor
-
 from models.errors import ModelError
 from models.spec import DecoderSpec
 from models.weight_names import Target
@@ -47,31 +45,19 @@ _BY_ARCHITECTURE = {
     "Qwen2ForSequenceClassification": "models.families.qwen2",
     "Qwen3ForSequenceClassification": "models.families.qwen3",
 }
-_BY_GGUF_ARCHITECTURE = {
-    "llama": "models.families.llama",
-    "qwen2": "models.families.qwen2",
-    "qwen3": "models.families.qwen3",
-}
 
 
 class Family(Protocol):
     """The interface of a family's module.
 
-    The maps go from a tensor's name in the checkpoint, without `.weight` or `.bias` and with `*` for the
+    The map goes from a tensor's name in the checkpoint, without `.weight` or `.bias` and with `*` for the
     layer, to its address in the decoder, or a `Packed` of several; None: it is not loaded.
     """
 
     WEIGHT_MAP: dict[str, Target]
-    GGUF_WEIGHT_MAP: dict[str, Target]
 
     def spec(self, config: dict[str, Any]) -> DecoderSpec:
         """Read a Hugging Face configuration."""
-
-    def gguf_config(self, metadata: dict[str, Any]) -> dict[str, Any]:
-        """Translate GGUF metadata to the Hugging Face configuration it was converted from."""
-
-    def from_gguf(self, address: str, tensor: Tensor, spec: DecoderSpec) -> Tensor:
-        """Undo what the conversion to GGUF did to the tensor at an address of the decoder."""
 
 
 def architectures_of(config: dict[str, Any]) -> list[str]:
@@ -83,30 +69,15 @@ def architectures_of(config: dict[str, Any]) -> list[str]:
 
 def family_of(architectures: list[str]) -> Family:
     """Return the family of a Hugging Face checkpoint. Raises ModelError for unknown `architectures`."""
-    return _import(architectures, _BY_ARCHITECTURE)
+    for name in architectures:
+        if name in _BY_ARCHITECTURE:
+            return cast(Family, import_module(_BY_ARCHITECTURE[name]))
+    raise ModelError(
+        f"architecture {' / '.join(architectures) or '(none named)'} is not supported; "
+        f"`monoloop models` lists the {len(_BY_ARCHITECTURE)} that are"
+    )
 
 
 def registered_names() -> frozenset[str]:
     """Return the architectures that Hugging Face checkpoints may name."""
     return frozenset(_BY_ARCHITECTURE)
-
-
-def gguf_names_of(architecture: str) -> tuple[str, ...]:
-    """Return the names in GGUF files of the family that reads an architecture."""
-    module = _BY_ARCHITECTURE[architecture]
-    return tuple(name for name, other in _BY_GGUF_ARCHITECTURE.items() if other == module)
-
-
-def gguf_family_of(architecture: str) -> Family:
-    """Return the family of a GGUF file. Raises ModelError for an unknown `general.architecture`."""
-    return _import([architecture], _BY_GGUF_ARCHITECTURE)
-
-
-def _import(architectures: list[str], registry: dict[str, str]) -> Family:
-    for name in architectures:
-        if name in registry:
-            return cast(Family, import_module(registry[name]))
-    raise ModelError(
-        f"architecture {' / '.join(architectures) or '(none named)'} is not supported; "
-        f"`monoloop models` lists the {len(registry)} that are"
-    )

@@ -6,8 +6,6 @@ A family imports what it does not change, and extends the maps with its own tens
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
 from models.errors import ModelError
 from models.rope_config import rope_of
 from models.spec import (
@@ -36,22 +34,6 @@ WEIGHT_MAP: dict[str, Target] = {
     "model.norm": "norm",
     "lm_head": "output",
     "score": "score",
-}
-
-GGUF_WEIGHT_MAP: dict[str, Target] = {
-    "token_embd": "embedding",
-    "blk.*.attn_norm": "layers.*.attention_norm",
-    "blk.*.attn_q": "layers.*.attention.qkv.q",
-    "blk.*.attn_k": "layers.*.attention.qkv.k",
-    "blk.*.attn_v": "layers.*.attention.qkv.v",
-    "blk.*.attn_output": "layers.*.attention.output",
-    "blk.*.ffn_norm": "layers.*.mlp_norm",
-    "blk.*.ffn_gate": "layers.*.mlp.gate_up.gate",
-    "blk.*.ffn_up": "layers.*.mlp.gate_up.up",
-    "blk.*.ffn_down": "layers.*.mlp.down",
-    "output_norm": "norm",
-    "output": "output",
-    "rope_freqs": None,  # read into the spec
 }
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -196,73 +178,3 @@ def with_qwen_windows(config: dict[str, Any]) -> dict[str, Any]:
             kinds[layer >= num_full] for layer in range(int(config["num_hidden_layers"]))
         ]
     return config
-
-
-_ROPE_KEYS = {
-    "freq_base",
-    "scale_linear",
-    "dimension_count",
-    "scaling.type",
-    "scaling.factor",
-    "scaling.original_context_length",
-    "scaling.finetuned",  # a note of how the model was trained
-    "scaling.yarn_beta_fast",
-    "scaling.yarn_beta_slow",
-}
-_NEUTRAL = {"scaling.attn_factor": 1.0, "scaling.yarn_attn_factor": 1.0, "scaling.yarn_ext_factor": 1.0}
-
-
-def _check_rope_keys(metadata: dict[str, Any], head_dim: int) -> None:
-    """Refuse what a file says about RoPE and what is not computed here. Raises ModelError."""
-    prefix = f"{metadata['general.architecture']}.rope."
-    for key, value in metadata.items():
-        name = key.removeprefix(prefix)
-        if name == key or name in _ROPE_KEYS or value == _NEUTRAL.get(name):
-            continue
-        raise ModelError(f"the metadata has {key} = {value!r:.99}, which is not supported")
-    rotated = metadata.get(f"{prefix}dimension_count", head_dim)
-    if rotated != head_dim:
-        raise ModelError(f"RoPE of {rotated} of the {head_dim} elements of a head is not supported")
-
-
-def gguf_config(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Translate the keys of a GGUF file's architecture to the configuration it was converted from."""
-    architecture = metadata["general.architecture"]
-
-    def value(key: str, default: Any = None) -> Any:
-        return metadata.get(f"{architecture}.{key}", default)
-
-    def required(key: str) -> Any:
-        return metadata[f"{architecture}.{key}"]
-
-    head_dim = value("attention.key_length") or required("embedding_length") // required(
-        "attention.head_count"
-    )
-    _check_rope_keys(metadata, head_dim)
-    rope: dict[str, Any] = {"rope_theta": value("rope.freq_base", 10_000.0)}
-    # Older files have the factor of a linear scaling alone.
-    kind = value("rope.scaling.type", "linear" if value("rope.scale_linear", 1.0) != 1.0 else "none")
-    if kind != "none":
-        rope["rope_type"] = kind
-        rope["factor"] = value("rope.scaling.factor") or value("rope.scale_linear")
-        rope["original_max_position_embeddings"] = value("rope.scaling.original_context_length")
-        rope["beta_fast"] = value("rope.scaling.yarn_beta_fast")
-        rope["beta_slow"] = value("rope.scaling.yarn_beta_slow")
-    return {
-        "vocab_size": value("vocab_size") or len(metadata["tokenizer.ggml.tokens"]),
-        "hidden_size": required("embedding_length"),
-        "intermediate_size": required("feed_forward_length"),
-        "num_hidden_layers": required("block_count"),
-        "num_attention_heads": required("attention.head_count"),
-        "num_key_value_heads": value("attention.head_count_kv"),
-        "head_dim": head_dim,
-        "max_position_embeddings": required("context_length"),
-        "rms_norm_eps": value("attention.layer_norm_rms_epsilon", 1e-6),
-        "sliding_window": value("attention.sliding_window"),
-        "rope_parameters": rope,
-    }
-
-
-def from_gguf(_address: str, tensor: Tensor, _spec: DecoderSpec) -> Tensor:
-    """Return a tensor that the conversion to GGUF left as it was."""
-    return tensor

@@ -2,17 +2,10 @@
 
 from typing import Any
 
-from models.families.llama_like import (
-    GGUF_WEIGHT_MAP,
-    WEIGHT_MAP,
-    from_gguf,
-    gguf_config,
-    read_spec,
-    with_qwen_windows,
-)
+from models.families.llama_like import WEIGHT_MAP, read_spec, with_qwen_windows
 from models.spec import DecoderSpec
 
-__all__ = ["GGUF_WEIGHT_MAP", "WEIGHT_MAP", "from_gguf", "gguf_config", "spec"]
+__all__ = ["WEIGHT_MAP", "spec"]
 
 
 def spec(config: dict[str, Any]) -> DecoderSpec:

@@ -3,18 +3,12 @@
 from typing import Any
 
 from models.families import llama_like
-from models.families.llama_like import from_gguf, gguf_config, read_spec, with_qwen_windows
+from models.families.llama_like import read_spec, with_qwen_windows
 from models.spec import DecoderSpec
-
-__all__ = ["GGUF_WEIGHT_MAP", "WEIGHT_MAP", "from_gguf", "gguf_config", "spec"]
 
 WEIGHT_MAP = llama_like.WEIGHT_MAP | {
     "model.layers.*.self_attn.q_norm": "layers.*.attention.q_norm",
     "model.layers.*.self_attn.k_norm": "layers.*.attention.k_norm",
-}
-GGUF_WEIGHT_MAP = llama_like.GGUF_WEIGHT_MAP | {
-    "blk.*.attn_q_norm": "layers.*.attention.q_norm",
-    "blk.*.attn_k_norm": "layers.*.attention.k_norm",
 }
 
 

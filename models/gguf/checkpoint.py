@@ -10,11 +10,12 @@ from torch import Tensor
 
 from models.checkpoint import read_family_spec
 from models.errors import ModelError
-from models.families import gguf_family_of
+from models.gguf.architectures import conversion_of
 from models.gguf.dequantize import check_type, dequantize
 from models.gguf.file import GGUFFile, GGUFTensor
+from models.gguf.metadata import Metadata
 from models.gguf.parts import part_paths
-from models.rope import FactorScaling
+from models.rope import FactorScaling, RopeScaling
 from models.spec import AttentionSpec
 from models.weight_names import WeightMap
 
@@ -28,8 +29,8 @@ class GGUFCheckpoint:
         metadata, self._tensors = _read_parts(path)
         self.architecture = str(metadata.get("general.architecture", ""))
         try:
-            self.family = gguf_family_of(self.architecture)
-            config = self.family.gguf_config(metadata)
+            self._conversion = conversion_of(metadata)
+            config = self._conversion.config(Metadata(metadata))
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
         except KeyError as error:
@@ -37,12 +38,18 @@ class GGUFCheckpoint:
         except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
             raise ModelError(f"{path}: the metadata makes no sense: {error}") from error
         self._check_layers(path, config["num_hidden_layers"])
+        config["architectures"] = [self._conversion.name]
         config["tie_word_embeddings"] = "output.weight" not in self._tensors
+        if (long := self._floats("rope_factors_long.weight")) is not None:
+            short = self._floats("rope_factors_short.weight")
+            factors = {"rope_type": "longrope", "long_factor": long, "short_factor": short}
+            config["rope_parameters"] |= factors
+        self.family = self._conversion.family
         self.spec = read_family_spec(self.family, config, path)
-        if (factors := self._tensors.get("rope_freqs.weight")) is not None:
-            divisors = tuple(dequantize(factors, torch.float32, _CPU).tolist())
-            self.spec = self.spec.with_attention(lambda _, attention: _with_divisors(attention, divisors))
-        self.weight_map: WeightMap = self.family.GGUF_WEIGHT_MAP
+        if (divisors := self._floats("rope_freqs.weight")) is not None:
+            scaling = FactorScaling(tuple(divisors))
+            self.spec = self.spec.with_attention(lambda _, attention: _with_scaling(attention, scaling))
+        self.weight_map: WeightMap = self._conversion.weight_map()
         self.quantization: Mapping[str, Any] | None = None
         self.num_bytes = {name: tensor.raw.nbytes for name, tensor in self._tensors.items()}
 
@@ -57,7 +64,12 @@ class GGUFCheckpoint:
             yield dequantize(self._tensors[name], dtype, device)
 
     def restore(self, address: str, tensor: Tensor) -> Tensor:
-        return self.family.from_gguf(address, tensor, self.spec)
+        return self._conversion.restore(address, tensor, self.spec)
+
+    def _floats(self, name: str) -> list[float] | None:
+        """Return the values of a tensor that is no weight, None if there is no such tensor."""
+        tensor = self._tensors.get(name)
+        return None if tensor is None else dequantize(tensor, torch.float32, _CPU).flatten().tolist()
 
     def _check_layers(self, path: Path, num_layers: Any) -> None:
         """Raise ModelError before a spec of more layers than there are tensors of is built."""
@@ -90,10 +102,8 @@ def _read_parts(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
     return metadata, tensors
 
 
-def _with_divisors(attention: AttentionSpec, divisors: tuple[float, ...]) -> AttentionSpec:
-    """Return the spec with one divisor per RoPE frequency."""
+def _with_scaling(attention: AttentionSpec, scaling: RopeScaling) -> AttentionSpec:
+    """Return the spec with another scaling of its RoPE."""
     if attention.rope is None:
         return attention
-    return dataclasses.replace(
-        attention, rope=dataclasses.replace(attention.rope, scaling=FactorScaling(divisors))
-    )
+    return dataclasses.replace(attention, rope=dataclasses.replace(attention.rope, scaling=scaling))

@@ -1,5 +1,6 @@
 """Writes models of transformers to GGUF files as llama.cpp's converter does, with the names of gguf."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,18 @@ from tests.models.harness import to_gguf_order
 
 # By `model_type` of transformers: the architecture in the gguf package.
 ARCHITECTURES = {
+    "gemma": gguf.MODEL_ARCH.GEMMA,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "llama": gguf.MODEL_ARCH.LLAMA,
+    "ministral3": gguf.MODEL_ARCH.MISTRAL3,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "phi3": gguf.MODEL_ARCH.PHI3,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
 }
-# Architectures whose rows of q and k change their order.
-PERMUTED = {"llama"}
+# Model types whose rows of q and k change their order.
+PERMUTED = {"llama", "ministral3", "mistral"}
 
 
 def write_gguf(
@@ -58,6 +65,7 @@ def write_gguf(
 
 def write_config(writer: GGUFWriter, model: PreTrainedModel) -> None:
     config, head_dim = model.config, model.model.layers[0].self_attn.head_dim
+    rope = config.rope_parameters
     writer.add_vocab_size(config.vocab_size)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -66,9 +74,35 @@ def write_config(writer: GGUFWriter, model: PreTrainedModel) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_key_length(head_dim)
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if config.model_type == "phi3":
+        writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
+        original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
+        writer.add_rope_scaling_orig_ctx_len(original)
+    else:
+        writer.add_key_length(head_dim)
+        writer.add_rope_dimension_count(head_dim)
+    if config.model_type == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+        return  # the base is the default
+    if config.model_type == "gemma3_text":
+        rope = rope["full_attention"]
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if config.model_type == "ministral3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(rope.get("beta_fast", 32.0))
+        writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow", 1.0))
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if rope["rope_type"] == "longrope":
+        stretch = config.max_position_embeddings / original
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(stretch) / math.log(original)))
+    writer.add_rope_freq_base(rope["rope_theta"])
 
 
 def converted(model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> dict[str, torch.Tensor]:
@@ -82,7 +116,12 @@ def converted(model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> dict[str
             continue
         if config.model_type in PERMUTED and (module := name.split(".")[-2]) in heads:
             tensor = torch.from_numpy(np.array(to_gguf_order(tensor.numpy(), heads[module])))
+        if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+            tensor = tensor + 1
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
         found[gguf_name] = tensor
+    if config.rope_parameters.get("rope_type") == "longrope":
+        for key in ("long", "short"):
+            found[f"rope_factors_{key}.weight"] = torch.tensor(config.rope_parameters[f"{key}_factor"])
     return found

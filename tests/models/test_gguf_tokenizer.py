@@ -13,7 +13,6 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from models.end_tokens import end_token_ids, ends_of_turn
 from models.errors import ModelError
-from models.families.llama_like import gguf_config
 from models.gguf.pre_tokenizers import PRE_TOKENIZERS, pre_tokenizer
 from models.gguf.tokenizer import build_tokenizer
 
@@ -245,55 +244,3 @@ def test_the_prefix_space_and_bos_of_sentencepiece_follow_the_file(reference):
     assert tokenizer.encode("the") != with_prefix.encode("the")
     for text in ("the fox", " the fox", "é"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-ROPE = {
-    "general.architecture": "llama",
-    "llama.embedding_length": 64,
-    "llama.feed_forward_length": 64,
-    "llama.block_count": 1,
-    "llama.attention.head_count": 4,
-    "llama.context_length": 64,
-    "llama.vocab_size": 10,
-}
-
-
-def test_rope_keys_are_obeyed():
-    keys = {
-        "freq_base": 5e5,
-        "dimension_count": 16,
-        "scaling.type": "yarn",
-        "scaling.factor": 4.0,
-        "scaling.original_context_length": 16,
-        "scaling.yarn_beta_fast": 20.0,
-        "scaling.yarn_beta_slow": 2.0,
-        "scaling.finetuned": True,
-        "scaling.attn_factor": 1.0,
-    }
-    config = gguf_config(ROPE | {f"llama.rope.{key}": value for key, value in keys.items()})
-    assert config["rope_parameters"] == {
-        "rope_theta": 5e5,
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 16,
-        "beta_fast": 20.0,
-        "beta_slow": 2.0,
-    }
-    old = gguf_config(ROPE | {"llama.rope.scale_linear": 2.0})["rope_parameters"]
-    assert (old["rope_type"], old["factor"]) == ("linear", 2.0)
-    assert gguf_config(ROPE | {"llama.rope.scale_linear": 1.0})["rope_parameters"] == {"rope_theta": 10_000.0}
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("dimension_count", 8, "8 of the 16 elements"),
-        ("dimension_sections", [1, 2, 3], r"llama\.rope\.dimension_sections = \[1, 2, 3\]"),
-        ("scaling.attn_factor", 1.5, r"rope\.scaling\.attn_factor = 1\.5"),
-        ("scaling.yarn_ext_factor", 0.5, r"yarn_ext_factor"),
-        ("freq_base_swa", 1e4, r"freq_base_swa"),
-    ],
-)
-def test_rope_keys_that_are_not_computed_are_refused(key, value, message):
-    with pytest.raises(ModelError, match=message):
-        gguf_config(ROPE | {f"llama.rope.{key}": value})

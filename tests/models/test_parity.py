@@ -6,8 +6,6 @@ What must hold of every family is in test_families.py.
 import dataclasses
 import json
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -61,7 +59,6 @@ CLASSIFIERS = {
     "qwen2": "Qwen2ForSequenceClassification",
     "qwen3": "Qwen3ForSequenceClassification",
 }
-GGUF_FAMILIES = ["llama", "qwen2", "qwen3"]
 # Two float32 models that differ in the order of their sums only: about 1e-6 of logits of size 1.
 TOLERANCE = 2e-5
 
@@ -131,13 +128,6 @@ def test_sharded_checkpoint(tmp_path):
     assert_parity(model, tmp_path)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", GGUF_FAMILIES)
-def test_gguf_round_trip(family, tied, tmp_path):
-    model = make(family, tie_word_embeddings=tied)
-    assert_parity(model, write_gguf(tmp_path / "tiny.gguf", model))
-
-
 def test_gguf_rope_freqs(tmp_path):
     """Llama 3.1 files carry the scaling of their frequencies as a tensor of divisors."""
     config = LlamaConfig(**{**BASE, "rope_parameters": LLAMA3})
@@ -146,19 +136,6 @@ def test_gguf_rope_freqs(tmp_path):
     divisors = plain / model.model.rotary_emb.inv_freq
     assert divisors.max() > 2, "the scaling does nothing here, and so the test would not either"
     assert_parity(model, write_gguf(tmp_path / "tiny.gguf", model, tensors={"rope_freqs.weight": divisors}))
-
-
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0"])
-def test_gguf_quantized(kind, tmp_path):
-    """Against a transformers model whose weights went through the same rounding."""
-    kind = gguf.GGMLQuantizationType[kind]
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
-    model = randomised(LlamaForCausalLM(LlamaConfig(**{**BASE, **sizes})))
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            rounded = gguf.dequantize(gguf.quantize(parameter.detach().numpy(), kind), kind)
-            parameter.data = torch.from_numpy(np.ascontiguousarray(rounded))
-    assert_parity(model, write_gguf(tmp_path / "tiny.gguf", model, kind))
 
 
 @pytest.mark.gpu

@@ -1,0 +1,157 @@
+"""Files of every architecture, written as llama.cpp's converter does, against transformers.
+
+Covers models/gguf/architectures.py and models/gguf/metadata.py.
+"""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+
+from models.errors import ModelError
+from models.gguf.architectures import conversion_of, gguf_names_of, registered_gguf_names
+from models.gguf.metadata import Metadata, base_config
+from models.loader import load, read_spec
+from tests.models.families import FAMILIES, make, prompt
+from tests.models.gguf_files import write_gguf
+from tests.models.harness import CPU, files_of, forward_logits, transformers_logits
+
+# Names in tests/models/families.py, with what GGUF cannot say about them changed.
+MODELS = {
+    "gemma": {},
+    "gemma2": {"query_pre_attn_scalar": 20},  # the size of a head
+    "gemma3": {"query_pre_attn_scalar": 20},
+    "llama": {},
+    "ministral3": {},
+    "mistral": {"sliding_window": None},
+    "phi3": {},
+    "phi4 mini": {},
+    "qwen2": {},
+    "qwen3": {},
+}
+# Rows of whole blocks of 32 or 256 values.
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32}
+
+
+def assert_parity(model, path, tolerance=2e-5):
+    ids = prompt(70)
+    expected = transformers_logits(model, ids)
+    found = forward_logits(load(files_of(path), torch.float32, CPU), ids, [17, 1, 1, 51])
+    worst = ((found - expected).abs().max() / expected.abs().max()).item()
+    assert worst < tolerance, f"logits differ by {worst:.1e} of the largest"
+
+
+def test_every_architecture_is_written_here():
+    made = {name for model in MODELS for name in gguf_names_of(FAMILIES[model].architecture)}
+    assert made == registered_gguf_names()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits(name, tied, tmp_path):
+    if name in ("gemma", "gemma2") and not tied:
+        pytest.skip("the architecture has no output of its own in GGUF")
+    model = make(name, **MODELS[name], tie_word_embeddings=tied)
+    assert_parity(model, write_gguf(tmp_path / "tiny.gguf", model))
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.Q5_1, Type.F16], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", MODELS)
+def test_quantized_in_parts(name, kind, tmp_path):
+    """Against a transformers model whose weights went through the same rounding."""
+    changes = {**MODELS[name], **WIDE, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}
+    if name == "phi4 mini":
+        factors = [1.0 + index for index in range(8)]
+        changes["rope_scaling"] = {"type": "longrope", "short_factor": factors, "long_factor": factors}
+    model = make(name, **changes)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            rounded = gguf.dequantize(gguf.quantize(parameter.detach().numpy(), kind), kind)
+            parameter.data = torch.from_numpy(np.array(rounded, dtype=np.float32))
+    assert_parity(model, write_gguf(tmp_path / "tiny.gguf", model, kind, tensors_per_part=10))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_layers", "scale"), [("gemma2", 46, 2), ("gemma2", 42, 16), ("gemma3", 62, 2)]
+)
+def test_scale_of_the_scores_of_gemma_27b(architecture, num_layers, scale):
+    keys = ROPE | {"llama.block_count": num_layers, "llama.attention.head_count": 32}
+    keys |= {"llama.attention.key_length": 16, "general.architecture": architecture}
+    metadata = {key.replace("llama.", f"{architecture}."): value for key, value in keys.items()}
+    config = conversion_of(metadata).config(Metadata(metadata))
+    assert config["query_pre_attn_scalar"] == scale
+
+
+def test_windows_of_gemma3_by_layer(tmp_path):
+    """Newer files say for each layer if it has a window; older ones have the default pattern of 6."""
+    model = make("gemma3", query_pre_attn_scalar=20)
+    pattern = [True, False, True, True, False, True, True]
+    path = write_gguf(tmp_path / "tiny.gguf", model, metadata={"attention.sliding_window_pattern": pattern})
+    windows = [layer.attention.window for layer in read_spec(files_of(path)).layers]
+    assert windows == [19 * has_window for has_window in pattern]
+
+
+def test_an_unknown_architecture_is_refused():
+    with pytest.raises(ModelError, match=r"architecture mamba is not supported in GGUF files; "):
+        conversion_of({"general.architecture": "mamba"})
+    with pytest.raises(ModelError, match=r"architecture \(none named\) is not"):
+        conversion_of({})
+
+
+def test_rows_of_a_partly_rotated_head_are_refused_where_their_order_is_not_known():
+    metadata = ROPE | {"llama.rope.dimension_count": 8}
+    with pytest.raises(ModelError, match="a part of each head"):
+        conversion_of(metadata).config(Metadata(metadata))
+
+
+ROPE = {
+    "general.architecture": "llama",
+    "llama.embedding_length": 64,
+    "llama.feed_forward_length": 64,
+    "llama.block_count": 1,
+    "llama.attention.head_count": 4,
+    "llama.context_length": 64,
+    "llama.vocab_size": 10,
+}
+
+
+def test_rope_keys_are_obeyed():
+    keys = {
+        "freq_base": 5e5,
+        "dimension_count": 16,
+        "scaling.type": "yarn",
+        "scaling.factor": 4.0,
+        "scaling.original_context_length": 16,
+        "scaling.yarn_beta_fast": 20.0,
+        "scaling.yarn_beta_slow": 2.0,
+        "scaling.finetuned": True,
+        "scaling.attn_factor": 1.0,
+    }
+    config = base_config(Metadata(ROPE | {f"llama.rope.{key}": value for key, value in keys.items()}))
+    assert config["rope_parameters"] == {
+        "rope_theta": 5e5,
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 20.0,
+        "beta_slow": 2.0,
+    }
+    old = base_config(Metadata(ROPE | {"llama.rope.scale_linear": 2.0}))["rope_parameters"]
+    assert (old["rope_type"], old["factor"]) == ("linear", 2.0)
+    plain = base_config(Metadata(ROPE | {"llama.rope.scale_linear": 1.0}))["rope_parameters"]
+    assert plain == {"rope_theta": 10_000.0}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("dimension_sections", [1, 2, 3], r"llama\.rope\.dimension_sections = \[1, 2, 3\]"),
+        ("scaling.attn_factor", 1.5, r"rope\.scaling\.attn_factor = 1\.5"),
+        ("scaling.yarn_ext_factor", 0.5, r"yarn_ext_factor"),
+        ("freq_base_swa", 1e4, r"freq_base_swa"),
+    ],
+)
+def test_rope_keys_that_are_not_computed_are_refused(key, value, message):
+    with pytest.raises(ModelError, match=message):
+        base_config(Metadata(ROPE | {f"llama.rope.{key}": value}))
