@@ -50,10 +50,26 @@ class Sinks(OfHeads):
 
 
 class HeadNorm(OfHeads):
-    """The weights of a LayerNorm of each head, [num_heads, head_dim]. `rope_kv_write` computes it."""
+    """The weights of a LayerNorm of each head, [num_heads, head_dim]. `rope_kv_write` computes it.
+
+    Those of one head are a parameter, `HEAD.weight` [head_dim].
+    """
+
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        num_heads, head_dim = self._shape
+        return {f"{head}.weight": (head_dim,) for head in range(num_heads)}
+
+    def fill(self, name: str, tensor: Tensor) -> None:
+        num_heads, head_dim = self._shape
+        heads = range(num_heads)[self._rows]
+        if not hasattr(self, "weight"):
+            self.weight = torch.empty(len(heads), head_dim, dtype=self._dtype, device=self._device)
+        head = int(name.partition(".")[0])
+        if head in heads:
+            self.weight[head - heads.start].copy_(tensor)
 
     def random(self, name: str, generator: torch.Generator) -> Tensor:
-        return torch.ones(self._shape, dtype=self._dtype, device=generator.device)
+        return torch.ones(self._shape[1], dtype=self._dtype, device=generator.device)
 
 
 class Attention(Part):

@@ -1,9 +1,9 @@
 """Names of tensors in a checkpoint, and addresses of parameters in a decoder.
 
 A weight map goes from names to addresses, both without `.weight` or `.bias` and with `*` for the layer and
-the expert. A tensor that has another name for these is there with its whole name, and its whole address. A
-tensor that fills several parameters has a `Packed`; None marks tensors that are not loaded, for `part.**` all
-whose names begin with the part.
+the expert or head. A tensor that has another name for these is there with its whole name, and its whole
+address. A tensor that fills several parameters has a `Packed`; None marks tensors that are not loaded, for
+`part.**` all whose names begin with the part.
 """
 
 import re
@@ -48,7 +48,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Stacked(Packed):
-    """Addresses that a tensor of all experts fills, with `*` for the expert, the tensor's first index.
+    """Addresses that a tensor of all experts (or heads) fills, with `*` for its first index, the expert.
 
     `arrange` takes what the tensor has of one expert.
     """

@@ -6,10 +6,11 @@ from typing import Any
 from models.families import llama_like
 from models.families.llama_like import read_spec
 from models.spec import DecoderSpec, NormSpec, QKNormKind
+from models.weight_names import Stacked
 
 WEIGHT_MAP = llama_like.WEIGHT_MAP | {
-    "model.layers.*.self_attn.q_norm": "layers.*.attention.q_norm",
-    "model.layers.*.self_attn.k_norm": "layers.*.attention.k_norm",
+    "model.layers.*.self_attn.q_norm": Stacked(("layers.*.attention.q_norm.*",)),
+    "model.layers.*.self_attn.k_norm": Stacked(("layers.*.attention.k_norm.*",)),
 }
 
 

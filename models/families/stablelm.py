@@ -2,18 +2,22 @@
 
 from typing import Any
 
-from models.families.llama_like import WEIGHT_MAP, read_spec, refuse
+from models.families import llama_like
+from models.families.llama_like import read_spec
 from models.spec import DecoderSpec, NormSpec
 
-__all__ = ["WEIGHT_MAP", "spec"]
+WEIGHT_MAP = llama_like.WEIGHT_MAP | {
+    "model.layers.*.self_attn.q_layernorm.norms.*": "layers.*.attention.q_norm.*",
+    "model.layers.*.self_attn.k_layernorm.norms.*": "layers.*.attention.k_norm.*",
+}
 
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a StableLmConfig as in config.json."""
-    refuse(config, "qk_layernorm")
     return read_spec(
         {"partial_rotary_factor": 0.25, "max_position_embeddings": 4096, **config},
         qkv_bias=bool(config.get("use_qkv_bias", False)),
+        qk_norm="layer_norm_per_head" if config.get("qk_layernorm") else None,
         norm=NormSpec(float(config.get("layer_norm_eps", 1e-5)), "layer", bias=True),
         norms="parallel" if config.get("use_parallel_residual") else "before",
     )

@@ -185,7 +185,13 @@ FAMILIES = {
     "stablelm": TinyFamily("StableLmForCausalLM", {**NARROW, "partial_rotary_factor": 0.4}),
     "stablelm in parallel": TinyFamily(
         "StableLmForCausalLM",
-        {**NARROW, "partial_rotary_factor": 0.4, "use_parallel_residual": True, "use_qkv_bias": True},
+        {
+            **NARROW,
+            "partial_rotary_factor": 0.4,
+            "use_parallel_residual": True,
+            "use_qkv_bias": True,
+            "qk_layernorm": True,
+        },
     ),
     "starcoder2": TinyFamily("Starcoder2ForCausalLM", {**NARROW, "sliding_window": 19}),
     "starcoder2 without biases": TinyFamily(

@@ -77,7 +77,6 @@ REFUSED = [
     ("minicpm", {"num_experts": 8}),
     ("minicpm", {"sparse_config": {"kernel_size": 32}}),
     ("phi", {"qk_layernorm": True}),
-    ("stablelm", {"qk_layernorm": True}),
 ]
 
 
