@@ -92,3 +92,42 @@ def make_internlm3(*, bias: bool = False, **config: Any) -> Any:
     model = transformers.LlamaForCausalLM(made)
     named = {"architectures": ["InternLM3ForCausalLM"], **config, "qkv_bias": bias, "bias": bias}
     return saved_as(model, named, lambda: dict(model.state_dict()))
+
+
+def make_mxfp4_gpt_oss(**config: Any) -> Any:
+    """Return a gpt-oss that is saved with its experts in MXFP4, to which saving rounds its own weights."""
+    made = transformers.GptOssConfig(**config)
+    made._attn_implementation = "eager"
+    model = transformers.GptOssForCausalLM(made)
+    saved = made.to_dict() | {
+        "architectures": ["GptOssForCausalLM"],
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+        },
+    }
+
+    def tensors() -> dict[str, torch.Tensor]:
+        state = dict(model.state_dict())
+        for name in list(state):
+            if name.endswith(("gate_up_proj", "down_proj")):
+                weight = state.pop(name)
+                blocks, scales, rounded = to_mxfp4(weight.transpose(1, 2))
+                weight.copy_(rounded.transpose(1, 2))
+                state |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        return state
+
+    return saved_as(model, saved, tensors)
+
+
+def to_mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return blocks [..., num_blocks, 16], scales [..., num_blocks] and the rounded values of a weight."""
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    values = torch.cat((values, -values))
+    groups = weight.unflatten(-1, (-1, 32))
+    exponents = groups.abs().amax(-1).log2().floor() - 2
+    scaled = groups / exponents.exp2()[..., None]
+    codes = (scaled[..., None] - values).abs().argmin(-1)
+    rounded = values[codes] * exponents.exp2()[..., None]
+    blocks = codes[..., ::2] | codes[..., 1::2] << 4
+    return blocks.to(torch.uint8), (exponents + 127).to(torch.uint8), rounded.flatten(-2)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.models.custom_code import make_internlm2, make_internlm3, make_minicpm
+from tests.models.custom_code import make_internlm2, make_internlm3, make_minicpm, make_mxfp4_gpt_oss
 
 BASE: dict[str, Any] = {
     "vocab_size": 131,
@@ -58,6 +58,28 @@ WINDOW = {**BASE, "sliding_window": 19}
 # Some classes derive it from hidden_size / num_attention_heads: 72 / 6.
 NARROW = {key: value for key, value in BASE.items() if key != "head_dim"} | {"hidden_size": 72}
 
+GRANITE_MOE = {
+    **NARROW,
+    "num_local_experts": 5,
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.13,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
+GPT_OSS = {
+    **WINDOW,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "swiglu_limit": 0.7,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150_000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "truncate": False,
+    },
+}
+
 FAMILIES = {
     "arcee": TinyFamily("ArceeForCausalLM", NARROW),
     "arcee with biases": TinyFamily("ArceeForCausalLM", {**NARROW, "mlp_bias": True, "attention_bias": True}),
@@ -91,6 +113,26 @@ FAMILIES = {
     ),
     "glm": TinyFamily("GlmForCausalLM", BASE),
     "glm4": TinyFamily("Glm4ForCausalLM", {**BASE, "head_dim": 24}),
+    "glm4_moe": TinyFamily(
+        "Glm4MoeForCausalLM",
+        {
+            **BASE,
+            "num_hidden_layers": 3,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 12,
+            "n_shared_experts": 2,
+            "n_group": 3,
+            "topk_group": 2,
+            "num_experts_per_tok": 5,
+            "routed_scaling_factor": 2.5,
+            "attention_bias": True,
+            "use_qk_norm": True,
+        },
+    ),
+    "gpt_oss": TinyFamily("GptOssForCausalLM", GPT_OSS),
+    "gpt_oss in MXFP4": TinyFamily(
+        "GptOssForCausalLM", {**GPT_OSS, "hidden_size": 64, "intermediate_size": 96}, make_mxfp4_gpt_oss
+    ),
     "granite": TinyFamily(
         "GraniteForCausalLM",
         {
@@ -101,6 +143,10 @@ FAMILIES = {
             "logits_scaling": 8.0,
             "mlp_bias": True,
         },
+    ),
+    "granitemoe": TinyFamily("GraniteMoeForCausalLM", GRANITE_MOE),
+    "granitemoeshared": TinyFamily(
+        "GraniteMoeSharedForCausalLM", {**GRANITE_MOE, "shared_intermediate_size": 40}
     ),
     "internlm2": TinyFamily("InternLM2ForCausalLM", {**NARROW, "bias": True}, make_internlm2),
     "internlm2 without biases": TinyFamily("InternLM2ForCausalLM", {**NARROW, "bias": False}, make_internlm2),
@@ -145,6 +191,9 @@ FAMILIES = {
             "num_hidden_layers": 5,
             "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
         },
+    ),
+    "olmoe": TinyFamily(
+        "OlmoeForCausalLM", {**NARROW, "num_experts": 7, "num_experts_per_tok": 3, "clip_qkv": 0.6}
     ),
     "phi": TinyFamily("PhiForCausalLM", NARROW),
     "phi3": TinyFamily("Phi3ForCausalLM", {**NARROW, "sliding_window": 19}),

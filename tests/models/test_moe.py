@@ -134,3 +134,18 @@ def test_an_expert_that_is_missing_is_named(tmp_path):
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(ModelError, match=r"lacks model\.layers\.1\.mlp\.experts\.4\.up_proj\.weight"):
         load(files_of(tmp_path), torch.float32, CPU)
+
+
+def test_layers_for_multi_token_prediction_are_left_out(tmp_path):
+    make("glm4_moe").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    ids = prompt(20)
+    expected_logits = forward_logits(load(files_of(tmp_path), torch.float32, CPU), ids)
+    for name in ("eh_proj", "mlp.experts.3.up_proj", "shared_head.norm"):
+        tensors[f"model.layers.3.{name}.weight"] = torch.randn(2, 2)
+    save_file(tensors, file, {"format": "pt"})
+    assert torch.equal(forward_logits(load(files_of(tmp_path), torch.float32, CPU), ids), expected_logits)
+    save_file({**tensors, "model.layers.4.eh_proj.weight": torch.randn(2, 2)}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"no place for model\.layers\.4\.eh_proj"):
+        load(files_of(tmp_path), torch.float32, CPU)
