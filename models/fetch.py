@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from models.checkpoint import INDEX_FILE, WHOLE_FILE, check_architecture, indexed_files
+from models.checkpoint import read_config
 from models.errors import FetchFailed, ModelError
 from models.progress import byte_progress
+from models.weight_files import WHOLE_FILE, read_index
 
 _HUB_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 _POLL_SECONDS = 0.2
@@ -148,7 +149,7 @@ def _expect(what: str, found: str, expected: str) -> None:
 def fetch_from_hub(repository: str, cache_dir: Path | None, *, progress: bool) -> Path:
     """Return the local snapshot of a hub repository: configuration, tokenizer and one copy of the weights.
 
-    The architecture is checked before the weights are fetched.
+    The configuration is checked before the weights are fetched.
 
     Without `cache_dir` it lies in the hub's own cache, shared with other programs. Offline, one
     fetched before is used. Raises ModelError.
@@ -175,7 +176,7 @@ def fetch_from_hub(repository: str, cache_dir: Path | None, *, progress: bool) -
 
     try:
         folder = fetch(*_HUB_FILES)
-        check_architecture(folder)
+        read_config(folder)
         # A repository may hold the weights several times: whole, in shards, in the author's own format.
         for patterns in (_indexed(folder), (WHOLE_FILE,), ("*.safetensors",)):
             if patterns:
@@ -207,6 +208,5 @@ def fetch_from_hub(repository: str, cache_dir: Path | None, *, progress: bool) -
 
 def _indexed(folder: Path) -> tuple[str, ...]:
     """Return the files that the index of a snapshot names, as patterns; none without an index."""
-    if not (folder / INDEX_FILE).is_file():
-        return ()
-    return tuple(glob.escape(file.name) for file in indexed_files(folder))
+    names = {Path(name).name for name in (read_index(folder) or {}).values()}
+    return tuple(glob.escape(name) for name in sorted(names))

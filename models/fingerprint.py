@@ -3,9 +3,9 @@
 import hashlib
 from pathlib import Path
 
-from models.checkpoint import weight_files
 from models.gguf.parts import part_paths
 from models.model_files import ModelFiles
+from models.weight_files import weight_files
 
 NUM_PIECES = 16
 PIECE_BYTES = 65_536

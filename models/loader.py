@@ -18,7 +18,7 @@ from models.errors import ModelError
 from models.formats import conversion_to, stored_format
 from models.formats.base import WHOLE, LinearShape, LinearWeights, MakeLinear, Shard
 from models.model_files import ModelFiles
-from models.placement import parts_of, place
+from models.placement import listed, parts_of, place
 from models.progress import byte_progress
 from models.spec import DecoderSpec
 from models.weight_names import is_excluded
@@ -76,11 +76,19 @@ def load(
     decoder = _build(checkpoint, dtype, device, quantization, shard)
     total = sum(checkpoint.num_bytes[name] for name in names)
     with byte_progress(f"loading {files.name}", total, shown=progress, stays=False) as report:
-        done = 0
+        done, infinite = 0, []
         tensors = checkpoint.read(names, dtype, device)
-        for name in _fill(decoder, checkpoint, zip(names, tensors, strict=True)):
+        for name, tensor in _fill(decoder, checkpoint, zip(names, tensors, strict=True)):
+            if dtype == torch.float16 and _exceeds_float16(tensor):
+                infinite.append(name)
             done += checkpoint.num_bytes[name]
             report(done)
+    if infinite:
+        logger.warning(
+            "%s: values of %s are infinite in float16; load with bfloat16 or float32 instead",
+            files.weights,
+            listed(infinite),
+        )
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = time.perf_counter() - started
@@ -204,15 +212,26 @@ def _names(
         raise ModelError(f"{files.weights}: {error}") from None
 
 
-def _fill(decoder: Decoder, checkpoint: Checkpoint, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
-    """Fill the decoder from a checkpoint's tensors and complete it; yield the name of each that is done."""
+def _fill(
+    decoder: Decoder, checkpoint: Checkpoint, tensors: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Fill the decoder from a checkpoint's tensors and complete it; yield each, with its name, when done."""
     parameters, shapes = decoder.parameters(), _shapes(decoder)
     for name, tensor in tensors:
         for address, part in parts_of(checkpoint, name, tensor, shapes):
             leaf, parameter, _ = parameters[address]
             leaf.fill(parameter, part)
-        yield name
+        yield name, tensor
     decoder.finish()
+
+
+def _exceeds_float16(tensor: Tensor) -> bool:
+    """Return True if values are beyond the range of float16."""
+    if tensor.dtype == torch.float16 or not tensor.numel():
+        return False
+    limit = torch.finfo(torch.float16).max
+    low, high = tensor.aminmax()
+    return bool(low < -limit or high > limit)
 
 
 def _shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:

@@ -94,16 +94,17 @@ def _check_all_filled(empty: Iterable[str], surplus: list[str], checkpoint: Chec
         missing |= dict.fromkeys(f"{name}.{kind}" for name in names_of(stem, checkpoint.weight_map))
     faults = []
     if missing:
-        faults.append(f"the checkpoint lacks {_listed(missing)}")
+        faults.append(f"the checkpoint lacks {listed(missing)}")
     if surplus:
-        faults.append(f"the configuration has no place for {_listed(surplus)}")
+        faults.append(f"the configuration has no place for {listed(surplus)}")
     if missing.keys() == {"lm_head.weight"} and not surplus:
         faults.append("tie_word_embeddings is false, so the output cannot be taken from the embedding")
     if faults:
         raise ModelError("; ".join(faults))
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """Return the first few names, and how many more there are."""
     names = list(names)
     more = f" and {len(names) - _NAMES_SHOWN} more tensors" if len(names) > _NAMES_SHOWN else ""
     return ", ".join(names[:_NAMES_SHOWN]) + more

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from models.checkpoint import read_json, read_json_list
 from models.errors import ModelError
+from models.json_files import read_json, read_json_list
 
 # Normalize scales vectors to length 1, which is done to all.
 _HANDLED = ("Transformer", "Pooling", "Normalize")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from models.checkpoint import read_json
 from models.errors import ModelError
+from models.json_files import read_json
 
 _CONVERSION = "tokenizer-2"
 """Folder name of converted tokenizers; the number increases when the conversion changes."""

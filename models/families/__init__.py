@@ -1,5 +1,6 @@
 """Model families: one file of data each, found by the architecture that a checkpoint names."""
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Protocol, cast
 
@@ -77,8 +78,10 @@ def family_of(architectures: list[str]) -> Family:
     for name in architectures:
         if name in _BY_ARCHITECTURE:
             return cast(Family, import_module(_BY_ARCHITECTURE[name]))
+    close = [near for name in architectures for near in get_close_matches(name, _BY_ARCHITECTURE)]
+    nearest = f"nearest: {', '.join(close)}; " if close else ""
     raise ModelError(
-        f"architecture {' / '.join(architectures) or '(none named)'} is not supported; "
+        f"architecture {' / '.join(architectures) or '(none named)'} is not supported; {nearest}"
         f"`monoloop models` lists the {len(_BY_ARCHITECTURE)} that are"
     )
 

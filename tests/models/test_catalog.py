@@ -11,6 +11,9 @@ from transformers import AutoTokenizer
 from models import catalog
 from models.catalog import ModelFiles, catalog_names, locate
 from models.errors import ModelError
+from models.shapes import CONFIGS
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], **CONFIGS["tiny"]}
 
 
 def write(folder, name, content):
@@ -21,7 +24,7 @@ def write(folder, name, content):
 def folder(tmp_path):
     folder = tmp_path / "some-model"
     folder.mkdir()
-    write(folder, "config.json", {"architectures": ["LlamaForCausalLM"], "eos_token_id": 5})
+    write(folder, "config.json", {**CONFIG, "eos_token_id": 5})
     write(
         folder,
         "tokenizer.json",
@@ -73,13 +76,13 @@ def test_the_catalog_has_sampling_defaults_for_a_model_without_its_own(folder, m
     ],
 )
 def test_end_token_of_the_tokenizer(folder, tokenizer_config, expected):
-    write(folder, "config.json", {"architectures": ["LlamaForCausalLM"]})
+    write(folder, "config.json", CONFIG)
     write(folder, "tokenizer_config.json", tokenizer_config)
     assert locate(str(folder)).eos_token_ids == expected
 
 
 def test_end_tokens_outside_the_vocabulary_are_left_out(folder, caplog):
-    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 10, "eos_token_id": [9, 10, -1]}
+    config = {**CONFIG, "vocab_size": 10, "eos_token_id": [9, 10, -1]}
     write(folder, "config.json", config)
     write(folder, "generation_config.json", {"eos_token_id": [5.0, "7", True, 2.5, [3], None]})
     assert locate(str(folder)).eos_token_ids == (5, 3, 9)
@@ -103,7 +106,7 @@ def test_end_token_of_a_vocabulary_that_is_a_list(folder):
     ("name", "content"),
     [
         ("config.json", []),
-        ("config.json", {"architectures": ["LlamaForCausalLM"], "matryoshka_dimensions": 3}),
+        ("config.json", {**CONFIG, "matryoshka_dimensions": 3}),
         ("generation_config.json", "text"),
         ("tokenizer_config.json", [1]),
         ("special_tokens_map.json", 3),
@@ -164,7 +167,8 @@ def test_an_unsupported_architecture_is_the_first_complaint(folder, architecture
     (folder / "model.safetensors").unlink()
     (folder / "tokenizer.json").unlink()
     with pytest.raises(
-        ModelError, match=rf"some-model: architecture .*{named}.* is not supported; `monoloop models` lists"
+        ModelError,
+        match=rf"some-model: architecture .*{named}.* is not supported; (nearest: .*; )?`monoloop models`",
     ):
         locate(str(folder))
 

