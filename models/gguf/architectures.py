@@ -14,7 +14,7 @@ from models.errors import ModelError
 from models.families import Family, family_of
 from models.gguf.metadata import Metadata, base_config
 from models.spec import DecoderSpec
-from models.weight_names import Target
+from models.weight_names import Stacked, Target
 
 # Names in GGUF and in a checkpoint, without `.weight` or `.bias` and with `*` for the layer.
 _TENSORS = {
@@ -37,6 +37,13 @@ _SANDWICH_NORMS = {
     "blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm",
     "blk.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm",
     "blk.*.post_ffw_norm": "model.layers.*.post_feedforward_layernorm",
+}
+# Addresses of tensors whose counterparts in checkpoints have another layout.
+_EXPERTS: dict[str, Target] = {
+    "blk.*.ffn_gate_inp": "layers.*.mlp.router",
+    "blk.*.ffn_gate_exps": Stacked(("layers.*.mlp.gate_up.*.gate",)),
+    "blk.*.ffn_up_exps": Stacked(("layers.*.mlp.gate_up.*.up",)),
+    "blk.*.ffn_down_exps": Stacked(("layers.*.mlp.down.*",)),
 }
 # Read into the configuration, or into the spec.
 _NOT_WEIGHTS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
@@ -65,7 +72,7 @@ class Conversion:
         targets = self.family.WEIGHT_MAP
         names = _TENSORS | dict(self.tensors)
         found = {name: targets[other] for name, other in names.items() if other in targets}
-        return found | dict.fromkeys(_NOT_WEIGHTS)
+        return found | _EXPERTS | dict.fromkeys(_NOT_WEIGHTS)
 
 
 def _with_halves_apart(address: str, tensor: Tensor, spec: DecoderSpec) -> Tensor:
@@ -90,6 +97,25 @@ def _refuse_partial_rotation(config: dict[str, Any]) -> dict[str, Any]:
 
 def _llama(metadata: Metadata) -> dict[str, Any]:
     return _refuse_partial_rotation(base_config(metadata))
+
+
+def _with_experts(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    return config | {
+        "num_local_experts": metadata["expert_count"],
+        "num_experts_per_tok": metadata["expert_used_count"],
+    }
+
+
+def _mixtral(metadata: Metadata) -> dict[str, Any]:
+    return _with_experts(metadata, _llama(metadata))
+
+
+def _qwen3moe(metadata: Metadata) -> dict[str, Any]:
+    """All layers have experts, whose weights are normalised."""
+    return _with_experts(metadata, base_config(metadata)) | {
+        "moe_intermediate_size": metadata["expert_feed_forward_length"],
+        "norm_topk_prob": metadata.get("expert_weights_norm", True),
+    }
 
 
 def _mistral3(metadata: Metadata) -> dict[str, Any]:
@@ -161,7 +187,9 @@ _CONVERSIONS = {
     "phi3": Conversion("Phi3ForCausalLM", _PACKED, _phi3),
     "qwen2": Conversion("Qwen2ForCausalLM"),
     "qwen3": Conversion("Qwen3ForCausalLM"),
+    "qwen3moe": Conversion("Qwen3MoeForCausalLM", config=_qwen3moe),
 }
+_LLAMA_WITH_EXPERTS = Conversion("MixtralForCausalLM", config=_mixtral, restore=_with_halves_apart)
 
 
 def conversion_of(metadata: Mapping[str, Any]) -> Conversion:
@@ -171,6 +199,8 @@ def conversion_of(metadata: Mapping[str, Any]) -> Conversion:
         raise ModelError(
             f"architecture {name} is not supported in GGUF files; supported: {', '.join(_CONVERSIONS)}"
         )
+    if name == "llama" and metadata.get("llama.expert_count"):
+        return _LLAMA_WITH_EXPERTS
     return _CONVERSIONS[name]
 
 
@@ -182,4 +212,5 @@ def registered_gguf_names() -> frozenset[str]:
 def gguf_names_of(name: str) -> tuple[str, ...]:
     """Return the names in GGUF of the architectures read by the family of a Hugging Face architecture."""
     family = family_of([name])
-    return tuple(gguf for gguf, conversion in _CONVERSIONS.items() if conversion.family is family)
+    conversions = [*_CONVERSIONS.items(), ("llama", _LLAMA_WITH_EXPERTS)]
+    return tuple(gguf for gguf, conversion in conversions if conversion.family is family)

@@ -55,13 +55,14 @@ class GGUFCheckpoint:
 
     def layout(self, dtype: torch.dtype) -> dict[str, Tensor]:
         return {
-            name: torch.empty(tensor.shape, dtype=dtype, device="meta")
+            name: torch.empty(tensor.shape, dtype=_dtype_of(tensor, dtype), device="meta")
             for name, tensor in self._tensors.items()
         }
 
     def read(self, names: Iterable[str], dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
         for name in names:
-            yield dequantize(self._tensors[name], dtype, device)
+            tensor = self._tensors[name]
+            yield dequantize(tensor, _dtype_of(tensor, dtype), device)
 
     def restore(self, address: str, tensor: Tensor) -> Tensor:
         return self._conversion.restore(address, tensor, self.spec)
@@ -100,6 +101,11 @@ def _read_parts(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
     if (count := metadata.get("split.tensors.count", len(tensors))) != len(tensors):
         raise ModelError(f"{path}: the metadata says {count} tensors in all parts, they have {len(tensors)}")
     return metadata, tensors
+
+
+def _dtype_of(tensor: GGUFTensor, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype to read a tensor in: vectors keep their precision, also if the model is of 16 bits."""
+    return torch.float32 if len(tensor.shape) == 1 else dtype
 
 
 def _with_scaling(attention: AttentionSpec, scaling: RopeScaling) -> AttentionSpec:

@@ -1,6 +1,7 @@
 """Writes models of transformers to GGUF files as llama.cpp's converter does, with the names of gguf."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,18 @@ ARCHITECTURES = {
     "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "llama": gguf.MODEL_ARCH.LLAMA,
     "ministral3": gguf.MODEL_ARCH.MISTRAL3,
     "mistral": gguf.MODEL_ARCH.LLAMA,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
 }
 # Model types whose rows of q and k change their order.
-PERMUTED = {"llama", "ministral3", "mistral"}
+PERMUTED = {"llama", "ministral3", "mistral", "mixtral"}
 
 
 def write_gguf(
@@ -76,6 +80,12 @@ def write_config(writer: GGUFWriter, model: PreTrainedModel) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    if config.model_type in ("gpt_oss", "mixtral", "qwen3_moe"):
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type in ("gpt_oss", "qwen3_moe"):
+        size = config.intermediate_size if config.model_type == "gpt_oss" else config.moe_intermediate_size
+        writer.add_expert_feed_forward_length(size)
     if config.model_type == "phi3":
         writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
         original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
@@ -91,12 +101,13 @@ def write_config(writer: GGUFWriter, model: PreTrainedModel) -> None:
         rope = rope["full_attention"]
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
-    if config.model_type == "ministral3":
+    if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_beta_fast(rope.get("beta_fast", 32.0))
         writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow", 1.0))
+    if config.model_type == "ministral3":
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if rope["rope_type"] == "longrope":
@@ -111,7 +122,7 @@ def converted(model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> dict[str
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     found = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in flattened(model.state_dict()):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         if config.model_type in PERMUTED and (module := name.split(".")[-2]) in heads:
@@ -120,8 +131,21 @@ def converted(model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> dict[str
             tensor = tensor + 1
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
-        found[gguf_name] = tensor
+        found[gguf_name if gguf_name.endswith((".weight", ".bias")) else f"{gguf_name}.weight"] = tensor
     if config.rope_parameters.get("rope_type") == "longrope":
         for key in ("long", "short"):
             found[f"rope_factors_{key}.weight"] = torch.tensor(config.rope_parameters[f"{key}_factor"])
     return found
+
+
+def flattened(state: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors with the stacks of experts under the names and in the layout of the converter."""
+    for name, tensor in state.items():
+        stem, _, kind = name.partition(".mlp.experts.")
+        if not kind:
+            yield name, tensor
+        elif kind == "gate_up_proj":  # [experts, gate and up, hidden]
+            for half, part in zip(("gate_proj", "up_proj"), tensor.chunk(2, dim=1), strict=True):
+                yield f"{stem}.mlp.experts.{half}.weight", part
+        else:
+            yield f"{stem}.mlp.experts.down_proj.weight", tensor
