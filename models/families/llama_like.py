@@ -144,10 +144,12 @@ def with_layer_types(config: dict[str, Any], pattern: int) -> dict[str, Any]:
 
     The key `sliding_window_pattern` of older configurations comes before the argument.
     """
+    if config.get("layer_types"):
+        return config
     pattern = int(config.get("sliding_window_pattern") or pattern)
     kinds = ["full_attention", "sliding_attention"]
     types = [kinds[layer % pattern > 0] for layer in range(1, int(config["num_hidden_layers"]) + 1)]
-    return {**config, "layer_types": config.get("layer_types") or types}
+    return {**config, "layer_types": types}
 
 
 def with_rope_by_layer_type(config: dict[str, Any], full: float, sliding: float) -> dict[str, Any]:

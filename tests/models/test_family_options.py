@@ -43,6 +43,7 @@ OLDER = [
     ("cohere2", {"sliding_window_pattern": 4, "rope_theta": 1e4}, NO_TYPES + NO_ROPE),
     ("cohere2", {}, NO_TYPES),
     ("exaone4", {"sliding_window_pattern": 4}, NO_TYPES),
+    ("exaone4", {"sliding_window_pattern": "LLLG"}, []),
     ("gemma", {"hidden_activation": None, "rope_theta": 1e4}, NO_ROPE),
     ("gemma", {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu"}, []),
     ("gemma2", {"hidden_act": "gelu", "rope_theta": 1e4}, NO_TYPES + NO_ROPE),
