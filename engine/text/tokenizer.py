@@ -54,7 +54,7 @@ class Tokenizer:
             self._hf = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
             self.backend: Any = self._hf.backend_tokenizer
         except Exception as error:  # of several libraries, for files that they do not understand
-            raise ModelError(f"No usable tokenizer in {folder}: {_first_line(error)}") from error
+            raise ModelError(f"No usable tokenizer in {folder}: {_in_one_line(error)}") from error
         self.backend.no_truncation()
         self.backend.no_padding()
         self.pieces = TokenPieces(self.backend)
@@ -243,6 +243,10 @@ class Tokenizer:
 def _unmark(text: str) -> str:
     """Remove marks that a user wrote, so that none can be forged."""
     return text.replace(START, "").replace(END, "").replace(BREAK, "")
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _first_line(error: Exception) -> str:

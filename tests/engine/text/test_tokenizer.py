@@ -1,5 +1,6 @@
 """Control tokens in user text stay text; those of the template are encoded as tokens."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,6 +9,7 @@ from engine.errors import InvalidRequest, ModelError, TemplateFault
 from engine.text.template_sandbox import Rendering
 from engine.text.tokenizer import MAX_BATCH_TEXTS, Tokenizer, TokenizerPool
 from tests.engine.text.test_detokenizer import EOS
+from tests.tiny_checkpoint import write_checkpoint
 
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|end|>{% endfor %}"
 PROMPT = PLAIN + "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -293,3 +295,11 @@ def test_tokenizer_files_that_make_no_sense_are_one_sentence(tmp_path, name, con
     with pytest.raises(ModelError, match="No usable tokenizer in") as caught:
         Tokenizer(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_configuration_that_no_tokenizer_reads_is_named_with_the_reason(tmp_path):
+    write_checkpoint(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": "2"}))
+    with pytest.raises(ModelError, match=r"eos_token_id.* expected int, got str"):
+        Tokenizer(tmp_path)
