@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from engine import RequestStream, TokenizerPool
@@ -163,6 +164,7 @@ class AnswerFormat(NamedTuple):
         is_open = False
         if reasoning_class is not None:
             markers += reasoning_class.markers
+            markers += chain(*reasoning_class.answer_markers.items())
             is_open = await self._is_open(prompt, tokenizer, *reasoning_class.markers)
             span = reasoning_class.span(marker, is_open=is_open)
         if tools_class is not None:

@@ -1,4 +1,4 @@
-"""Base of formats that write a call's name in a header, and JSON arguments after it."""
+"""Bases of formats that write a call's name in a header, and JSON arguments after it."""
 
 import re
 from abc import abstractmethod
@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from server.parsing.json_repair import JsonRepair
 from server.parsing.parser import Marker, ToolParser, Tools
+from server.parsing.quoted_json import QuotedJson
 
 # Far more than a name of 128 characters needs: a longer header is content.
 MAX_HEADER_CHARS = 512
@@ -17,14 +18,14 @@ STRAY = re.compile(r"[\s`]*")
 class NamedCallParser(ToolParser):
     """Calls between markers of their own, all of them between one more pair."""
 
-    section: ClassVar[tuple[str, str]]
-    """The markers around all calls."""
+    section: ClassVar[tuple[str, str]] = ("", "")
+    """The markers around all calls, if there are any."""
     call: ClassVar[tuple[str, str]]
     """The markers around each call."""
 
     def __init__(self, tools: Tools, marker: Marker) -> None:
         super().__init__(tools, marker)
-        self._section_end = marker(self.section[1])
+        self._section_end = self.spell(self.section[1], marker)
         self._call_start, self._call_end = map(marker, self.call)
         self._header_end = re.compile(r"\{|" + re.escape(self._call_end))
         self._header: list[str] = []
@@ -36,7 +37,8 @@ class NamedCallParser(ToolParser):
         """Return the name of the tool in a header, "" if there is none, and the id of the call, if any."""
 
     def _openers(self) -> Mapping[str, Callable[[], bool]]:
-        return {self.section[0]: self._in_section, self.call[0]: self._begin_header}
+        openers = {self.section[0]: self._in_section, self.call[0]: self._begin_header}
+        return {marker: state for marker, state in openers.items() if marker}
 
     def _in_section(self) -> bool:
         """Read the marker of the next call, or of the end; anything else is content."""
@@ -77,11 +79,15 @@ class NamedCallParser(ToolParser):
         if not self.begin(name, call_id):
             return self._no_call()
         if found[0] == "{":
-            self._writer = JsonRepair()
+            self._writer = self._new_writer()
             self._state = self._in_arguments
         else:
             self._end_call("{}")
         return True
+
+    def _new_writer(self) -> JsonRepair:
+        """Return what reads the arguments of a call."""
+        return JsonRepair()
 
     def _in_arguments(self) -> bool:
         assert self._writer is not None
@@ -102,7 +108,8 @@ class NamedCallParser(ToolParser):
         self._at = STRAY.match(self._text, self._at).end()  # type: ignore[union-attr]
         if self._at == len(self._text):
             return False
-        marker = self._accept_one((self._call_end, self._call_start, self._section_end))
+        markers = (self._call_end, self._call_start, self._section_end)
+        marker = self._accept_one(filter(None, markers))
         if marker is None:
             return False
         if marker == self._call_start:
@@ -115,3 +122,35 @@ class NamedCallParser(ToolParser):
     def _close_call(self) -> None:
         assert self._writer is not None
         self._end_call(self._writer.close())
+
+
+class QuotedCallParser(NamedCallParser):
+    """Calls of Gemma, `call:` and the name, with a control token for the quotes of strings.
+
+    The control token of a result, which only a client may write, ends the answer.
+    """
+
+    quote: ClassVar[str]
+    result: ClassVar[str]
+
+    @classmethod
+    def call_rules(cls, tokens: Mapping[str, int]) -> None:
+        """See ToolParser; there is no grammar of JSON with such quotes."""
+
+    def __init__(self, tools: Tools, marker: Marker) -> None:
+        super().__init__(tools, marker)
+        self._quote = marker(self.quote)
+
+    def _openers(self) -> Mapping[str, Callable[[], bool]]:
+        return {**super()._openers(), self.result: self._stop}
+
+    def _stop(self) -> bool:
+        self.is_full = True
+        return False
+
+    def _named(self, header: str) -> tuple[str, str | None]:
+        head, separator, name = header.strip().partition("call:")
+        return (name.strip() if separator and not head else ""), None
+
+    def _new_writer(self) -> JsonRepair:
+        return QuotedJson(self._quote)

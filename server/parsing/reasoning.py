@@ -22,6 +22,8 @@ class ReasoningParser(Parser):
 
     answer_markers: ClassVar[Mapping[str, str]] = {}
     """Markers around an answer that follows reasoning, opening and closing ones, which are no part of it."""
+    marks_every_answer: ClassVar[bool] = False
+    """Answers without reasoning have these markers, too."""
 
     def __init__(self, marker: Marker, *, is_open: bool) -> None:
         super().__init__()
@@ -43,10 +45,13 @@ class ReasoningParser(Parser):
         start = self._at
         is_there = self._skip_blanks()
         self._blanks.append(self._text[start : self._at])
-        answer = self._accept(self._open_marker) if is_there else None
-        if answer is None:
+        answer_markers = self._answer_markers if self.marks_every_answer and not self._is_open else ()
+        marker = self._accept_one((self._open_marker, *answer_markers)) if is_there else None
+        if marker is None:
             return False
-        if answer or self._is_open:
+        if marker in self._answer_markers:
+            self._begin_answer(marker)
+        elif marker or self._is_open:
             self._blanks.clear()
             self._state = self._opening
         else:
@@ -83,11 +88,15 @@ class ReasoningParser(Parser):
         if start is None:
             return False
         if start:
-            self._answer_end = self._answer_markers[start]
-            self._state = self._answer_begins
+            self._begin_answer(start)
         else:
             self._state = self._content
         return True
+
+    def _begin_answer(self, marker: str) -> None:
+        self._blanks.clear()
+        self._answer_end = self._answer_markers[marker]
+        self._state = self._answer_begins
 
     def _answer_begins(self) -> bool:
         if self._skip_blanks():

@@ -24,6 +24,8 @@ TOOL_FORMATS = (
     "server.parsing.formats.hermes:HermesParser",
     "server.parsing.formats.deepseek:DeepSeekParser",
     "server.parsing.formats.kimi:KimiParser",
+    "server.parsing.formats.function_gemma:FunctionGemmaParser",
+    "server.parsing.formats.gemma4:Gemma4Parser",
     "server.parsing.formats.cohere:CohereParser",
     "server.parsing.formats.phi4_mini:Phi4MiniParser",
     "server.parsing.formats.granite:GraniteParser",

@@ -3,6 +3,7 @@
 Covers server/parsing/marked_json.py, server/parsing/named_call.py, server/parsing/formats/hermes.py,
 server/parsing/formats/llama.py, server/parsing/formats/mistral.py, server/parsing/formats/pythonic.py,
 server/parsing/formats/cohere.py, server/parsing/formats/deepseek.py, server/parsing/formats/granite.py,
+server/parsing/quoted_json.py, server/parsing/formats/function_gemma.py, server/parsing/formats/gemma4.py,
 server/parsing/formats/internlm.py, server/parsing/formats/kimi.py, server/parsing/formats/minimax.py and
 server/parsing/formats/phi4_mini.py.
 """
@@ -100,6 +101,11 @@ WORDS: dict[str, list[str]] = {
         "<|tool_call_end|>", "<|tool_call_argument_begin|>", "functions.now:0", "now:",
         "<|tool_call_begin|>now:1",
     ],
+    "function_gemma": [
+        "<start_function_call>", "<end_function_call>", "<escape>", "call:now{", "call:", "a:", "{a:<escape>",
+        "<start_function_response>",
+    ],
+    "gemma4": ["<|tool_call>", "<tool_call|>", '<|"|>', "call:now{", "a:", '{a:<|"|>', "<|tool_response>"],
     "minimax_m2": [
         "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="now">', "</invoke>",
         '<parameter name="', "</parameter>", '<invoke name="get_weather">',

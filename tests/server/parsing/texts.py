@@ -342,6 +342,28 @@ TEXTS = [
         "",
         [PARIS],
     ),
+    Text(
+        "function_gemma",
+        "I look.<start_function_call>call:get_weather{city:<escape>Paris<escape>,days:2}<end_function_call>"
+        "<start_function_call>call:now{}<end_function_call><start_function_response>response:now{a:1}",
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+    Text(
+        "function_gemma",
+        '<start_function_call>call:f{a:[<escape>"x", {y}<escape>,true],b:{c:<escape><escape>},d:<escape>1\n'
+        "<escape>}<end_function_call>",
+        "",
+        [("f", {"a": ['"x", {y}', True], "b": {"c": ""}, "d": "1\n"})],
+    ),
+    Text("function_gemma", "<start_function_call>now{}", "<start_function_call>now{}", []),
+    Text(
+        "gemma4",
+        '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:2}<tool_call|>'
+        '<|tool_call>call:f{<|"|>a b<|"|>:<|"|><|<|"|>}<tool_call|> Done.',
+        "Done.",
+        [PARIS, ("f", {"a b": "<|"})],
+    ),
     Text("qwen3_coder", "<tool_call>maybe</tool_call>", "<tool_call>maybe</tool_call>", []),
 ]
 
