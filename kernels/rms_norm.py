@@ -115,6 +115,8 @@ def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     x's dtype multiplies the normalised value after its rounding to that dtype, as in Llama; one in fp32
     multiplies before the only rounding, as in Gemma and OLMo 2.
     """
+    if x.dtype == torch.float32:
+        return torch.rms_norm(x, weight.shape, weight, eps)
     if weight.dtype == torch.float32:
         return torch.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
     return torch.rms_norm(x, weight.shape, None, eps).mul_(weight)
