@@ -116,11 +116,15 @@ def is_secret(field: FieldInfo | None) -> bool:
 
 def metavar(field: FieldInfo) -> str:
     """Return the placeholder of the value in the help: its choices, or its kind."""
-    kinds = members(field.annotation)
-    fixed = [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
-    if fixed:
+    if fixed := choices(field):
         return "{" + ",".join(fixed) + "}"
-    return {int: "N", float: "X", Path: "PATH"}.get(kinds[0], "TEXT")
+    return {int: "N", float: "X", Path: "PATH"}.get(members(field.annotation)[0], "TEXT")
+
+
+def choices(field: FieldInfo) -> list[str]:
+    """Return the values of a field that has a fixed set of them."""
+    kinds = members(field.annotation)
+    return [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
 
 
 def explain(error: ValidationError, model: type[BaseModel], origins: Mapping[str, str]) -> SettingsError:
@@ -138,6 +142,8 @@ def explain(error: ValidationError, model: type[BaseModel], origins: Mapping[str
         line = f"{origin}: {entry['msg'].removeprefix('Value error, ')}"
         if not is_secret(model.model_fields.get(name)):
             line += f" (got {entry['input']!r:.200})"
+        if entry["type"] == "literal_error" and len(str(entry["input"])) > 3:  # gpu is not a wrong cpu
+            line += did_you_mean(str(entry["input"]), choices(model.model_fields[name]))
         lines.append(line)
     return SettingsError("\n".join(lines))
 

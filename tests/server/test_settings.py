@@ -3,6 +3,7 @@
 Covers server/commands/list.py, server/commands/pull.py and server/commands/rm.py.
 """
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -142,6 +143,16 @@ def test_missing_and_undecodable_files_are_named(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingsError, match="not valid YAML"):
         parse(["--config", str(file)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [(["--dtype", "bflot16"], "bfloat16"), (["--log-level", "warn"], "warning"), (["--device", "gpu"], "")],
+)
+def test_a_value_near_a_known_one(arguments: list[str], meant: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(arguments[0])) as caught:
+        parse(arguments)
+    assert str(caught.value).partition("; did you mean ")[2].rstrip("?") == meant
 
 
 def test_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
