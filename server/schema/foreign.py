@@ -135,8 +135,10 @@ FOREIGN: dict[str, Refused] = {
 NO_OPS = frozenset(
     (
         "audio",
+        "cache_control",
         "group_request_id",
         "guided_decoding_backend",
+        "inference_geo",
         "metadata",
         "moderation",
         "parallel_tool_calls",
@@ -149,6 +151,7 @@ NO_OPS = frozenset(
         "safety_identifier",
         "service_tier",
         "session_id",
+        "speed",
         "store",
         "suggested_dp_index",
         "user",
