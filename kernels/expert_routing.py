@@ -8,7 +8,7 @@ in the order of tokens, and cuts each expert's into tiles, so that a product ove
 on the sizes alone. Nothing here waits for the device.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -76,11 +76,12 @@ def _take_best(x, available, lane, END: tl.constexpr):
 
 
 @triton.jit
-def _route_kernel(
+def choose_experts(
     logits_ptr,
     bias_ptr,
     ids_ptr,
     weights_ptr,
+    token,
     stride,
     num_experts,
     scale,
@@ -93,8 +94,7 @@ def _route_kernel(
     CHOICES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program per token, the logits of all experts in registers."""
-    token = tl.program_id(0).to(tl.int64)
+    """Store the experts of one token and their weights; the logits of all experts are in registers."""
     lane = tl.arange(0, BLOCK)
     available = lane < num_experts
     logits = tl.load(logits_ptr + token * stride + lane, mask=available, other=float("-inf"))
@@ -135,6 +135,32 @@ def _route_kernel(
     tl.store(weights_ptr + token * TOP_K + choice, weights * scale, mask=there)
 
 
+@triton.jit
+def _route_kernel(
+    logits_ptr,
+    bias_ptr,
+    ids_ptr,
+    weights_ptr,
+    stride,
+    num_experts,
+    scale,
+    TOP_K: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    CHOICES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program per token."""
+    token = tl.program_id(0).to(tl.int64)
+    choose_experts(
+        logits_ptr, bias_ptr, ids_ptr, weights_ptr, token, stride, num_experts, scale,
+        TOP_K, SIGMOID, NORMALIZE, HAS_BIAS, NUM_GROUPS, TOP_GROUPS, CHOICES, BLOCK,
+    )  # fmt: skip
+
+
 def route_tokens_triton(
     logits: torch.Tensor, options: RouterOptions, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -151,17 +177,24 @@ def route_tokens_triton(
             logits.stride(0),
             num_experts,
             options.scale,
-            TOP_K=options.top_k,
-            SIGMOID=options.score == "sigmoid",
-            NORMALIZE=options.normalize,
-            HAS_BIAS=bias is not None,
-            NUM_GROUPS=options.num_groups,
-            TOP_GROUPS=options.top_groups,
-            CHOICES=triton.next_power_of_2(options.top_k),
-            BLOCK=triton.next_power_of_2(num_experts),
+            **choice_constants(options, num_experts, bias is not None),
             num_warps=1,
         )
     return ids, weights
+
+
+def choice_constants(options: RouterOptions, num_experts: int, has_bias: bool) -> dict[str, Any]:
+    """Return the constants of `choose_experts`."""
+    return {
+        "TOP_K": options.top_k,
+        "SIGMOID": options.score == "sigmoid",
+        "NORMALIZE": options.normalize,
+        "HAS_BIAS": has_bias,
+        "NUM_GROUPS": options.num_groups,
+        "TOP_GROUPS": options.top_groups,
+        "CHOICES": triton.next_power_of_2(options.top_k),
+        "BLOCK": triton.next_power_of_2(num_experts),
+    }
 
 
 def route_tokens_torch(
@@ -233,12 +266,15 @@ def _group_kernel(
             first += tl.sum(mine, 0)
 
 
-def group_by_expert_triton(expert_ids: torch.Tensor, num_experts: int) -> ExpertGroups:
+def group_by_expert_triton(
+    expert_ids: torch.Tensor, num_experts: int, *, rows: int | None = None
+) -> ExpertGroups:
     num_pairs = expert_ids.numel()
     assert expert_ids.is_contiguous()
-    if num_pairs <= _UNSORTED_PAIRS:
-        return ExpertGroups(expert_ids)
-    rows = tile_rows(num_pairs, num_experts)
+    if rows is None:
+        if num_pairs <= _UNSORTED_PAIRS:
+            return ExpertGroups(expert_ids)
+        rows = tile_rows(num_pairs, num_experts)
     order = torch.empty(num_pairs, dtype=torch.int32, device=expert_ids.device)
     num_tiles = max_tiles(num_pairs, num_experts, rows)
     tiles = torch.empty(3, num_tiles, dtype=torch.int32, device=expert_ids.device)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.expert_routing import ExpertGroups, group_by_expert, route_tokens
+from kernels.expert_routing import ExpertGroups, group_by_expert
 from kernels.grouped_linear import GatedActivation
-from kernels.linear import linear_fp32
+from kernels.router import route
 from models.formats.base import LinearShape
 from models.forward_batch import ForwardBatch
 from models.layers import Leaf, LinearLeaf, Mlp, Part, UngatedMlp
@@ -63,11 +63,10 @@ class Router(Leaf):
         hidden [num_tokens, hidden_size]; the gate is fp32 [num_tokens, 1], before its sigmoid.
         """
         assert self._weight is not None, "called before its weights were loaded"
-        logits = linear_fp32(hidden, self._weight, self._bias)
-        gate = None
-        if logits.shape[1] > self._num_experts:
-            logits, gate = logits[:, : self._num_experts], logits[:, self._num_experts :]
-        return *route_tokens(logits, self._options, self._correction_bias), gate
+        ids, weights, gate = route(
+            hidden, self._weight, self._num_experts, self._options, self._bias, self._correction_bias
+        )
+        return ids, weights, gate if gate.shape[1] else None
 
 
 class ExpertLinear(LinearLeaf):

@@ -23,6 +23,9 @@ from engine.bench.probe import Ceilings, Probe
 from engine.config import EngineConfig
 from engine.device.devices import choose_device
 from kernels.act_mul import gelu_mul, gelu_tanh_mul, silu_mul
+from kernels.expert_routing import RouterOptions, group_by_expert
+from kernels.grouped_linear import GatedActivation, grouped_linear
+from kernels.grouped_linear_sum import grouped_linear_sum
 from kernels.int8_linear import int8_linear
 from kernels.kv_layer import KVLayer
 from kernels.layer_norm import add_layer_norm, layer_norm
@@ -31,6 +34,7 @@ from kernels.logprobs import top_logprobs
 from kernels.penalties import apply_penalties
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_kv_write import rope_kv_write
+from kernels.router import route
 from kernels.sampling import sample
 from kernels.token_mask import apply_token_mask
 
@@ -128,6 +132,32 @@ def products(probe: Probe) -> Iterator[OpCase]:
             yield OpCase("int8_linear", f"{tokens} x {k} x {n}", call, num_bytes, 2 * tokens * n * k)
 
 
+def experts(probe: Probe) -> Iterator[OpCase]:
+    """Yield the ops of a layer with experts: those of Qwen3-30B-A3B. Bytes count the experts that are hit."""
+    num_experts, top_k, hidden, size = (128, 8, 2048, 768) if probe.cuda else (8, 2, 48, 24)
+    item, options = probe.dtype.itemsize, RouterOptions(top_k, normalize=True)
+    router = probe.randn(num_experts, hidden)
+    gate_up, down = probe.randn(num_experts, 2 * size, hidden), probe.randn(num_experts, hidden, size)
+    for tokens in (1, 16, 64, 256, 8192) if probe.cuda else (1, 4):
+        x, inner, shape = probe.randn(tokens, hidden), probe.randn(tokens * top_k, size), f"{tokens} tokens"
+        ids, weights, _ = route(x, router, num_experts, options)
+        groups = group_by_expert(ids, num_experts)
+        hit, pairs = len(ids.unique()), tokens * top_k
+        io = (tokens * hidden + pairs * size) * item
+        yield OpCase(
+            "route",
+            shape,
+            partial(route, x, router, num_experts, options),
+            (num_experts + tokens) * hidden * item,
+        )
+        yield OpCase("group_by_expert", shape, partial(group_by_expert, ids, num_experts), 8 * pairs)
+        call = partial(grouped_linear, x, gate_up, groups, activation=GatedActivation("silu"))
+        flops = 2 * pairs * hidden * size
+        yield OpCase("grouped_linear", shape, call, hit * 2 * size * hidden * item + io, 2 * flops)
+        call = partial(grouped_linear_sum, inner, down, groups, weights)
+        yield OpCase("grouped_linear_sum", shape, call, hit * size * hidden * item + io, flops)
+
+
 def rope(probe: Probe) -> Iterator[OpCase]:
     """Yield the rotation and the write of keys and values into pages."""
     for heads in (LLAMA_8B, LLAMA_1B):
@@ -222,6 +252,7 @@ SOURCES: dict[tuple[str, ...], Callable[[Probe], Iterator[OpCase]]] = {
         "gelu_tanh_mul",
     ): elementwise,
     ("int8_linear",): products,
+    ("route", "group_by_expert", "grouped_linear", "grouped_linear_sum"): experts,
     ("rope_kv_write",): rope,
     ("decode_attention",): decode,
     ("prefill_attention",): prefill,

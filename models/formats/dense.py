@@ -5,6 +5,7 @@ from torch import Tensor
 
 from kernels.expert_routing import ExpertGroups
 from kernels.grouped_linear import GatedActivation, grouped_linear
+from kernels.grouped_linear_sum import grouped_linear_sum
 from kernels.linear import PackedWeight, linear, pack_weight
 from models.formats.base import LinearShape, LinearWeights, MakeLinear, MakeWeights, Shard, UnquantizedWeights
 
@@ -71,3 +72,15 @@ class DenseWeights(UnquantizedWeights):
         assert self._experts is not None, "multiplied before its weights were loaded"
         bias = None if self._bias is None else self._by_expert(self._bias)
         return grouped_linear(x, self._experts, groups, bias=bias, activation=activation)
+
+    def grouped_sum(
+        self,
+        x: Tensor,
+        groups: ExpertGroups,
+        weights: Tensor,
+        shared: Tensor | None = None,
+        shared_gate: Tensor | None = None,
+    ) -> Tensor:
+        assert self._experts is not None, "multiplied before its weights were loaded"
+        bias = None if self._bias is None else self._by_expert(self._bias)
+        return grouped_linear_sum(x, self._experts, groups, weights, shared, shared_gate, bias=bias)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.expert_routing import ExpertGroups
 from kernels.grouped_linear import GatedActivation, grouped_linear
+from kernels.grouped_linear_sum import grouped_linear_sum
 from models.formats.base import LinearShape, Shard, UnquantizedWeights
 
 
@@ -47,6 +48,19 @@ class ScaledRows(UnquantizedWeights):
         values, scale = self._by_expert(self._values), self._by_expert(self._scale)
         bias = None if self._bias is None else self._by_expert(self._bias)
         return grouped_linear(x, values, groups, scale=scale, bias=bias, activation=activation)
+
+    def grouped_sum(
+        self,
+        x: Tensor,
+        groups: ExpertGroups,
+        weights: Tensor,
+        shared: Tensor | None = None,
+        shared_gate: Tensor | None = None,
+    ) -> Tensor:
+        assert self._values is not None and self._scale is not None, "multiplied before it was filled"
+        values, scale = self._by_expert(self._values), self._by_expert(self._scale)
+        bias = None if self._bias is None else self._by_expert(self._bias)
+        return grouped_linear_sum(x, values, groups, weights, shared, shared_gate, scale=scale, bias=bias)
 
 
 def quantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

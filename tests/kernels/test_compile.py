@@ -12,6 +12,7 @@ from kernels.expert_routing import _group_kernel, _route_kernel
 from kernels.expert_sum import _expert_sum_kernel
 from kernels.grouped_linear import _grouped_linear_kernel
 from kernels.grouped_linear import tile_shape as grouped_tile
+from kernels.grouped_linear_sum import _matvec_sum_kernel
 from kernels.int8_linear import _int8_linear_kernel
 from kernels.int8_linear import tile_shape as int8_tile
 from kernels.layer_norm import _layer_norm_kernel
@@ -22,6 +23,7 @@ from kernels.philox import _uniform_kernel
 from kernels.prefill_attention import _prefill_kernel, tile_shape
 from kernels.rms_norm import _rms_norm_kernel
 from kernels.rope_kv_write import _rope_kv_write_kernel
+from kernels.router import _router_kernel
 from kernels.sampling import _sample_kernel
 from kernels.step_inputs import _decode_inputs_kernel, _step_inputs_kernel
 from kernels.token_mask import _apply_token_mask_kernel
@@ -163,6 +165,19 @@ def test_grouped_linear_uses_the_matrix_unit(block_m, instruction, activation):
     assert "cp.async" in ptx, "weights are loaded ahead"
 
 
+MATVEC_SUM = {
+    "TOP_K": 8,
+    "HAS_SCALE": False,
+    "HAS_BIAS": True,
+    "HAS_SHARED": True,
+    "HAS_GATE": True,
+    "BLOCK_N": 8,
+    "BLOCK_K": 1024,
+    "STAGES": 3,
+}
+ROUTER = {"HAS_LOGIT_BIAS": True, "ROWS": 4, "BLOCK_K": 1024}
+
+
 def route_constants(num_groups: int) -> dict[str, Any]:
     return {
         "TOP_K": 8,
@@ -218,6 +233,8 @@ RMS_NORM = {"ADD": True, "MULTIPLIER": 1.0, "NORM_X": False, "NORM": True, "BLOC
         (_step_inputs_kernel, {"NUM_GROUPS": 2, "PAGE_SIZE": 16, "BLOCK": 1024}, 4, {}),
         (_route_kernel, route_constants(1), 1, {"bias_ptr": "fp32"}),
         (_route_kernel, route_constants(8), 1, {"bias_ptr": "fp32"}),
+        (_router_kernel, ROUTER | route_constants(8), 4, {"bias_ptr": "fp32"}),
+        (_matvec_sum_kernel, MATVEC_SUM, 4, {"scale_ptr": "fp32", "gate_ptr": "fp32"}),
         (_group_kernel, {"TILE_ROWS": 16, "EXPERTS": 128, "BLOCK": 4096}, 8, {}),
         (_expert_sum_kernel, {"TOP_K": 8, "HAS_SHARED": True, "HAS_GATE": True, "BLOCK": 1024}, 4, {}),
         (_top_logprobs_kernel, {"N": 20, "BLOCK": 4096}, 16, {}),
