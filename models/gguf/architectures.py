@@ -38,13 +38,14 @@ _SANDWICH_NORMS = {
     "blk.*.ffn_norm": "model.layers.*.pre_feedforward_layernorm",
     "blk.*.post_ffw_norm": "model.layers.*.post_feedforward_layernorm",
 }
-# Addresses of tensors whose counterparts in checkpoints have another layout.
+# Addresses of tensors whose counterparts in checkpoints have another layout or an odd name.
 _EXPERTS: dict[str, Target] = {
     "blk.*.ffn_gate_inp": "layers.*.mlp.router",
     "blk.*.ffn_gate_exps": Stacked(("layers.*.mlp.gate_up.*.gate",)),
     "blk.*.ffn_up_exps": Stacked(("layers.*.mlp.gate_up.*.up",)),
     "blk.*.ffn_down_exps": Stacked(("layers.*.mlp.down.*",)),
 }
+_SINKS: dict[str, Target] = {"blk.*.attn_sinks.weight": "layers.*.attention.sinks.sinks"}
 # Read into the configuration, or into the spec.
 _NOT_WEIGHTS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
@@ -72,7 +73,7 @@ class Conversion:
         targets = self.family.WEIGHT_MAP
         names = _TENSORS | dict(self.tensors)
         found = {name: targets[other] for name, other in names.items() if other in targets}
-        return found | _EXPERTS | dict.fromkeys(_NOT_WEIGHTS)
+        return found | _EXPERTS | _SINKS | dict.fromkeys(_NOT_WEIGHTS)
 
 
 def _with_halves_apart(address: str, tensor: Tensor, spec: DecoderSpec) -> Tensor:
@@ -116,6 +117,14 @@ def _qwen3moe(metadata: Metadata) -> dict[str, Any]:
         "moe_intermediate_size": metadata["expert_feed_forward_length"],
         "norm_topk_prob": metadata.get("expert_weights_norm", True),
     }
+
+
+def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
+    """The ramp of YaRN is not rounded to whole elements, which no key says."""
+    config = _with_experts(metadata, base_config(metadata))
+    config["intermediate_size"] = metadata["expert_feed_forward_length"]
+    config["rope_parameters"]["truncate"] = False
+    return config
 
 
 def _mistral3(metadata: Metadata) -> dict[str, Any]:
@@ -173,6 +182,7 @@ def _gemma3(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+_OUTPUT_NORM = {"blk.*.post_attention_norm": "model.layers.*.post_attention_layernorm"}
 _PACKED = {
     "blk.*.attn_qkv": "model.layers.*.self_attn.qkv_proj",
     "blk.*.ffn_up": "model.layers.*.mlp.gate_up_proj",
@@ -182,6 +192,7 @@ _CONVERSIONS = {
     "gemma": Conversion("GemmaForCausalLM", restore=_without_offset),
     "gemma2": Conversion("Gemma2ForCausalLM", _SANDWICH_NORMS, _gemma2, _without_offset),
     "gemma3": Conversion("Gemma3ForCausalLM", _SANDWICH_NORMS, _gemma3, _without_offset),
+    "gpt-oss": Conversion("GptOssForCausalLM", _OUTPUT_NORM, _gpt_oss),
     "llama": Conversion("LlamaForCausalLM", config=_llama, restore=_with_halves_apart),
     "mistral3": Conversion("Ministral3ForCausalLM", config=_mistral3, restore=_with_halves_apart),
     "phi3": Conversion("Phi3ForCausalLM", _PACKED, _phi3),

