@@ -28,5 +28,7 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path} is missing") from None
-    except (OSError, RecursionError, ValueError) as error:
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    except (RecursionError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error

@@ -64,7 +64,9 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         }
         found = dict(sorted(found.items(), key=lambda item: (item[1].start, item[1].num_bytes)))
         _check_extents(found, data, size)
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read: {error}") from error
     return found
 

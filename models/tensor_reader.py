@@ -24,7 +24,7 @@ from models.safetensors_file import StoredTensor
 T = TypeVar("T")
 R = TypeVar("R")
 
-NUM_THREADS = 4
+NUM_THREADS = 4  # to an H200, from the page cache: 2 threads read 10 GB/s, 4 18 GB/s, 8 20 GB/s
 PIECE_BYTES = 16 << 20  # read at once; for a GPU each thread has two pinned buffers of this size
 
 
@@ -64,7 +64,7 @@ def read_tensors(tensors: Iterable[StoredTensor], device: torch.device) -> Itera
             try:
                 fill(piece.out, files[piece.file], piece.start)
             except OSError as error:
-                raise ModelError(f"{piece.file} cannot be read: {error}") from error
+                raise ModelError(f"{piece.file} cannot be read: {error.strerror or error}") from error
             return piece.ends
 
         for ended in read_ahead(_pieces(tensors, device), read):

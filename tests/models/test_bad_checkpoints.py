@@ -152,7 +152,7 @@ def memory_limit():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/statm")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_configuration_is_read_or_refused(family_folder, memory_limit, data):
     """Any other exception than ModelError fails the test, and so does running out of memory."""
