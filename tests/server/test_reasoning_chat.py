@@ -101,3 +101,30 @@ async def test_hidden_reasoning_is_not_told_token_by_token(client: httpx.AsyncCl
         choices = [choice for line in lines for choice in json.loads(line)["choices"]]
         told = [token for choice in choices if choice["logprobs"] for token in choice["logprobs"]["content"]]
         assert "".join(token["token"] for token in told) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "tail", "is_open"),
+    [
+        ("<think>", "<think>\n", True),
+        ("<think>", "<think>", True),
+        ("<think>", "<think>\n\n</think>\n\n", False),
+        ("<think>", "</think>", False),
+        ("<think>", "\n", False),
+        ("<seed:think>", "<seed:think>", True),
+        ("<|START_THINKING|>", "<|START_THINKING|><|END_THINKING|>", False),
+        ("<think></think> and <response></response>", "<think>\n", True),
+    ],
+)
+async def test_the_end_of_the_prompt_says_if_reasoning_has_begun(
+    engine: FakeEngine, template: str, tail: str, is_open: bool
+) -> None:
+    """Templates begin the reasoning, or an empty one where thinking is switched off."""
+    engine.tokenizer.chat_template = "{{ messages }}{{ tools }}" + template
+    messages = [{"role": "user", "content": "tokens=1"}, {"role": "system", "content": tail}]
+    async with client_for(engine) as client:
+        message = (await client.post(URL, json={"messages": messages})).json()["choices"][0]["message"]
+    span = engine.requests[-1].sampling.reasoning
+    assert span is not None and span.is_open is is_open
+    assert ("reasoning_content" in message) is is_open, "reasoning that never ends is no content"
+    assert bool(message["content"]) is not is_open

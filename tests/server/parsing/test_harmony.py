@@ -8,10 +8,12 @@ import re
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from engine.constraints import after_reasoning
-from engine.constraints.grammar import compile_grammar
+from engine.constraints.grammar import Vocabulary, compile_grammar
 from engine.control_tokens import MARK
+from engine.outputs import FinishReason
 from engine.request import Grammar, SamplingParams
 from engine.text.reasoning import ReasoningTracker
 from server.parsing.events import Message
@@ -19,8 +21,9 @@ from server.parsing.formats.harmony import MAX_HEADER_CHARS, HarmonyParser
 from server.parsing.parser import Marker, Tools
 from server.parsing.tool_call_grammar import forced_call_grammar, framed_answer, json_or_calls
 from server.schema.tools import FunctionDefinition
+from tests.engine import tiny_engine
 from tests.server.parsing.test_cuts import cuts
-from tests.server.parsing.test_tool_call_grammar import Writer
+from tests.server.parsing.test_tool_call_grammar import NOW, WEATHER, Writer
 from tests.server.parsing.texts import TOOLS, parse
 
 THOUGHT = "<|channel|>analysis<|message|>Hm. {}<|end|><|start|>assistant"
@@ -186,3 +189,41 @@ def test_a_grammar_that_describes_the_reasoning_applies_from_the_first_token() -
         sampling = SamplingParams(1, grammar=grammar, reasoning=span)
         made = after_reasoning.make(sampling, None, compiled)  # type: ignore[arg-type]
         assert (made is compiled) is is_whole
+
+
+async def test_a_model_of_random_weights_reasons_and_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control tokens of the engine's tokenizer reach the parser, and the grammar runs on its device."""
+    backend = Tokenizer.from_str(tiny_engine.tiny_tokenizer().to_str())
+    backend.add_special_tokens([AddedToken(text, special=True) for text in MARKERS])
+    tokens = {text: backend.token_to_id(text) for text in MARKERS}
+    vocabulary = Vocabulary(backend, (tiny_engine.EOS,))
+    monkeypatch.setattr(tiny_engine, "tiny_tokenizer", lambda: backend)
+    monkeypatch.setattr(tiny_engine, "tiny_vocabulary", lambda has_eos: vocabulary)
+    rules, marker = HarmonyParser.call_rules(tokens), Marker(tokens)
+    assert rules is not None
+    sampling: dict[str, Any] = {
+        "marks": tuple((token_id, text) for text, token_id in tokens.items()),
+        "reasoning": HarmonyParser.span(marker),
+        "logit_bias": ((tokens["<|end|>"], 6.0),),  # random weights reason on and on
+    }
+    grammars = (
+        forced_call_grammar(rules, [WEATHER, NOW], is_one=False),
+        framed_answer(Grammar("json_schema", '{"enum": ["<|end|>", 1]}'), rules),
+    )
+    has_reasoned = False
+    async with tiny_engine.tiny_engine() as engine:
+        for grammar in grammars:
+            requests = [
+                tiny_engine.tiny_request("hi", seed=seed, grammar=grammar, **sampling) for seed in range(6)
+            ]
+            for delta in await tiny_engine.answers(engine, requests):
+                assert delta.finish_reason is FinishReason.STOP, delta
+                message = parse(HarmonyParser(Tools({}), marker), delta.text)
+                has_reasoned = has_reasoned or f"{MARK}<|end|>" in delta.text
+                if grammar is grammars[0]:
+                    [call] = message.calls
+                    assert call.name in (WEATHER.name, NOW.name) and not message.content
+                    assert isinstance(json.loads(call.arguments), dict)
+                else:
+                    assert json.loads(message.content) in ("<|end|>", 1) and not message.calls
+    assert has_reasoned
