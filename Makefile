@@ -96,6 +96,7 @@ $(CLIENTS)/.installed: $(CLIENT_FILES) | $(BIN)/python
 # Tests compare each of these with what its module prints.
 docs: $(VENV)/.installed
 	$(BIN)/python docs/tree.py >docs/tree.md
+	$(BIN)/python -m docs.models_page --write
 	$(BIN)/python -m server.settings >configs/default.yaml
 	$(BIN)/python -m server.openapi --write
 

@@ -18,7 +18,7 @@ from engine.text.tokenizer import Tokenizer, TokenizerPool
 from models import loader
 from models.cache import is_fetched
 from models.decoder import Decoder
-from models.features import features_of
+from models.features import features_of, in_words
 from models.layers import Linear
 from models.memory import num_bytes, num_parameters
 
@@ -46,6 +46,11 @@ class ModelCheck:
     context_window: int
     max_model_len: int
     tokenizer: TokenizerPool
+
+    @property
+    def description(self) -> str:
+        """Return the features as text."""
+        return in_words(self.features)
 
 
 def check_model(config: EngineConfig) -> ModelCheck:

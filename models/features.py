@@ -1,10 +1,11 @@
 """Describes architectures by what their specs have beyond the defaults of the spec's fields."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
+from models.errors import ModelError
 from models.families import family_of, registered_names
 from models.formats import CONVERSIONS, STORED
 from models.spec import AttentionSpec, DecoderSpec, MoeSpec
@@ -12,6 +13,7 @@ from models.spec import AttentionSpec, DecoderSpec, MoeSpec
 Features = dict[str, tuple[str, ...]]
 """Part of the decoder -> what is special about it: `{"attention": ("window 4096", "qk norm")}`."""
 
+_PARTS = ("decoder", "norm", "layer", "attention", "rope", "mlp", "moe")  # in this order
 _SCORE_HEAD = "ForSequenceClassification"
 
 
@@ -19,7 +21,7 @@ _SCORE_HEAD = "ForSequenceClassification"
 class Architecture:
     """An architecture with a language model head, as a config.json names it.
 
-    `features` are those of its default configuration in transformers; None if transformers has no such class.
+    `features` are those of its default configuration in transformers; None if there is none that works.
     `has_scores`: it is also read with a score head, as `...ForSequenceClassification`. `gguf_names` are its
     family's in GGUF files.
     """
@@ -28,6 +30,11 @@ class Architecture:
     features: Features | None
     has_scores: bool
     gguf_names: tuple[str, ...]
+
+    @property
+    def description(self) -> str:
+        """Return the features as text, "" if they are unknown."""
+        return in_words(self.features or {})
 
 
 @dataclass(frozen=True)
@@ -72,13 +79,22 @@ def features_of(spec: DecoderSpec) -> Features:
     found: dict[str, list[str]] = {}
     bases = {layer.attention.rope.theta for layer in spec.layers if layer.attention.rope is not None}
     if len(bases) > 1:
-        found["rope"] = [f"bases {', '.join(f'{base:g}' for base in sorted(bases))}"]
+        found["rope"] = [f"bases {' and '.join(f'{base:,.0f}' for base in sorted(bases))}"]
     for part, text in _differences(spec):
         found.setdefault(part, []).append(text)
     for (part, text), count in counts.items():
         where = "" if count == spec.num_layers else f" ({count} of {spec.num_layers} layers)"
         found.setdefault(part, []).append(text + where)
-    return {part: tuple(texts) for part, texts in found.items()}
+    return {part: tuple(found[part]) for part in sorted(found, key=_place)}
+
+
+def _place(part: str) -> int:
+    return _PARTS.index(part) if part in _PARTS else len(_PARTS)
+
+
+def in_words(features: Mapping[str, Sequence[str]]) -> str:
+    """Return features as a line of text: `attention: window 4096, qk norm; layer: norms after`."""
+    return "; ".join(f"{part}: {', '.join(texts)}" for part, texts in features.items())
 
 
 def _differences(spec: Any) -> Iterator[tuple[str, str]]:
@@ -96,14 +112,16 @@ def _differences(spec: Any) -> Iterator[tuple[str, str]]:
         name = field.name.replace("_", " ")
         if is_dataclass(value):
             if field.default is not MISSING:
-                yield part, f"{name} {_name(value)}"
+                kind = _name(value)
+                yield part, name if kind in name else f"{kind} {name}"
             yield from _differences(value)
         elif field.default is MISSING or value == field.default or isinstance(value, tuple):
             continue
         elif isinstance(value, bool):
             yield part, name if value else f"not {name}"
         else:
-            yield part, f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            text = f"{value:g}" if isinstance(value, float) else str(value).replace("_", " ")
+            yield part, text if name == "kind" else f"{name} {text}"
 
 
 def _name(spec: Any) -> str:
@@ -130,4 +148,7 @@ def _default_features(architecture: str) -> Features | None:
         config = make_config().to_dict() | {"architectures": [architecture]}
     finally:
         logger.setLevel(level)
-    return features_of(family_of([architecture]).spec(config))
+    try:
+        return features_of(family_of([architecture]).spec(config))
+    except ModelError:  # heads that cannot be rotated, for one: no published model has these defaults
+        return None

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,22 @@ def test_lines_are_short(page: Path) -> None:
     assert not long, f"{page.name}: wrap at {MAX_LINE} characters: {long}"
 
 
+@pytest.mark.skipif(
+    f"transformers=={version('transformers')}" not in (ROOT / "constraints.txt").read_text("utf-8").split(),
+    reason="the page has default configurations of the pinned transformers",
+)
+def test_the_list_of_models_is_up_to_date() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "models_page.py"))["page"]
+    stored = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert stored == page(stored), "an architecture, its spec or its tiny models have changed: run make docs"
+
+
 def test_the_list_of_files_is_up_to_date() -> None:
     tree = runpy.run_path(str(ROOT / "docs" / "tree.py"))["tree"]
     stored = (ROOT / "docs" / "tree.md").read_text(encoding="utf-8")
     assert stored == tree(), "a file or its first docstring line has changed: run make docs"
+
+
+def test_the_example_of_a_family_is_the_family() -> None:
+    page = (ROOT / "docs" / "add-a-model.md").read_text(encoding="utf-8")
+    assert (ROOT / "models" / "families" / "olmo2.py").read_text(encoding="utf-8") in page

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -57,7 +56,7 @@ def _list(*, as_json: bool) -> int:
     table.add_column("beyond Llama's layers")
     for entry in supported.architectures:
         scores = "yes" if entry.has_scores else ""
-        table.add_row(entry.name, ", ".join(entry.gguf_names), scores, in_words(entry.features or {}))
+        table.add_row(entry.name, ", ".join(entry.gguf_names), scores, entry.description)
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH, highlight=False)
     console.print(table)
     console.print()
@@ -65,11 +64,6 @@ def _list(*, as_json: bool) -> int:
     console.print("weights in GGUF files:", ", ".join(supported.gguf_types))
     console.print("conversions (--quantization):", ", ".join(supported.conversions))
     return 0
-
-
-def in_words(features: Mapping[str, Sequence[str]]) -> str:
-    """Return the features of each part of an architecture in a line of text."""
-    return "; ".join(f"{part}: {', '.join(texts)}" for part, texts in features.items())
 
 
 def _check(config: EngineConfig, *, as_json: bool) -> int:
@@ -96,7 +90,7 @@ def _check(config: EngineConfig, *, as_json: bool) -> int:
     lines = {
         "runs on": found.device,
         "architecture": found.architecture,
-        "features": in_words(found.features) or "those of Llama",
+        "features": found.description or "those of Llama",
         "parameters": f"{found.num_parameters:,}",
         "weights": f"{found.weight_bytes / 1e9:.2f} GB, {found.dtype}",
         "KV pool": f"{found.kv_tokens:,} tokens of {found.kv_token_bytes:,} bytes",

@@ -80,6 +80,26 @@ GPT_OSS = {
     },
 }
 
+GEMMA3 = {
+    **WINDOW,
+    "num_hidden_layers": 7,
+    "query_pre_attn_scalar": 24,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+
+
+def make_gemma3_with_images(**config: Any) -> Any:
+    """Return a Gemma 3 of this text configuration with a small vision tower beside it."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    whole = transformers.Gemma3Config(
+        text_config=config,
+        vision_config={**vision, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+    )
+    whole.text_config._attn_implementation = "eager"
+    return transformers.Gemma3ForConditionalGeneration(whole)
+
+
 FAMILIES = {
     "arcee": TinyFamily("ArceeForCausalLM", NARROW),
     "arcee with biases": TinyFamily("ArceeForCausalLM", {**NARROW, "mlp_bias": True, "attention_bias": True}),
@@ -102,15 +122,8 @@ FAMILIES = {
             "final_logit_softcapping": 7.0,
         },
     ),
-    "gemma3": TinyFamily(
-        "Gemma3ForCausalLM",
-        {
-            **WINDOW,
-            "num_hidden_layers": 7,
-            "query_pre_attn_scalar": 24,
-            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-        },
-    ),
+    "gemma3": TinyFamily("Gemma3ForCausalLM", GEMMA3),
+    "gemma3 with images": TinyFamily("Gemma3ForConditionalGeneration", GEMMA3, make_gemma3_with_images),
     "glm": TinyFamily("GlmForCausalLM", BASE),
     "glm4": TinyFamily("Glm4ForCausalLM", {**BASE, "head_dim": 24}),
     "glm4_moe": TinyFamily(

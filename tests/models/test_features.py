@@ -18,21 +18,21 @@ def test_what_differs_from_the_defaults_is_named_with_its_layers():
     mlp = replace(first.mlp, activation="gelu_tanh", gated=False)
     changed = replace(
         spec,
-        layers=(replace(first, attention=attention, mlp=mlp, norms="after"), *others),
+        layers=(replace(first, attention=attention, mlp=mlp, norms="parallel"), *others),
         norm=NormSpec(1e-5, kind="layer", bias=True),
         logits_scale=0.0625,
     )
     assert features_of(changed) == {
         "decoder": ("logits scale 0.0625",),
-        "norm": ("kind layer", "bias"),
-        "layer": ("norms after (1 of 32 layers)",),
+        "norm": ("layer", "bias"),
+        "layer": ("norms parallel (1 of 32 layers)",),
         "attention": (
             "no rotation (1 of 32 layers)",
             "window 512 (1 of 32 layers)",
             "qk norm rms (1 of 32 layers)",
         ),
-        "mlp": ("activation gelu_tanh (1 of 32 layers)", "not gated (1 of 32 layers)"),
-        "rope": ("scaling llama3 (31 of 32 layers)",),
+        "mlp": ("activation gelu tanh (1 of 32 layers)", "not gated (1 of 32 layers)"),
+        "rope": ("llama3 scaling (31 of 32 layers)",),
     }
 
 

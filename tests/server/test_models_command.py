@@ -53,6 +53,7 @@ def found(**changes: Any) -> Any:
             "path": "/models/big",
             "architecture": "Qwen3ForCausalLM",
             "features": {"attention": ("qk norm rms",)},
+            "description": "attention: qk norm rms",
             "num_parameters": 8_000_000_000,
             "dtype": "bfloat16",
             "device": "cuda:0",
@@ -80,6 +81,7 @@ def test_a_model_that_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert ["parameters", "8,000,000,000"] in lines
     assert ["weights", "16.00 GB, bfloat16"] in lines
     assert ["reasoning", "think"] in lines
+    assert ["features", "attention: qk norm rms"] in lines
 
 
 def test_a_model_that_runs_as_json(
