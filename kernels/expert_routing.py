@@ -102,8 +102,10 @@ def choose_experts(
     if SIGMOID:
         scores = tl.sigmoid(logits)
     else:
-        scores = tl.exp(logits - tl.max(logits, 0))
-        scores = scores / tl.sum(scores, 0)
+        largest = tl.max(logits, 0)
+        scores = tl.exp(logits - largest)
+        total = tl.sum(scores, 0)
+        scores = scores / total
     ranked = scores if SIGMOID or HAS_BIAS else logits
     if HAS_BIAS:
         ranked += tl.load(bias_ptr + lane, mask=available, other=0.0)
@@ -124,10 +126,14 @@ def choose_experts(
     ids = choice
     weights = tl.zeros([CHOICES], tl.float32)
     for index in tl.static_range(TOP_K):
-        best_lane, _best = _take_best(ranked, available, lane, BLOCK)
+        best_lane, best = _take_best(ranked, available, lane, BLOCK)
         available = available & (lane != best_lane)
         ids = tl.where(choice == index, best_lane, ids)
-        weights = tl.where(choice == index, tl.sum(tl.where(lane == best_lane, scores, 0.0), 0), weights)
+        if HAS_BIAS:
+            best = tl.sum(tl.where(lane == best_lane, scores, 0.0), 0)
+        elif not SIGMOID:
+            best = tl.exp(best - largest) / total
+        weights = tl.where(choice == index, best, weights)
     if NORMALIZE:
         weights = weights / (tl.sum(weights, 0) + 1e-20)
     there = choice < TOP_K

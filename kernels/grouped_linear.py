@@ -44,11 +44,13 @@ def tile_shape(block_m: int, itemsize: int, gated: bool) -> TileShape:
     """Return the tile for a number of rows, the bytes of an activation, and one product or two halves."""
     if itemsize == 4:  # exact fp32 products use no matrix unit; small accumulators stay in registers
         return TileShape(32, 32, 4, 2)
+    if block_m <= 16:
+        return TileShape(64, 128, 4, 4) if gated else TileShape(128, 128, 4, 3)
     if block_m <= 32:
-        return TileShape(32, 128, 4, 4) if gated else TileShape(64, 128, 4, 4)
+        return TileShape(128, 128, 4, 3)
     if block_m <= 64:
-        return TileShape(64, 64, 4, 4) if gated else TileShape(128, 64, 4, 4)
-    return TileShape(128, 64, 8, 3) if gated else TileShape(256, 64, 8, 3)
+        return TileShape(64, 64, 4, 3) if gated else TileShape(128, 64, 4, 4)
+    return TileShape(128, 64, 8, 4) if gated else TileShape(256, 64, 8, 3)
 
 
 @triton.jit

@@ -19,8 +19,7 @@ from kernels.expert_routing import (
 from kernels.linear import linear_fp32
 
 _FEW_TOKENS = 16
-_ROWS = 4  # of the weight, for each program
-_BLOCK_K = 1024
+_BLOCK_K = 2048
 
 
 @triton.jit
@@ -39,7 +38,6 @@ def _router_kernel(
     x_stride,
     scale,
     HAS_LOGIT_BIAS: tl.constexpr,
-    ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TOP_K: tl.constexpr,
     SIGMOID: tl.constexpr,
@@ -50,25 +48,20 @@ def _router_kernel(
     CHOICES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program per token and few rows of the weight."""
+    """One program, a single warp, per row of the weight and token: reductions need no barrier."""
     token = tl.program_id(1)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there = row < num_rows
+    row = tl.program_id(0)
     k = tl.arange(0, BLOCK_K)
-    products = tl.zeros([ROWS, BLOCK_K], tl.float32)
+    products = tl.zeros([BLOCK_K], tl.float32)
     for start in range(0, hidden, BLOCK_K):
         inside = k < hidden - start
         x = tl.load(x_ptr + token * x_stride + start + k, mask=inside, other=0.0).to(tl.float32)
-        weight = tl.load(
-            weight_ptr + row[:, None] * hidden + start + k[None, :],
-            mask=there[:, None] & inside[None, :],
-            other=0.0,
-        )
-        products += weight.to(tl.float32) * x[None, :]
-    logits = tl.sum(products, 1)
+        weight = tl.load(weight_ptr + row * hidden + start + k, mask=inside, other=0.0)
+        products += weight.to(tl.float32) * x
+    logit = tl.sum(products, 0)
     if HAS_LOGIT_BIAS:
-        logits += tl.load(logit_bias_ptr + row, mask=there, other=0.0).to(tl.float32)
-    tl.store(logits_ptr + token * num_rows + row, logits, mask=there)
+        logit += tl.load(logit_bias_ptr + row).to(tl.float32)
+    tl.store(logits_ptr + token * num_rows + row, logit)
     tl.debug_barrier()  # all stores of this program become visible before its arrival
     if tl.atomic_add(arrived_ptr + token, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
         tl.store(arrived_ptr + token, 0)  # ready for the next layer
@@ -101,7 +94,7 @@ def route_triton(
     logits = torch.empty(num_tokens, num_rows, dtype=torch.float32, device=x.device)
     ids = torch.empty(num_tokens, options.top_k, dtype=torch.int32, device=x.device)
     weights = torch.empty(num_tokens, options.top_k, dtype=torch.float32, device=x.device)
-    _router_kernel[(triton.cdiv(num_rows, _ROWS), num_tokens)](
+    _router_kernel[(num_rows, num_tokens)](
         x,
         weight,
         logit_bias if logit_bias is not None else x,
@@ -116,10 +109,9 @@ def route_triton(
         x.stride(0),
         options.scale,
         HAS_LOGIT_BIAS=logit_bias is not None,
-        ROWS=_ROWS,
         BLOCK_K=min(_BLOCK_K, triton.next_power_of_2(hidden)),
         **choice_constants(options, num_experts, bias is not None),
-        num_warps=4,
+        num_warps=1,
     )
     return ids, weights, logits[:, num_experts:]
 

@@ -175,7 +175,7 @@ MATVEC_SUM = {
     "BLOCK_K": 1024,
     "STAGES": 3,
 }
-ROUTER = {"HAS_LOGIT_BIAS": True, "ROWS": 4, "BLOCK_K": 1024}
+ROUTER = {"HAS_LOGIT_BIAS": True, "BLOCK_K": 2048}
 
 
 def route_constants(num_groups: int) -> dict[str, Any]:
@@ -233,7 +233,7 @@ RMS_NORM = {"ADD": True, "MULTIPLIER": 1.0, "NORM_X": False, "NORM": True, "BLOC
         (_step_inputs_kernel, {"NUM_GROUPS": 2, "PAGE_SIZE": 16, "BLOCK": 1024}, 4, {}),
         (_route_kernel, route_constants(1), 1, {"bias_ptr": "fp32"}),
         (_route_kernel, route_constants(8), 1, {"bias_ptr": "fp32"}),
-        (_router_kernel, ROUTER | route_constants(8), 4, {"bias_ptr": "fp32"}),
+        (_router_kernel, ROUTER | route_constants(8), 1, {"bias_ptr": "fp32"}),
         (_matvec_sum_kernel, MATVEC_SUM, 4, {"scale_ptr": "fp32", "gate_ptr": "fp32"}),
         (_group_kernel, {"TILE_ROWS": 16, "EXPERTS": 128, "BLOCK": 4096}, 8, {}),
         (_expert_sum_kernel, {"TOP_K": 8, "HAS_SHARED": True, "HAS_GATE": True, "BLOCK": 1024}, 4, {}),
