@@ -98,6 +98,7 @@ async def engine_around(
         num_pages=runner.num_pages,
         kv_windows=runner.kv_windows,
         has_states=runner.has_states,
+        short_context=runner.short_context,
         page_size=config.page_size,
         created=int(time.time()),
     )

@@ -77,6 +77,7 @@ class Engine:
             page_size=model.page_size,
             kv_windows=model.kv_windows,
             has_states=model.has_states,
+            short_context=model.short_context,
             max_num_seqs=config.max_num_seqs,
             token_budget=token_budget,
             max_model_len=model.max_model_len,

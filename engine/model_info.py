@@ -11,7 +11,8 @@ class ModelInfo:
 
     `kv_windows`: for each KV group the tokens that a query sees, its own included; 0: all of them.
     With `has_states` its layers keep more than pages for a sequence, which must be computed from the start.
-    With `num_labels` above 0 it has a score head of that many outputs and no language model head.
+    Sequences of more than `short_context` tokens have other keys than shorter ones (LongRoPE); None: all have
+    the same. With `num_labels` above 0 it has a score head of that many outputs and no language model head.
     `pooling` computes embeddings; `is_embedding_model` if its files say how. `matryoshka` are the sizes that
     its vectors may be cut to: some, any (True), or none (False).
     """
@@ -29,6 +30,7 @@ class ModelInfo:
     created: int
     kv_windows: tuple[int, ...] = (0,)
     has_states: bool = False
+    short_context: int | None = None
     quantization: str | None = None
     num_labels: int = 0
     pooling: Literal["mean", "last"] = "mean"

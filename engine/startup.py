@@ -88,6 +88,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
             page_size=config.page_size,
             kv_windows=runner.kv_windows,
             has_states=runner.has_states,
+            short_context=runner.short_context,
             created=int(time.time()),
             quantization=config.quantization,
             pooling=pooling,

@@ -10,7 +10,7 @@ from models.errors import ModelError
 from models.formats.base import LinearShape, Shard
 from models.forward_batch import ForwardBatch
 from models.layers import Linear, Norm, NormMaker, OfHeads, Part
-from models.rope import RopeSpec, cos_sin_table
+from models.rope import LongRopeScaling, RopeSpec, cos_sin_table
 from models.spec import AttentionSpec
 
 
@@ -37,6 +37,39 @@ class Rotary:
         table = self._query_scale
         assert table is not None
         return batch.attention[0].once((self, "query_scale"), lambda: table[batch.positions])
+
+
+class LongRotary(Rotary):
+    """The rotary embedding of LongRoPE (Ding et al., 2024): other angles for sequences over `short_context`.
+
+    Their rows of the table follow those of short sequences.
+    """
+
+    def __init__(self, spec: RopeSpec, short_context: int, num_positions: int, device: torch.device) -> None:
+        super().__init__(spec, num_positions, device)
+        self._short_context = short_context
+        self._cos_sin = torch.cat((cos_sin_table(spec, short_context, device), self._cos_sin))
+
+    def angles(self, batch: ForwardBatch) -> Tensor:
+        return batch.attention[0].once(self, lambda: self._cos_sin[self._rows(batch)])
+
+    def _rows(self, batch: ForwardBatch) -> Tensor:
+        """Return the row of the table of each token, int64 [num_tokens]."""
+        if batch.is_long is None or batch.row_slots is None:
+            return batch.positions
+        ends = batch.attention[0].query_start[1:]
+        tokens = torch.arange(len(batch.positions), dtype=ends.dtype, device=ends.device)
+        rows = torch.searchsorted(ends, tokens, right=True).clamp_(max=len(batch.row_slots) - 1)
+        return batch.positions + batch.is_long[batch.row_slots[rows]] * self._short_context
+
+
+def make_rotary(
+    spec: RopeSpec, short_context: int | None, num_positions: int, device: torch.device
+) -> Rotary:
+    """Return the rotary embedding of a spec for sequences of up to `num_positions` tokens."""
+    if short_context is not None and isinstance(spec.scaling, LongRopeScaling):
+        return LongRotary(spec, short_context, num_positions, device)
+    return Rotary(spec, num_positions, device)
 
 
 class Sinks(OfHeads):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.kv_layer import KVLayer
 from kernels.logits import scaled_logits
-from models.attention import Attention, Rotary
+from models.attention import Attention, Rotary, make_rotary
 from models.formats.base import WHOLE, LinearShape, MakeLinear, Shard
 from models.forward_batch import ForwardBatch
 from models.layers import (
@@ -131,7 +131,7 @@ class Decoder(Part):
         self.embedding = Embedding(shape, spec.embedding_scale, dtype, device)
         # One table for all layers with equal specs: its rows are gathered once a step.
         rotaries = {
-            rope: None if rope is None else Rotary(rope, spec.max_position, device)
+            rope: None if rope is None else make_rotary(rope, spec.short_context, spec.max_position, device)
             for rope in {layer.attention.rope for layer in spec.layers}
         }
         norm = NormMaker(spec.norm, spec.residual_multiplier, dtype, device)

@@ -16,7 +16,8 @@ class ForwardBatch:
     (an adapter, an expert, an image) becomes a field here and no argument anywhere else.
     `attention` has an entry for each of the model's KV groups. `states` are those of the model's layers that
     have one, [num_slots + 1, *shape] each; a row's part of them is at its slot, `row_slots` int64 [num_rows].
-    Rows of padding name the last slot.
+    Rows of padding name the last slot. `is_long` int64 [num_slots + 1] is 1 for slots whose sequence has more
+    than `spec.short_context` tokens, else 0; None: none is, or it makes no difference.
     hidden_indices int64 [num_hidden]: tokens whose final hidden states are returned; None: all tokens.
     """
 
@@ -25,6 +26,7 @@ class ForwardBatch:
     attention: tuple[AttentionBatch, ...]
     states: tuple[Tensor, ...] = ()
     row_slots: Tensor | None = None
+    is_long: Tensor | None = None
     hidden_indices: Tensor | None = None
 
     def only_hidden(self) -> "ForwardBatch":

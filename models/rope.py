@@ -60,9 +60,10 @@ class FactorScaling:
 
 @dataclass(frozen=True)
 class LongRopeScaling:
-    """One divisor per frequency: `short` below the position `original_max_position`, `long` from there on.
+    """One divisor per frequency: `short` in sequences of up to `original_max_position` tokens, else `long`.
 
-    cos and sin are multiplied by `attention_factor`.
+    The length of a sequence decides for all of its positions. cos and sin are multiplied by
+    `attention_factor`.
     """
 
     short: tuple[float, ...]
@@ -192,16 +193,10 @@ def _yarn(wavelengths: Tensor, rope: RopeSpec, s: YarnScaling) -> Tensor:
 
 
 def cos_sin_table(rope: RopeSpec, num_positions: int, device: torch.device) -> Tensor:
-    """Return cos and sin of every angle, [num_positions, 2, dim / 2] fp32; a step gathers its rows."""
-    table = _table(rope, num_positions, device)
-    if isinstance(rope.scaling, LongRopeScaling):
-        original = min(rope.scaling.original_max_position, num_positions)
-        table[:original] = _table(rope, original, device)
-    return table
+    """Return cos and sin of every angle, [num_positions, 2, dim / 2] fp32; a step gathers its rows.
 
-
-def _table(rope: RopeSpec, num_positions: int, device: torch.device) -> Tensor:
-    """Return the angles of a context of this length, all with the frequencies of that length."""
+    They are those of a sequence of `num_positions` tokens.
+    """
     inverse, factor = inverse_frequencies(rope, num_positions)
     positions = torch.arange(num_positions, dtype=torch.float32, device=device)
     angles = positions[:, None] * inverse.to(device)

@@ -12,7 +12,7 @@ import torch
 from kernels.expert_routing import RouterOptions
 from kernels.grouped_linear import GatedActivation
 from models.errors import ModelError
-from models.rope import RopeSpec
+from models.rope import LongRopeScaling, RopeSpec
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 """gelu: exact; gelu_tanh: its tanh approximation; relu2: the square of relu."""
@@ -215,6 +215,15 @@ class DecoderSpec:
         layers = enumerate(self.layers)
         changed = (replace(layer, attention=change(index, layer.attention)) for index, layer in layers)
         return replace(self, layers=tuple(changed))
+
+    @property
+    def short_context(self) -> int | None:
+        """Length in tokens up to which a sequence has the short divisors of LongRoPE; None: without it."""
+        for layer in self.layers:
+            scaling = layer.attention.rope and layer.attention.rope.scaling
+            if isinstance(scaling, LongRopeScaling) and scaling.original_max_position < self.max_position:
+                return scaling.original_max_position
+        return None
 
     @property
     def num_layers(self) -> int:

@@ -47,6 +47,7 @@ class StepBatch:
     context_lens: np.ndarray
     num_single_rows: int
     states: tuple[torch.Tensor, ...]
+    is_long: torch.Tensor | None
 
     @property
     def num_logits(self) -> int:
@@ -76,6 +77,7 @@ class StepBatch:
             attention,
             self.states,
             inputs.row_slots,
+            self.is_long,
             self.hidden_indices,
         )
 
@@ -141,6 +143,7 @@ def build_batch(
         context_lens=context_lens,
         num_single_rows=int(np.count_nonzero(rows[NUM_TOKENS] == 1)),
         states=slots.layer_states,
+        is_long=slots.is_long,
     )
 
 

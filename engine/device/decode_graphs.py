@@ -153,6 +153,6 @@ class DecodeGraphs:
             for page_table, slot_mapping in zip(inputs.page_table, inputs.slot_mapping, strict=True)
         )
         row_slots, positions = self.staging[SLOTS, :size], self.staging[POSITIONS, :size]
-        states = self._slots.layer_states
-        batch = ForwardBatch(inputs.token_ids, positions, attention, states, row_slots)
+        states, is_long = self._slots.layer_states, self._slots.is_long
+        batch = ForwardBatch(inputs.token_ids, positions, attention, states, row_slots, is_long)
         self._model.logits(self._model(batch, self._kv_layers), self.logits[:size])

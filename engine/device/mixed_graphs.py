@@ -87,6 +87,7 @@ class MixedGraphs:
         self._tails: dict[int, torch.cuda.CUDAGraph] = {}
         self._logits = logits
         self._states = slots.layer_states
+        self._is_long = slots.is_long
         device = model.device
         attention = model.spec.layers[-1].attention
         num_groups, _, max_pages = slots.page_table.shape
@@ -143,6 +144,7 @@ class MixedGraphs:
             attention,
             self._states,
             inputs.row_slots[:num_rows],
+            self._is_long,
             hidden_indices,
         )
 

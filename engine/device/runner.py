@@ -98,6 +98,7 @@ class ModelRunner:
             padding_page=kv_cache.num_pages,
             page_scales=kv_cache.page_scales,
             states=model.spec.states,
+            short_context=model.spec.short_context,
             vocab_size=model.spec.vocab_size,
             eos_token_ids=eos_token_ids,
             device=self._device,
@@ -130,6 +131,7 @@ class ModelRunner:
         self.num_kv_tokens = kv_cache.num_tokens
         self.kv_windows = kv_cache.windows
         self.has_states = bool(model.spec.states)
+        self.short_context = model.spec.short_context
         self.max_model_len = max_model_len
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.device = str(self._device)

@@ -50,7 +50,9 @@ class StateSlots:
     [num_slots + 1, ceil(vocab_size / 32)]: bit `t % 32` of word `t // 32` is set if token t is allowed.
     `output_counts` int32 and `prompt_mask` bool [num_slots + 1, vocab_size] exist from the first request that
     has a penalty, or from the start where graphs need them. `layer_states` [num_slots + 1, *shape] belong to
-    layers with a fixed-size state, and are zero where a sequence starts.
+    layers with a fixed-size state, and are zero where a sequence starts. `is_long` int64
+    [num_slots + 1] is 1 for sequences that started with more than `short_context` tokens; None without that
+    number.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class StateSlots:
         padding_page: int,
         page_scales: tuple[int, ...] = (1,),
         states: tuple[StateSpec, ...] = (),
+        short_context: int | None = None,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         device: torch.device,
@@ -93,6 +96,9 @@ class StateSlots:
         self.layer_states = tuple(
             torch.zeros(rows, *state.shape, dtype=state.dtype, device=device) for state in states
         )
+        self._short_context = short_context or 0
+        is_long = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.is_long = None if short_context is None else is_long
         self._num_pages = [0] * rows
         self._edits: dict[int, LogitEdit] = {}
         self._num_logprobs: dict[int, int] = {}
@@ -126,6 +132,10 @@ class StateSlots:
         self._parameters[:, slots] = parameters
         for state in self.layer_states:
             state[slots] = 0
+        if self.is_long is not None:
+            lengths = [len(init.prompt_token_ids) + len(init.output_token_ids) for init in inits.values()]
+            is_long = (np.array(lengths) > self._short_context).astype(np.int64)
+            (self.is_long[slots],) = upload(self._device, (is_long,))
         for slot, init in inits.items():
             self._start_edits(slot, init)
 

@@ -1,6 +1,7 @@
 """Allocates what running sequences hold: a state slot, and pages, their own or shared with others."""
 
 from array import array
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +50,7 @@ class Allocator:
         num_slots: int,
         with_prefix_cache: bool,
         has_states: bool,
+        short_context: int | None,
     ) -> None:
         self.num_queried_tokens = 0
         self.num_cached_tokens = 0
@@ -62,6 +64,7 @@ class Allocator:
         self._with_prefix_cache = with_prefix_cache and not has_states
         self._has_states = has_states
         self._prefix_keys = PrefixKeys()
+        self._short_context = short_context
         self._no_hit = PrefixHit(np.empty((layout.num_groups, 0), np.int32), 0)
 
     @property
@@ -77,15 +80,16 @@ class Allocator:
         num_tokens = min(sequence.num_tokens - 1, self._readouts.first_unread(sequence))
         if num_tokens == 0 or self._has_states:
             return self._no_hit
-        leader = self._groups.leader_of(sequence, step)
-        if leader is not None and (hit := self._find_in(leader, num_tokens)) is not None:
+        leader, is_long = self._groups.leader_of(sequence, step), self._is_long(sequence)
+        has_same_keys = leader is not None and leader.is_long == is_long
+        if leader is not None and has_same_keys and (hit := self._find_in(leader, num_tokens)) is not None:
             self._admission.on_pages_cached(leader, hit.pages)
             return hit
         if not self._is_cacheable(sequence):
             return self._no_hit
         page_size = self._pool.page_size
-        salt, key = sequence.request.cache_salt, self._prefix_keys.key(sequence)
-        pages = self._prefix_cache.match(salt, key, num_tokens // page_size)
+        namespace, key = _namespace(sequence, is_long), self._prefix_keys.key(sequence)
+        pages = self._prefix_cache.match(namespace, key, num_tokens // page_size)
         hit = PrefixHit(pages, pages.shape[1] * page_size)
         return hit if self._fits_alone(sequence, hit) else self._no_hit
 
@@ -130,6 +134,7 @@ class Allocator:
             start = end
         sequence.num_unsent_columns = min(columns)
         sequence.num_history_tokens = sequence.num_tokens
+        sequence.is_long = self._is_long(sequence)
         sequence.num_scheduled_tokens = hit.num_tokens
         sequence.num_computed_tokens = 0 if self._groups.on_started(sequence, hit.leader) else hit.num_tokens
         if not sequence.has_started:
@@ -208,7 +213,7 @@ class Allocator:
         num_columns = min(sequence.num_computed_tokens, sequence.num_tokens) // self._pool.page_size
         if num_columns and self._is_cacheable(sequence):
             new = self._prefix_cache.insert(
-                sequence.request.cache_salt,
+                _namespace(sequence, sequence.is_long),
                 self._prefix_keys.key(sequence),
                 _columns(sequence.pages, num_columns),
                 is_leaving=is_leaving,
@@ -253,6 +258,10 @@ class Allocator:
             self._prefix_cache.evict(count - self._pool.num_free)
         return self._pool.allocate(count)
 
+    def _is_long(self, sequence: Sequence) -> bool:
+        """Return True for a sequence whose tokens known so far are too many for a short one."""
+        return self._short_context is not None and sequence.num_tokens > self._short_context
+
     def _is_cacheable(self, sequence: Sequence) -> bool:
         """Return True if later requests may share the pages of a sequence."""
         return self._with_prefix_cache and sequence.request.use_prefix_cache
@@ -264,3 +273,9 @@ def _columns(pages: list["array[int]"], num_columns: int) -> PageArray:
     for group, column in enumerate(pages):
         table[group] = column[:num_columns]
     return table
+
+
+def _namespace(sequence: Sequence, is_long: bool) -> Hashable:
+    """Return where the prefix cache has the pages of sequences like this one: long ones have other keys."""
+    salt = sequence.request.cache_salt
+    return (salt, "long") if is_long else salt

@@ -28,12 +28,14 @@ class Rows:
         readouts: ReadoutProgress,
         *,
         has_states: bool,
+        short_context: int | None,
     ) -> None:
         self._allocator = allocator
         self._admission = admission
         self._groups = groups
         self._readouts = readouts
         self._has_states = has_states
+        self._short_context = short_context
 
     def plan_first(self, sequence: Sequence, room: int, step: int) -> Row:
         """Plan the first row of a sequence that has just got its slot and its pages."""
@@ -56,9 +58,9 @@ class Rows:
         num_logits = int(is_last and end < sequence.max_num_tokens)
         if sequence.draft_token_ids and num_logits:
             drafts = sequence.draft_token_ids[: room - (end - start)]
-            sequence.draft_token_ids = ()
             token_ids += drafts
             num_logits += len(drafts)
+        sequence.draft_token_ids = ()  # a later row would verify them beside this one in flight
         sequence.num_scheduled_tokens = start + len(token_ids)
         sequence.num_rows_in_flight += 1
         # The number of accepted drafts is known only when the row is done: until then nothing can follow it.
@@ -72,12 +74,16 @@ class Rows:
     def prepare_drafts(self, sequence: Sequence, step: int) -> bool:
         """Allocate pages for a sequence's drafts and the token after them; return False if they are dropped.
 
-        They are dropped where pages are missing, where layers keep a state, which cannot go back to the last
-        accepted draft, and where the choice of a token depends on the tokens before it in other ways than
-        through the logits: then several cannot be sampled at once.
+        They are dropped where pages are missing, where the sequence would outgrow `short_context`, where
+        layers keep a state, which cannot go back to the last accepted draft, and where the choice of a token
+        depends on the tokens before it in other ways than through the logits: then several cannot be sampled
+        at once.
         """
         sampling, num_tokens = sequence.request.sampling, sequence.num_tokens
-        drafts = sequence.draft_token_ids[: sequence.max_num_tokens - 1 - num_tokens]
+        end = sequence.max_num_tokens - 1
+        if self._short_context is not None and not sequence.is_long:
+            end = min(end, self._short_context)
+        drafts = sequence.draft_token_ids[: end - num_tokens]
         has_free_choice = not (sequence.request.constraints or sampling.has_penalties or sampling.min_tokens)
         may_verify = bool(drafts) and has_free_choice and not self._has_states
         # The last token of an output is sampled and never computed.

@@ -57,6 +57,7 @@ class Scheduler:
         run_ahead: int = 0,
         kv_windows: tuple[int, ...] = (0,),
         has_states: bool = False,
+        short_context: int | None = None,
         max_waiting_tokens: int | None = None,
         priority_seconds: float = 0.0,
         overcommit: float = 0.5,
@@ -84,6 +85,7 @@ class Scheduler:
         self._sequences: dict[int, Sequence] = {}
         self._waiting = WaitingQueue(priority_seconds, max_waiting, max_waiting_tokens)
         self._running: list[Sequence] = []  # by rank: the last one is preempted first
+        self._short_context = short_context
         self._groups = Groups()
         self._readouts = ReadoutProgress()
         self._allocator = Allocator(
@@ -96,9 +98,15 @@ class Scheduler:
             num_slots=max_running,
             with_prefix_cache=with_prefix_cache,
             has_states=has_states,
+            short_context=short_context,
         )
         self._rows = Rows(
-            self._allocator, self._admission, self._groups, self._readouts, has_states=has_states
+            self._allocator,
+            self._admission,
+            self._groups,
+            self._readouts,
+            has_states=has_states,
+            short_context=short_context,
         )
         self._deadlines = Deadlines()
         self._marks: dict[int, _Mark] = {}
@@ -279,13 +287,17 @@ class Scheduler:
         The latter have unscheduled tokens that the host knows, or drafts. The loops are written flat: with
         hundreds of sequences they take most of the time of plan().
         """
-        page_size, step = self.pool.page_size, self._next_step_id
+        page_size, step, short_context = self.pool.page_size, self._next_step_id, self._short_context
         while True:
+            outgrown: list[Sequence] = []
             rows: list[Sequence] = []
             growing: list[int] = []
             unfinished_prefills: list[Sequence] = []
             for sequence in self._running:
                 start = sequence.num_scheduled_tokens
+                if start == short_context and self._outgrows(sequence):
+                    outgrown.append(sequence)
+                    continue
                 has_drafts = sequence.draft_token_ids and self._rows.prepare_drafts(sequence, step)
                 if start < sequence.num_history_tokens or has_drafts:
                     unfinished_prefills.append(sequence)
@@ -294,6 +306,8 @@ class Scheduler:
                     if start == len(sequence.pages[0]) * page_size:
                         growing.append(len(rows))
                     rows.append(sequence)
+            for sequence in outgrown:
+                self._requeue(sequence)
             pages = self._allocator.grow([rows[index] for index in growing])
             if pages is not None:
                 break
@@ -308,6 +322,14 @@ class Scheduler:
         ones = [1] * len(rows)
         plan = StepPlan(step, ids, slots, starts, ones, ones.copy(), {}, new_pages, {}, {}, [])
         return plan, unfinished_prefills
+
+    def _outgrows(self, sequence: Sequence) -> bool:
+        """Return True if the next row of a sequence at the end of the short context makes it a long one.
+
+        All of its keys are computed again then, with the other angles of LongRoPE.
+        """
+        has_next = sequence.num_scheduled_tokens + 1 < sequence.max_num_tokens and not sequence.is_verifying
+        return has_next and not sequence.is_long
 
     def _find_next(self) -> PrefixHit | None:
         """Return the prefix hit of the next waiting sequence, or None if it may not start yet."""
@@ -371,12 +393,16 @@ class Scheduler:
         return progress
 
     def _preempt(self, sequence: Sequence) -> None:
+        """Take slot and pages from a sequence for the sake of others."""
+        self._requeue(sequence)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+
+    def _requeue(self, sequence: Sequence) -> None:
         """Take slot and pages from a sequence and requeue it by its rank; it recomputes its KV on resume."""
         self._release(sequence)
         sequence.status = SequenceStatus.WAITING
-        sequence.num_preemptions += 1
         self._waiting.push(sequence)
-        self.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:
         """Free the slot and the pages of a running sequence."""

@@ -41,6 +41,8 @@ class Sequence:
     found in the prefix cache at the first start. `draft_token_ids` are guesses of the next tokens, made while
     no row is in flight: the next row verifies them, and no other row is in flight while `is_verifying`.
 
+    With LongRoPE `is_long` is set if it took its slot with more tokens than a short sequence has.
+
     A token of `final_token_ids` ends the sequence, and so does repetition, with `repetition_stop`. `rank` is
     its place in the order: sequences with smaller ranks start earlier and are preempted later. In a `chain`
     `rank` and `arrival_seconds` are those of the first request.
@@ -65,6 +67,7 @@ class Sequence:
     num_preemptions: int = 0
     draft_token_ids: tuple[int, ...] = ()
     is_verifying: bool = False
+    is_long: bool = False
     pages: "list[array[int]]" = field(default_factory=list, repr=False)
     first_columns: list[int] = field(default_factory=list, repr=False)
     num_unsent_columns: int = 0

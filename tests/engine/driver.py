@@ -74,7 +74,9 @@ class Driver:
             **(defaults | self.options),
         )
         windows = self.options.get("kv_windows", (0,))
-        self.runner = ToyRunner(self.num_pages, self.page_size, windows=windows)
+        self.runner = ToyRunner(
+            self.num_pages, self.page_size, windows=windows, short_context=self.options.get("short_context")
+        )
 
     def add(self, prompt: list[int], max_tokens: int = 10, **options) -> Sequence:
         return self.scheduler.add(make_request(prompt, max_tokens, **options), seed=SEED, now=self.now)

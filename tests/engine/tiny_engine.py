@@ -112,6 +112,7 @@ async def tiny_engine(
         num_pages=runner.num_pages,
         kv_windows=runner.kv_windows,
         has_states=runner.has_states,
+        short_context=runner.short_context,
         page_size=settings.page_size,
         created=0,
     )

@@ -60,6 +60,9 @@ class ToyStep:
         return self.output
 
 
+LONG_MARK = 1000
+
+
 class ToyRunner:
     """Keeps token ids where a model keeps keys and values, behind the same slots and page tables."""
 
@@ -71,6 +74,7 @@ class ToyRunner:
         page_size: int,
         before_step: Callable[[StepPlan], None] | None = None,
         windows: tuple[int, ...] = (0,),
+        short_context: int | None = None,
     ) -> None:
         self.cache = np.full((num_pages, page_size), -1, np.int64)
         self.page_size = page_size
@@ -81,6 +85,8 @@ class ToyRunner:
         self.num_logprobs: dict[int, int | None] = {}
         self.before_step = before_step
         self.num_launched = 0
+        self.short_context = short_context
+        self.marks: dict[int, int] = {}  # by slot: what its sequence adds to its token ids in the pages
 
     def launch(self, plan: StepPlan, on_wait: Callable[[], None] = lambda: None) -> ToyStep:
         start_seconds = time.perf_counter()
@@ -97,6 +103,9 @@ class ToyRunner:
             if (init := plan.inits.get(index)) is not None:
                 self.tables[slot] = [[] for _ in self.windows]
                 self.seeds[slot] = init.seed
+                length = len(init.prompt_token_ids) + len(init.output_token_ids)
+                is_long = self.short_context is not None and length > self.short_context
+                self.marks[slot] = LONG_MARK if is_long else 0
                 self.num_logprobs[slot] = init.sampling.logprobs
             elif index in plan.new_pages and index not in plan.token_ids:
                 assert start == len(self.tables[slot][0]) * self.page_size, "a page that is not needed yet"
@@ -164,7 +173,7 @@ class ToyRunner:
             for table in self.tables[slot]:
                 page = table[position // self.page_size]
                 assert page != NO_PAGE
-                self.cache[page, position % self.page_size] = token_id
+                self.cache[page, position % self.page_size] = token_id + self.marks[slot]
 
     def _seen(self, slot: int, group: int, end: int) -> list[int]:
         """What a query before position `end` sees in the pages of a group."""
@@ -173,7 +182,8 @@ class ToyRunner:
         pages = self.tables[slot][group][start // self.page_size : -(-end // self.page_size)]
         assert NO_PAGE not in pages
         offset = start % self.page_size
-        return self.cache[pages].reshape(-1)[offset : offset + end - start].tolist()
+        seen = self.cache[pages].reshape(-1)[offset : offset + end - start]
+        return (seen - self.marks[slot]).tolist()
 
     def _pooled(self, slot: int, end: int, readout: PooledHidden) -> np.ndarray:
         """The mean of the tokens up to `end`, or the last one, and how many there are."""

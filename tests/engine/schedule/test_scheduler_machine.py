@@ -18,7 +18,7 @@ from engine.outputs import NO_PAGE, FinishReason
 from engine.readouts import PromptLogprobs
 from engine.schedule.sequence import RequestChain, Sequence, SequenceStatus
 from tests.engine.driver import Driver, output_of
-from tests.engine.toy import VOCAB_SIZE, next_token, reference
+from tests.engine.toy import LONG_MARK, VOCAB_SIZE, next_token, reference
 
 MAX_WAITING = 20
 MAX_RUNNING = 5
@@ -45,6 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     run_ahead = 0
     kv_windows: tuple[int, ...] = (0,)
+    short_context: int | None = None
     num_pages = NUM_PAGES
     max_model_len = 24
     counts: ClassVar[Counter[str]] = COUNTS
@@ -69,6 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_seqs=MAX_RUNNING,
             max_model_len=self.max_model_len,
             kv_windows=self.kv_windows,
+            short_context=self.short_context,
             max_waiting=MAX_WAITING,
             token_budget=min(token_budget, self.max_token_budget),
             overcommit=overcommit,
@@ -262,11 +264,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Return all pages of the tree; check that each holds exactly the tokens of its key."""
         pages: set[int] = set()
         page_size = self.scheduler.pool.page_size
-        nodes = [self.scheduler.prefix_cache._root]
+        top = self.scheduler.prefix_cache._root.children
+        # Below the root a name begins with the namespace, of long sequences a pair.
+        nodes = [(node, LONG_MARK * isinstance(name[0], tuple)) for name, node in top.items()]
         while nodes:
-            node = nodes.pop()
-            nodes += node.children.values()
-            tokens = memoryview(node.key).cast("i").tolist()
+            node, mark = nodes.pop()
+            nodes += ((child, mark) for child in node.children.values())
+            tokens = [token + mark for token in memoryview(node.key).cast("i")]
             for column, of_groups in enumerate(node.pages.T.tolist()):
                 known_by = tokens[column * page_size : (column + 1) * page_size]
                 for page in of_groups:
@@ -357,14 +361,22 @@ class MixedMachine(WindowMachine):
     counts: ClassVar[Counter[str]] = Counter()
 
 
+class LongRopeMachine(RunAheadMachine):
+    """Sequences of more than eight tokens have other keys than shorter ones."""
+
+    short_context = 8
+    counts: ClassVar[Counter[str]] = Counter()
+
+
 TestRunAhead0 = SchedulerMachine.TestCase
 TestRunAhead1 = RunAheadMachine.TestCase
 TestWindow = WindowMachine.TestCase
 TestMixed = MixedMachine.TestCase
+TestLongRope = LongRopeMachine.TestCase
 if not IS_LONG:
     # A fixed seed: otherwise it is a hash of the machine's source, and an edit of a comment changes the run.
     seed(1)(SchedulerMachine)
-for case in (TestRunAhead0, TestRunAhead1, TestWindow, TestMixed):
+for case in (TestRunAhead0, TestRunAhead1, TestWindow, TestMixed, TestLongRope):
     # The short run hardly differs from time to time: what it has seen is counted below.
     case.settings = settings(
         max_examples=1500 if IS_LONG else 200,
@@ -375,8 +387,8 @@ for case in (TestRunAhead0, TestRunAhead1, TestWindow, TestMixed):
 
 @pytest.mark.parametrize(
     ("counts", "least"),
-    [(COUNTS, 100), (WindowMachine.counts, 5), (MixedMachine.counts, 5)],
-    ids=["full", "window", "mixed"],
+    [(COUNTS, 100), (WindowMachine.counts, 5), (MixedMachine.counts, 5), (LongRopeMachine.counts, 5)],
+    ids=["full", "window", "mixed", "longrope"],
 )
 def test_every_rule_and_event_occurred_often(counts, least):
     """Check the counts of the machines above; must be the last test of this file."""
