@@ -3,7 +3,7 @@
 # make test          install with the development tools, run every check and every CPU test
 # make docs          regenerate docs/tree.md, configs/default.yaml and docs/openapi.sha256
 # make fmt           format the code and apply ruff's fixes
-# make test-long     the scheduler's state machine with more than 100,000 operations
+# make test-long     more random tests: of the scheduler, more than 100,000 operations; of the models' options
 # make test-clients  published clients against a real server, in a separate environment: minutes, a few GB
 # make test-gpu      the tests that need an NVIDIA GPU
 # make gpu-check     those tests, then the speed table, as text and in gpu-check.json
@@ -76,7 +76,8 @@ gpu-check: $(GPU_NEEDS)
 	$(GPU_PYTHON) -m benchmarks.gpu_check --json gpu-check.json
 
 test-long: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -s --hypothesis-profile=long tests/engine/schedule/test_scheduler_machine.py
+	$(BIN)/python -m pytest -s --hypothesis-profile=long tests/engine/schedule/test_scheduler_machine.py \
+		tests/models/test_option_changes.py
 
 CLIENTS := .venv-clients
 CLIENT_FILES := tests/clients/requirements.txt tests/clients/node/package.json

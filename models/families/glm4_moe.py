@@ -7,7 +7,7 @@ from kernels.expert_routing import RouterOptions
 from models.families import llama_like
 from models.families.llama_like import read_spec
 from models.families.moe_like import EXPERT_MAP, read_experts, with_experts
-from models.spec import DecoderSpec, MlpSpec
+from models.spec import DecoderSpec
 
 WEIGHT_MAP = (
     llama_like.WEIGHT_MAP
@@ -39,9 +39,7 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
         num_groups=int(config.get("n_group", 1)),
         top_groups=int(config.get("topk_group", 1)),
     )
-    experts = read_experts(dense, config, router, correction_bias=True)
-    shared = MlpSpec(experts.intermediate_size * int(config.get("n_shared_experts", 1)))
-    spec = with_experts(
-        dense, replace(experts, shared=shared), range(int(config.get("first_k_dense_replace", 1)))
-    )
+    shared_size = int(config["moe_intermediate_size"]) * int(config.get("n_shared_experts", 1))
+    experts = read_experts(dense, config, router, shared_size, correction_bias=True)
+    spec = with_experts(dense, experts, range(int(config.get("first_k_dense_replace", 1))))
     return replace(spec, num_mtp_layers=int(config.get("num_nextn_predict_layers", 1)))

@@ -5,7 +5,7 @@ from typing import Any
 from kernels.expert_routing import RouterOptions
 from models.families import granite
 from models.families.moe_like import read_experts, with_experts
-from models.spec import DecoderSpec, MlpSpec
+from models.spec import DecoderSpec
 from models.weight_names import Packed, Stacked
 
 _SHARED_HALVES = ("layers.*.mlp.shared.gate_up.gate", "layers.*.mlp.shared.gate_up.up")
@@ -26,7 +26,4 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
     dense = granite.spec(config)
     router = RouterOptions(int(config.get("num_experts_per_tok", 2)), normalize=True)
     shared_size = int(config.get("shared_intermediate_size") or 0)
-    mlp = dense.layers[0].mlp
-    assert isinstance(mlp, MlpSpec)
-    shared = MlpSpec(shared_size, mlp.activation) if shared_size else None
-    return with_experts(dense, read_experts(dense, config, router, shared=shared))
+    return with_experts(dense, read_experts(dense, config, router, shared_size))

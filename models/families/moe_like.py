@@ -23,10 +23,13 @@ EXPERT_MAP: dict[str, Target] = {
 }
 
 
-def read_experts(spec: DecoderSpec, config: dict[str, Any], router: RouterOptions, **more: Any) -> MoeSpec:
+def read_experts(
+    spec: DecoderSpec, config: dict[str, Any], router: RouterOptions, shared_size: int = 0, **more: Any
+) -> MoeSpec:
     """Return the experts of a configuration, with the activation of the dense blocks of `spec`.
 
-    `more` are fields of MoeSpec that the family decides itself.
+    `shared_size` is the intermediate size of the expert that all tokens use, 0 without one; `more` are fields
+    of MoeSpec that the family decides itself.
     """
     mlp = spec.layers[0].mlp
     assert isinstance(mlp, MlpSpec)
@@ -38,7 +41,9 @@ def read_experts(spec: DecoderSpec, config: dict[str, Any], router: RouterOption
     if not found:
         raise KeyError(names[0])
     size = int(config.get("moe_intermediate_size") or mlp.intermediate_size)
-    return MoeSpec(int(found[0]), size, router, **{"activation": GatedActivation(mlp.activation), **more})
+    shared = MlpSpec(shared_size, mlp.activation) if shared_size else None
+    options = {"activation": GatedActivation(mlp.activation), "shared": shared, **more}
+    return MoeSpec(int(found[0]), size, router, **options)
 
 
 def with_experts(spec: DecoderSpec, experts: MoeSpec, dense_layers: Container[int] = ()) -> DecoderSpec:

@@ -6,7 +6,7 @@ from kernels.expert_routing import RouterOptions
 from models.families import llama_like
 from models.families.llama_like import read_spec
 from models.families.moe_like import EXPERT_MAP, qwen_dense_layers, read_experts, with_experts
-from models.spec import DecoderSpec, MlpSpec
+from models.spec import DecoderSpec
 
 WEIGHT_MAP = (
     llama_like.WEIGHT_MAP
@@ -26,8 +26,8 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
     router = RouterOptions(
         int(config.get("num_experts_per_tok", 4)), normalize=bool(config.get("norm_topk_prob", False))
     )
-    shared = MlpSpec(int(config["shared_expert_intermediate_size"]))
-    experts = read_experts(dense, config, router, shared=shared, shared_gate=True)
+    shared_size = int(config["shared_expert_intermediate_size"])
+    experts = read_experts(dense, config, router, shared_size, shared_gate=True)
     return with_experts(dense, experts, qwen_dense_layers(config))
 
 
