@@ -21,7 +21,7 @@ from typing import IO
 from models.checkpoint import read_config
 from models.errors import FetchFailed, ModelError
 from models.progress import byte_progress
-from models.weight_files import WHOLE_FILE, read_index
+from models.weight_files import OTHER_NAMES, WHOLE_FILE, read_index
 
 _HUB_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 _POLL_SECONDS = 0.2
@@ -169,7 +169,7 @@ def fetch_from_hub(repository: str, cache_dir: Path | None, *, progress: bool) -
                 repository,
                 cache_dir=cache_dir / "hub" if cache_dir else None,
                 allow_patterns=list(patterns),
-                ignore_patterns=["*/*.safetensors"],
+                ignore_patterns=["*/*.safetensors", *(f"{name}*" for name in OTHER_NAMES)],
                 tqdm_class=Bar,
             )
         )
@@ -182,8 +182,11 @@ def fetch_from_hub(repository: str, cache_dir: Path | None, *, progress: bool) -
             if patterns:
                 folder = fetch(*patterns)
                 if any(folder.glob("*.safetensors")):
-                    break
-        return folder
+                    return folder
+        raise ModelError(
+            f"{repository} has no weights as safetensors under the names of transformers; those in other "
+            "formats, such as pickles (.bin, .pt), are not fetched"
+        )
     except errors.GatedRepoError as error:
         raise ModelError(
             f"{repository} is gated: accept its licence on the hub, then log in with `hf auth login`"

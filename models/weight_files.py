@@ -11,9 +11,9 @@ INDEX_FILE = "model.safetensors.index.json"
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _ADAPTER_CONFIG = "adapter_config.json"
-# Safetensors files with tensors under names other than transformers'.
-_ADAPTER = "adapter_model"
 _MISTRAL = "consolidated"
+OTHER_NAMES = ("adapter_model", _MISTRAL)
+"""Beginnings of names of .safetensors files whose tensors have other names than in transformers."""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -23,9 +23,7 @@ def weight_files(folder: Path) -> list[Path]:
     elif (folder / WHOLE_FILE).is_file():
         files = [folder / WHOLE_FILE]
     else:
-        files = sorted(
-            file for file in folder.glob("*.safetensors") if not file.name.startswith((_ADAPTER, _MISTRAL))
-        )
+        files = sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith(OTHER_NAMES))
     if missing := [file.name for file in files if not file.is_file()]:
         raise ModelError(f"{folder} lacks {', '.join(missing)}, which its index names")
     if not files:

@@ -191,11 +191,19 @@ def hub(tmp_path, monkeypatch):
         ([*SHARDS, SHARDED, "model.safetensors"], [*SHARDS]),
         (["model.safetensors", SHARDED], ["model.safetensors"]),
         (["weights.safetensors"], ["weights.safetensors"]),
-        (["original/model.safetensors"], []),
     ],
 )
 def test_one_copy_of_the_weights_is_fetched(hub, weights, expected):
     assert hub({**SMALL, **{name: INDEX if name == SHARDED else "" for name in weights}}) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["original/model.safetensors", "consolidated.safetensors", "adapter_model.safetensors", "a.bin"]
+)
+def test_a_repository_without_weights_that_load(hub, tmp_path, name):
+    with pytest.raises(ModelError, match=r"owner/name has no weights as safetensors .* are not fetched"):
+        hub({**SMALL, name: ""})
+    assert not (tmp_path / name).exists()
 
 
 def test_weights_of_an_unsupported_architecture_are_not_fetched(hub, tmp_path):
