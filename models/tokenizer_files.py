@@ -10,7 +10,7 @@ from typing import Any
 from models.errors import ModelError
 from models.json_files import read_json
 
-_CONVERSION = "tokenizer-2"
+_CONVERSION = "tokenizer-3"
 """Folder name of converted tokenizers; the number increases when the conversion changes."""
 
 

@@ -11,6 +11,7 @@ from models.errors import ModelError
 from models.gguf.pre_tokenizers import pre_tokenizer
 
 USER_DEFINED, BYTE = 4, 6  # values of tokenizer.ggml.token_type
+_PHI3_KEPT = {"<unk>", "<s>", "<|endoftext|>"}  # after these Phi-3 keeps white space
 ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
@@ -115,12 +116,22 @@ def _special(metadata: dict[str, Any], role: str) -> str | None:
 def _add_tokens(tokenizer: Tokenizer, metadata: dict[str, Any]) -> None:
     """Let control and user-defined tokens be found whole in a text."""
     tokens = _tokens(metadata)
+    strips = _strips_after_control(metadata)
     tokenizer.add_special_tokens(
-        [AddedToken(text, normalized=False, special=True) for text, kind in tokens if kind == CONTROL]
+        [
+            AddedToken(text, normalized=False, special=True, rstrip=strips and text not in _PHI3_KEPT)
+            for text, kind in tokens
+            if kind == CONTROL
+        ]
     )
     tokenizer.add_tokens(
         [AddedToken(text, normalized=False) for text, kind in tokens if kind == USER_DEFINED]
     )
+
+
+def _strips_after_control(metadata: dict[str, Any]) -> bool:
+    """Return True for Phi-3, whose control tokens take the white space after them, which no key says."""
+    return metadata.get("general.architecture") == "phi3" and metadata.get("tokenizer.ggml.model") == "llama"
 
 
 def _add_ends(tokenizer: Tokenizer, metadata: dict[str, Any], add_bos: bool, roles: dict[str, str]) -> None:

@@ -244,3 +244,22 @@ def test_the_prefix_space_and_bos_of_sentencepiece_follow_the_file(reference):
     assert tokenizer.encode("the") != with_prefix.encode("the")
     for text in ("the fox", " the fox", "é"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("architecture", ["phi3", "llama"])
+def test_control_tokens_of_phi3_take_the_white_space_after_them(reference, architecture):
+    """As its published tokenizer has it, but for <unk>, <s> and <|endoftext|>."""
+    metadata = sentencepiece_metadata(reference, add_bos_token=False) | {"general.architecture": architecture}
+    added = ["<|user|>", "<|endoftext|>"]
+    metadata["tokenizer.ggml.tokens"] += added
+    metadata["tokenizer.ggml.scores"] += [0.0] * len(added)
+    metadata["tokenizer.ggml.token_type"] += [3] * len(added)
+    tokenizer = build_tokenizer(metadata)
+
+    def text_between(control):
+        tokens = tokenizer.convert_ids_to_tokens(tokenizer.encode(f"{control}  the"))
+        assert tokens[0] == control
+        return "".join(tokens[1:])
+
+    assert text_between("<|user|>") == ("▁the" if architecture == "phi3" else "▁▁▁the")
+    assert text_between("<|endoftext|>") == "▁▁▁the"

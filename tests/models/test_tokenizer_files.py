@@ -89,7 +89,7 @@ def test_a_conversion_is_done_once(tmp_path, converted):
 
 
 def test_two_processes_may_convert_at_the_same_time(tmp_path, converted):
-    target = tmp_path / "cache" / "tokenizer-2"
+    target = tmp_path / "cache" / "tokenizer-3"
 
     def save(scratch):
         (scratch / "tokenizer.json").write_text("ours")
