@@ -3,8 +3,10 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
+from models.checkpoint import read_family_spec
 from models.errors import ModelError
 from models.families import family_of, registered_names
 from models.formats import CONVERSIONS, STORED
@@ -149,6 +151,6 @@ def _default_features(architecture: str) -> Features | None:
     finally:
         logger.setLevel(level)
     try:
-        return features_of(family_of([architecture]).spec(config))
-    except ModelError:  # heads that cannot be rotated, for one: no published model has these defaults
+        return features_of(read_family_spec(family_of([architecture]), config, Path(architecture)))
+    except ModelError:  # a number of experts that is null, for one: no published model has these defaults
         return None

@@ -12,6 +12,7 @@ _BY_ARCHITECTURE = {
     "ArceeForCausalLM": "models.families.arcee",
     "Cohere2ForCausalLM": "models.families.cohere2",
     "CohereForCausalLM": "models.families.cohere",
+    "Dots1ForCausalLM": "models.families.dots1",
     "Ernie4_5ForCausalLM": "models.families.ernie4_5",
     "Exaone4ForCausalLM": "models.families.exaone4",
     "Gemma2ForCausalLM": "models.families.gemma2",
