@@ -182,11 +182,11 @@ class LayerNorm(Norm):
         return dict.fromkeys(("weight", "bias") if self._has_bias else ("weight",), self._shape)
 
     def fill(self, name: str, tensor: Tensor) -> None:
-        filled = torch.empty(self._shape, dtype=self._dtype, device=self._device)
-        setattr(self, name, filled.copy_(tensor))
+        filled = torch.empty(self._shape, dtype=self._dtype, device=self._device).copy_(tensor)
+        setattr(self, name, filled.add_(self._offset) if name == "weight" else filled)
 
     def random(self, name: str, generator: torch.Generator) -> Tensor:
-        value = 1.0 if name == "weight" else 0.0
+        value = 1.0 - self._offset if name == "weight" else 0.0
         return torch.full(self._shape, value, dtype=self._dtype, device=generator.device)
 
     def __call__(self, x: Tensor) -> Tensor:

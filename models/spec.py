@@ -41,7 +41,7 @@ class NormSpec:
     fp32_weight: bool = False
 
     def __post_init__(self) -> None:
-        if self.bias if self.kind == "rms" else (self.offset or self.fp32_weight):
+        if self.bias if self.kind == "rms" else self.fp32_weight:
             raise ValueError(f"no norm is computed like this: {self}")
 
 

@@ -34,6 +34,7 @@ _BY_ARCHITECTURE = {
     "MinistralForCausalLM": "models.families.llama",
     "MistralForCausalLM": "models.families.llama",
     "MixtralForCausalLM": "models.families.mixtral",
+    "NemotronForCausalLM": "models.families.nemotron",
     "Olmo2ForCausalLM": "models.families.olmo2",
     "Olmo3ForCausalLM": "models.families.olmo3",
     "OlmoeForCausalLM": "models.families.olmoe",

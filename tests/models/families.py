@@ -214,6 +214,7 @@ FAMILIES = {
     ),
     "mistral": TinyFamily("MistralForCausalLM", {**BASE, "sliding_window": 19}),
     "mixtral": TinyFamily("MixtralForCausalLM", {**BASE, "sliding_window": 19, "num_local_experts": 5}),
+    "nemotron": TinyFamily("NemotronForCausalLM", {**BASE, "attention_bias": True, "mlp_bias": True}),
     "olmo2": TinyFamily("Olmo2ForCausalLM", {**BASE, "attention_bias": True}),
     "olmo3": TinyFamily(
         "Olmo3ForCausalLM",
