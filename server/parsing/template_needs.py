@@ -13,7 +13,7 @@ FIELD = re.compile(r"""["']tools["']|\.tools\b""")
 VARIABLE = re.compile(r"\btools\b")
 SYSTEM = "You can call functions."
 # Names of the variable that switches reasoning on or off.
-SWITCHES = ("enable_thinking", "thinking")
+SWITCHES = ("enable_thinking", "thinking", "reasoning")
 
 Turns = list[dict[str, Any]]
 

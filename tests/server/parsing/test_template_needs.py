@@ -83,6 +83,7 @@ def test_a_turn_with_reasoning_content_and_calls_keeps_both_in_one_text() -> Non
             {"enable_thinking": False, "thinking": True},
             {"enable_thinking": False, "thinking": True},
         ),
+        ("{{ reasoning }}", {"enable_thinking": False}, {"enable_thinking": False, "reasoning": False}),
         ("{{ thinking }}", {"enable_thinking": "no"}, {"enable_thinking": "no"}),
         ("{{ thinking }}", {"other": True}, {"other": True}),
         ("{{ m.rethinking }}", {"enable_thinking": True}, {"enable_thinking": True}),
