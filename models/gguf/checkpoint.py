@@ -37,7 +37,7 @@ class GGUFCheckpoint:
             raise ModelError(f"{path}: the metadata lacks {error}") from None
         except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
             raise ModelError(f"{path}: the metadata makes no sense: {error}") from error
-        self._check_layers(path, config["num_hidden_layers"])
+        self._check_counts(path, config)
         config["architectures"] = [self._conversion.name]
         config["tie_word_embeddings"] = "output.weight" not in self._tensors
         if (long := self._floats("rope_factors_long.weight")) is not None:
@@ -72,11 +72,18 @@ class GGUFCheckpoint:
         tensor = self._tensors.get(name)
         return None if tensor is None else dequantize(tensor, torch.float32, _CPU).flatten().tolist()
 
-    def _check_layers(self, path: Path, num_layers: Any) -> None:
-        """Raise ModelError before a spec of more layers than there are tensors of is built."""
-        found = {name.split(".")[1] for name in self._tensors if name.startswith("blk.")}
-        if num_layers != len(found):
-            raise ModelError(f"{path}: the metadata says {num_layers!r} layers, and it has {len(found)}")
+    def _check_counts(self, path: Path, config: Mapping[str, Any]) -> None:
+        """Raise ModelError before a spec of more layers or experts than there are tensors of is built."""
+        layers = {name.split(".")[1] for name in self._tensors if name.startswith("blk.")}
+        if config["num_hidden_layers"] != len(layers):
+            said = config["num_hidden_layers"]
+            raise ModelError(f"{path}: the metadata says {said!r} layers, and it has {len(layers)}")
+        said = config.get("num_local_experts")
+        for name, tensor in self._tensors.items():
+            if name.endswith("_exps.weight") and tensor.shape[0] != said:
+                raise ModelError(
+                    f"{path}: the metadata says {said!r} experts, and {name} has {tensor.shape[0]}"
+                )
 
 
 def _read_parts(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:

