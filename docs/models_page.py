@@ -16,11 +16,10 @@ def architectures(found: Supported) -> Iterator[str]:
     yield "| architecture | beyond Llama's layers | scores | GGUF | tested as |"
     yield "|---|---|---|---|---|"
     for entry in found.architectures:
-        features = "(no default configuration)" if entry.features is None else entry.description
         scores = "yes" if entry.has_scores else ""
         gguf = ", ".join(f"`{name}`" for name in entry.gguf_names)
         tested = ", ".join(name for name, family in FAMILIES.items() if family.architecture == entry.name)
-        yield f"| `{entry.name}` | {features} | {scores} | {gguf} | {tested} |"
+        yield f"| `{entry.name}` | {entry.description} | {scores} | {gguf} | {tested} |"
 
 
 def formats(found: Supported) -> Iterator[str]:

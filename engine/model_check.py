@@ -66,7 +66,7 @@ def check_model(config: EngineConfig) -> ModelCheck:
     device = choose_device(config)
     dtype = loader.default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
     try:
-        model, architecture = loader.outline(files, dtype, quantization=config.quantization)
+        model, architecture, quantization = loader.outline(files, dtype, quantization=config.quantization)
     except loader.ModelError as error:
         raise ModelError(str(error)) from error
     spec, token_budget = model.spec, config.token_budget or default_token_budget(config)
@@ -83,7 +83,7 @@ def check_model(config: EngineConfig) -> ModelCheck:
         num_parameters=num_parameters(model),
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        quantization=config.quantization,
+        quantization=quantization,
         weight_bytes=weight_bytes,
         kv_token_bytes=sum(2 * num_kv_heads * head_dim for num_kv_heads, head_dim in heads) * dtype.itemsize,
         kv_tokens=num_pages // len(spec.kv_groups) * config.page_size,

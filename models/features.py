@@ -35,8 +35,8 @@ class Architecture:
 
     @property
     def description(self) -> str:
-        """Return the features as text, "" if they are unknown."""
-        return in_words(self.features or {})
+        """Return the features as text."""
+        return "(no default configuration)" if self.features is None else in_words(self.features)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _differences(spec: Any) -> Iterator[tuple[str, str]]:
         if is_dataclass(value):
             if field.default is not MISSING:
                 kind = _name(value)
-                yield part, name if kind in name else f"{kind} {name}"
+                yield part, name if kind in name or name == "shared" else f"{kind} {name}"
             yield from _differences(value)
         elif field.default is MISSING or value == field.default or isinstance(value, tuple):
             continue

@@ -103,10 +103,15 @@ def load(
 
 
 class Outline(NamedTuple):
-    """A model whose tensors are on the device `meta`, and the architecture that its checkpoint names."""
+    """A model whose tensors are on the device `meta`.
+
+    `architecture` is the name in its checkpoint, `quantization` the format of its weights, None if they are
+    not quantized.
+    """
 
     model: Decoder
     architecture: str
+    quantization: str | None
 
 
 def outline(files: ModelFiles, dtype: torch.dtype, *, quantization: str | None = None) -> Outline:
@@ -119,7 +124,8 @@ def outline(files: ModelFiles, dtype: torch.dtype, *, quantization: str | None =
     decoder = _build(checkpoint, dtype, _META, quantization, WHOLE)
     layout = checkpoint.layout(dtype)
     deque(_fill(decoder, checkpoint, ((name, layout[name]) for name in names)), maxlen=0)
-    return Outline(decoder, checkpoint.architecture)
+    stored = (checkpoint.quantization or {}).get("quant_method")
+    return Outline(decoder, checkpoint.architecture, quantization or stored)
 
 
 def random_decoder(

@@ -100,7 +100,7 @@ def _check(config: EngineConfig, *, as_json: bool) -> int:
         "reasoning": formats.reasoning or "-",
     }
     if found.quantization is not None:
-        lines["weights"] += f", converted to {found.quantization}"
+        lines["weights"] += f", quantized: {found.quantization}"
     sys.stdout.write(f"{found.name} ({found.path})\n")
     for name, text in lines.items():
         sys.stdout.write(f"  {name:<16}{text}\n")

@@ -71,6 +71,7 @@ def test_int8_takes_less_than_half_of_float32(checkpoint):
     dense, converted = check_model(config(checkpoint)), check_model(config(checkpoint, quantization="int8"))
     assert converted.weight_bytes < 0.6 * dense.weight_bytes
     assert converted.num_parameters == dense.num_parameters
+    assert (dense.quantization, converted.quantization) == (None, "int8")
 
 
 def test_a_gpu_is_asked_for_its_memory(checkpoint, monkeypatch):
@@ -120,9 +121,10 @@ def test_a_model_that_was_not_fetched(tmp_path):
 def test_an_outline_has_the_tensors_of_the_model(name, tmp_path):
     """Without values, and so without reading them."""
     make(name).save_pretrained(tmp_path)
-    model, architecture = outline(files_of(tmp_path), torch.float32)
+    model, architecture, quantization = outline(files_of(tmp_path), torch.float32)
     loaded = load(files_of(tmp_path), torch.float32, torch.device("cpu"))
     assert architecture == FAMILIES[name].architecture
+    assert quantization == ("mxfp4" if "MXFP4" in name else None)
     assert model.parameters().keys() == loaded.parameters().keys()
     assert num_parameters(model) == num_parameters(loaded)
     assert num_bytes(model) >= 4 * num_parameters(model)
