@@ -18,7 +18,7 @@ from kernels.dispatch import dispatch, tl, triton
 # the sort takes longer than reading a shared expert twice.
 _UNSORTED_PAIRS = 16
 _LARGEST_TILE = 128
-_SORT_BLOCK = 4096
+_SORT_BLOCK = 8192  # 65,536 pairs take 67 µs on an H200; 74 with 4096, 86 with 2048
 
 
 class RouterOptions(NamedTuple):

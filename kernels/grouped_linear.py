@@ -3,6 +3,12 @@
 A grouped matrix product (Gale et al., 2023, MegaBlocks): rows are gathered by expert, and each tile of them
 meets one expert's weight. The grid depends on the sizes alone, so a CUDA graph can replay it with any
 routing; programs of unused tiles leave at once.
+
+On an H200 with Qwen3-30B-A3B's experts (128 of 2048 x 768, 8 for each token, bf16), microseconds and the
+share of the copy bandwidth, tiles the fastest of about 30 (`benchmarks.experts --tune`):
+
+    tokens                      1          16          64         256
+    gate and up      16.2 (73 %)  119 (93 %)  178 (97 %)  189 (95 %)
 """
 
 from collections.abc import Iterator

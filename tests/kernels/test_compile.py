@@ -235,7 +235,7 @@ RMS_NORM = {"ADD": True, "MULTIPLIER": 1.0, "NORM_X": False, "NORM": True, "BLOC
         (_route_kernel, route_constants(8), 1, {"bias_ptr": "fp32"}),
         (_router_kernel, ROUTER | route_constants(8), 1, {"bias_ptr": "fp32"}),
         (_matvec_sum_kernel, MATVEC_SUM, 4, {"scale_ptr": "fp32", "gate_ptr": "fp32"}),
-        (_group_kernel, {"TILE_ROWS": 16, "EXPERTS": 128, "BLOCK": 4096}, 8, {}),
+        (_group_kernel, {"TILE_ROWS": 16, "EXPERTS": 128, "BLOCK": 8192}, 8, {}),
         (_expert_sum_kernel, {"TOP_K": 8, "HAS_SHARED": True, "HAS_GATE": True, "BLOCK": 1024}, 4, {}),
         (_top_logprobs_kernel, {"N": 20, "BLOCK": 4096}, 16, {}),
     ],
