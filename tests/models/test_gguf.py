@@ -62,6 +62,17 @@ def test_blocks_equal_the_reference(kind):
         )
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
+def test_cuda_equals_cpu(kind):
+    tensor = random_tensor(kind)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = dequantize(tensor, dtype, torch.device("cuda")).cpu()
+        expected = dequantize(tensor, dtype, CPU)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("byte", [0, 1, 0x7B, 0x7F, 0x80, 0xFC, 0xFF])
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_of_one_byte_equal_the_reference(kind, byte):
