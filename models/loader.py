@@ -21,7 +21,7 @@ from models.model_files import ModelFiles
 from models.placement import listed, parts_of, place
 from models.progress import byte_progress
 from models.spec import DecoderSpec
-from models.weight_names import is_excluded
+from models.weight_names import is_excluded, modules_of
 
 __all__ = [
     "ModelError",
@@ -193,10 +193,15 @@ def _linear_maker(
         )
     read = stored_format(stored)(stored, dtype, device, shard)
     excluded = stored.get("modules_to_not_convert") or ()
+    tensors = checkpoint.num_bytes.keys()
+    filled = tensors | {name.rpartition(".")[0] for name in tensors}
 
     def make_linear(address: str, shape: LinearShape) -> LinearWeights:
-        is_dense = is_excluded(address, checkpoint.weight_map, excluded)
-        return convert(address, shape) if is_dense else read(address, shape)
+        modules = modules_of(address, checkpoint.weight_map, filled)
+        is_tied = address == "output" and checkpoint.spec.tie_embeddings
+        if is_tied or is_excluded(modules, excluded):
+            return convert(address, shape)
+        return read(modules, shape)
 
     return make_linear
 

@@ -31,7 +31,18 @@ def parts_of(
     else:
         parts = iter([(target, tensor)])
     for address, part in parts:
-        yield address, checkpoint.restore(address, part)
+        yield address, _fitted(address, checkpoint.restore(address, part), shapes)
+
+
+def _fitted(address: str, tensor: Tensor, shapes: Shapes) -> Tensor:
+    """Return scales of quantized weights in the shape of their parameter, others as they are.
+
+    Tools store the scale of a whole tensor as [] or [1], and scales of rows as [n] or [n, 1].
+    """
+    shape = shapes.get(address, ())
+    is_scale = address.endswith(("_scale", "_scale_inv"))
+    sizes = [size for size in tensor.shape if size != 1]
+    return tensor.reshape(shape) if is_scale and sizes == [size for size in shape if size != 1] else tensor
 
 
 def place(checkpoint: Checkpoint, shapes: Shapes, dtype: torch.dtype) -> list[str]:

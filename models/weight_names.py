@@ -6,8 +6,9 @@ address. A tensor that fills several parameters has a `Packed`; None marks tenso
 `part.**` all whose names begin with the part.
 """
 
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,10 +33,14 @@ class Packed:
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield each address and its rows of the tensor `name`, given the shapes of the parameters.
 
-        Raises ModelError if the tensor has not as many rows as they, or the decoder lacks one of them.
+        A single value, such as one scale of the whole tensor, fills parameters of one value each. Raises
+        ModelError if the tensor has not as many rows as the parameters, or the decoder lacks one of them.
         """
         if missing := [address for address in self.addresses if address not in shapes]:
             raise ModelError(f"the configuration has no place for {name}: there is no {missing[0]}")
+        if tensor.numel() == 1 and all(math.prod(shapes[address]) == 1 for address in self.addresses):
+            yield from ((address, tensor) for address in self.addresses)
+            return
         rows = [shapes[address][0] if shapes[address] else 0 for address in self.addresses]
         if tensor.ndim == 0 or len(tensor) != sum(rows):
             raise ModelError(
@@ -73,11 +78,13 @@ _LAYER_NUMBER = re.compile(r"\.(\d+)\.")
 
 # Tables that older versions of libraries stored and that are computed from the configuration here.
 _BUFFERS = re.compile(r"(\.rotary_emb\.\w+|\.(attn|self_attn)\.(masked_)?bias|(^|\.)position_ids)$")
+# Scales of quantized queries, keys and values; KV is kept in the model's dtype, which needs none.
+_KV_SCALES = re.compile(r"\.self_attn\.([qkv]_proj\.)?(q|k|v|kv)_scale$")
 
 
 def is_known(name: str, weight_map: WeightMap) -> bool:
     """Return True for a tensor that the map names, or one that no architecture loads."""
-    if _BUFFERS.search(name) or _below_unread(name, weight_map):
+    if _is_unread(name, weight_map):
         return True
     return any(_split(path)[0] in weight_map for path in (name, name.rpartition(".")[0]))
 
@@ -87,7 +94,7 @@ def target_of(name: str, weight_map: WeightMap) -> Target:
 
     Raises KeyError for a name that is not in the map.
     """
-    if _BUFFERS.search(name) or _below_unread(name, weight_map):
+    if _is_unread(name, weight_map):
         return None
     pattern, numbers = _split(name)
     ending = ""
@@ -126,20 +133,35 @@ def names_of(address: str, weight_map: WeightMap) -> list[str]:
     ]
 
 
-def is_excluded(address: str, weight_map: WeightMap, excluded: Iterable[str]) -> bool:
-    """Return True for a linear that the modules `excluded` from quantization name, by path or part of it.
+def modules_of(address: str, weight_map: WeightMap, filled: Container[str]) -> list[str]:
+    """Return the modules among those `filled` in a checkpoint that a linear is loaded from.
 
-    Raises ModelError if they name only some of its fused outputs.
+    A map may have several names for what a linear is loaded from: all are returned if none is filled, as of a
+    checkpoint that lacks the linear. Of experts the first one's modules are returned.
     """
-    names = names_of(address, weight_map)
-    found = [any(f".{part}." in f".{name}." for part in excluded) for name in names]
+    names = [name.replace(".*.", ".0.") for name in names_of(address, weight_map)]
+    return [name for name in names if name in filled] or names
+
+
+def is_excluded(modules: Sequence[str], excluded: Iterable[str]) -> bool:
+    """Return True if names `excluded` from quantization are paths of the modules, or parts of such paths.
+
+    Raises ModelError if they name only some of the modules, which fill one linear.
+    """
+    found = [any(f".{part}." in f".{name}." for part in excluded) for name in modules]
+    return all_or_none(modules, found)
+
+
+def all_or_none(modules: Sequence[str], found: Sequence[bool]) -> bool:
+    """Return what is true of all modules that fill one linear. Raises ModelError if it is of only some."""
     if any(found) and not all(found):
-        raise ModelError(f"only some of {', '.join(names)} are quantized, and they are one product here")
+        raise ModelError(f"only some of {', '.join(modules)} are quantized, and they are one product here")
     return any(found)
 
 
-def _below_unread(name: str, weight_map: WeightMap) -> bool:
-    return f"{name.partition('.')[0]}.**" in weight_map
+def _is_unread(name: str, weight_map: WeightMap) -> bool:
+    below_unread = f"{name.partition('.')[0]}.**" in weight_map
+    return below_unread or bool(_BUFFERS.search(name) or _KV_SCALES.search(name))
 
 
 def _addresses(target: Target) -> tuple[str, ...]:

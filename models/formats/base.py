@@ -1,7 +1,7 @@
 """Interfaces between a Linear and its weight format, and loading from unquantized tensors."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -189,8 +189,15 @@ Conversion = Callable[[torch.dtype, torch.device, Shard], MakeLinear]
 dtype: of activations and results. A format may choose another for single addresses.
 """
 
-StoredFormat = Callable[[Mapping[str, Any], torch.dtype, torch.device, Shard], MakeLinear]
+MakeStored = Callable[[Sequence[str], LinearShape], LinearWeights]
+"""Makes the weights of the Linear that modules of a checkpoint fill, such as `model.layers.0.mlp.down_proj`.
+
+There is one module for each output, or one that has them all; of experts those of the first.
+"""
+
+StoredFormat = Callable[[Mapping[str, Any], torch.dtype, torch.device, Shard], MakeStored]
 """Returns the maker of a model's linears, filled from tensors as a checkpoint stores them.
 
-Takes the checkpoint's quantization_config, then what a Conversion takes.
+Takes the checkpoint's quantization_config, then what a Conversion takes. Modules that the configuration
+lists in `modules_to_not_convert`, and tied output heads, do not come to it.
 """

@@ -3,14 +3,14 @@
 32 values of a row share one byte, the exponent of their scale (E8M0), and are FP4 (E2M1), two in a byte.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from models.errors import ModelError
-from models.formats.base import LinearShape, LinearWeights, MakeLinear, Shard
+from models.formats.base import LinearShape, LinearWeights, MakeStored, Shard
 from models.formats.dense import DenseWeights
 
 _BLOCK = 32
@@ -21,10 +21,10 @@ _EXPONENT_BIAS = 127
 
 def stored(
     quantization: Mapping[str, Any], dtype: torch.dtype, device: torch.device, shard: Shard
-) -> MakeLinear:
+) -> MakeStored:
     """Return a maker of linears: experts are MXFP4, all others dense."""
 
-    def make_linear(address: str, shape: LinearShape) -> LinearWeights:
+    def make_linear(modules: Sequence[str], shape: LinearShape) -> LinearWeights:
         make = Mxfp4Weights if shape.num_experts else DenseWeights
         return make(shape, dtype, device, shard)
 

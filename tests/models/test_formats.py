@@ -13,13 +13,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from models.errors import ModelError
+from models.families import phi3, qwen3_moe
 from models.families.llama import WEIGHT_MAP
 from models.formats import CONVERSIONS, STORED, conversion_to, dense, stored_format
 from models.formats.base import LinearShape, Shard
 from models.formats.scaled_rows import ScaledRows, quantize
 from models.layers import Linear
 from models.loader import load
-from models.weight_names import is_excluded, names_of
+from models.weight_names import is_excluded, modules_of, names_of
 from tests.models.families import prompt, randomised
 from tests.models.harness import CPU, files_of, forward_logits
 from tests.models.test_parity import BASE, TOLERANCE
@@ -212,10 +213,19 @@ def test_half_of_a_fused_linear_cannot_be_excluded():
     assert names_of("layers.3.attention.qkv", WEIGHT_MAP) == [
         f"model.layers.3.self_attn.{name}_proj" for name in "qkv"
     ]
-    assert is_excluded("layers.3.attention.qkv", WEIGHT_MAP, ["self_attn"])
-    assert not is_excluded("layers.3.attention.qkv", WEIGHT_MAP, ["model.layers.33", "proj", "mlp"])
+    modules = modules_of("layers.3.attention.qkv", WEIGHT_MAP, ())
+    assert is_excluded(modules, ["self_attn"])
+    assert not is_excluded(modules, ["model.layers.33", "proj", "mlp"])
     with pytest.raises(ModelError, match=r"only some of model\.layers\.3\.self_attn\.q_proj"):
-        is_excluded("layers.3.attention.qkv", WEIGHT_MAP, ["q_proj"])
+        is_excluded(modules, ["q_proj"])
+
+
+def test_modules_of_a_linear_are_those_in_the_checkpoint():
+    names = ("model.layers.3.self_attn.qkv_proj", "model.layers.3.self_attn.q_proj")
+    assert modules_of("layers.3.attention.qkv", phi3.WEIGHT_MAP, names[:1]) == [names[0]]
+    assert names[1] in modules_of("layers.3.attention.qkv", phi3.WEIGHT_MAP, ())
+    experts = [f"model.layers.0.mlp.experts.0.{name}_proj" for name in ("gate", "up")]
+    assert modules_of("layers.0.mlp.gate_up", qwen3_moe.WEIGHT_MAP, experts) == experts
 
 
 def num_bytes(decoder):

@@ -85,3 +85,18 @@ def test_a_stack_of_experts_is_divided_by_its_whole_name():
         dict(target.divide("h.4.experts.up_and_gate", torch.randn(4, 8, 5), SHAPES["tiny"], shapes))
     assert is_known("h.4.experts.up_and_gate", EXPERTS)
     assert not is_known("h.4.experts.up_and_gate.weight.bias", EXPERTS)
+
+
+def test_one_scale_of_a_packed_tensor_is_that_of_each_part():
+    addresses = [f"layers.0.attention.qkv.{output}.weight_scale" for output in "qkv"]
+    target = target_of("h.0.qkv.weight_scale", WEIGHT_MAP)
+    scale = torch.tensor(0.5)
+    parts = target.divide("h.0.qkv.weight_scale", scale, SHAPES["tiny"], dict.fromkeys(addresses, (1,)))
+    assert list(parts) == [(address, scale) for address in addresses]
+
+
+@pytest.mark.parametrize("name", ["k_scale", "v_scale", "kv_scale", "k_proj.k_scale", "v_proj.v_scale"])
+def test_scales_of_quantized_keys_and_values_are_not_loaded(name):
+    assert is_known(f"model.layers.3.self_attn.{name}", WEIGHT_MAP)
+    assert target_of(f"model.layers.3.self_attn.{name}", WEIGHT_MAP) is None
+    assert not is_known(f"model.layers.3.self_attn.{name.replace('_scale', '_scales')}", WEIGHT_MAP)
