@@ -114,8 +114,7 @@ def _differences(spec: Any) -> Iterator[tuple[str, str]]:
         name = field.name.replace("_", " ")
         if is_dataclass(value):
             if field.default is not MISSING:
-                kind = _name(value)
-                yield part, name if kind in name or name == "shared" else f"{kind} {name}"
+                yield part, f"{_name(value)} scaling" if name == "scaling" else name
             yield from _differences(value)
         elif field.default is MISSING or value == field.default or isinstance(value, tuple):
             continue
