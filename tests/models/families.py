@@ -70,7 +70,6 @@ GPT_OSS = {
     **WINDOW,
     "num_local_experts": 5,
     "num_experts_per_tok": 3,
-    "swiglu_limit": 0.7,
     "rope_parameters": {
         "rope_type": "yarn",
         "rope_theta": 150_000.0,

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from kernels.expert_routing import RouterOptions
 from kernels.grouped_linear import GatedActivation
 from models.errors import ModelError
+from models.families import gpt_oss
 from models.formats import CONVERSIONS, conversion_to
 from models.formats.base import WHOLE, Shard
 from models.forward_batch import ForwardBatch
@@ -134,6 +135,13 @@ def test_an_expert_that_is_missing_is_named(tmp_path):
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(ModelError, match=r"lacks model\.layers\.1\.mlp\.experts\.4\.up_proj\.weight"):
         load(files_of(tmp_path), torch.float32, CPU)
+
+
+def test_the_bound_of_gpt_oss_is_read():
+    """Versions of transformers before 5.24 have a fixed one."""
+    config = make("gpt_oss").config.to_dict() | {"swiglu_alpha": 1.5, "swiglu_limit": 3.0}
+    mlp = gpt_oss.spec(config).layers[0].mlp
+    assert mlp.activation == GatedActivation("swiglu_clamped", alpha=1.5, limit=3.0)
 
 
 def test_layers_for_multi_token_prediction_are_left_out(tmp_path):
