@@ -138,7 +138,7 @@ def test_an_expert_that_is_missing_is_named(tmp_path):
 
 
 def test_the_bound_of_gpt_oss_is_read():
-    """Versions of transformers before 5.24 have a fixed one."""
+    """Older versions of transformers have a fixed one."""
     config = make("gpt_oss").config.to_dict() | {"swiglu_alpha": 1.5, "swiglu_limit": 3.0}
     mlp = gpt_oss.spec(config).layers[0].mlp
     assert mlp.activation == GatedActivation("swiglu_clamped", alpha=1.5, limit=3.0)
