@@ -8,7 +8,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device.devices import choose_device
-from engine.device.kv_cache import cpu_pool_bytes, cuda_pool_bytes, page_bytes, pages_of_pool
+from engine.device.kv_cache import cpu_pool_bytes, cuda_pool_bytes, kv_storage, page_bytes, pages_of_pool
 from engine.device.runner import choose_max_model_len
 from engine.errors import ModelError
 from engine.machine import available_memory
@@ -41,6 +41,7 @@ class ModelCheck:
     device: str
     quantization: str | None
     weight_bytes: int
+    kv_dtype: str
     kv_token_bytes: int
     kv_tokens: int
     context_window: int
@@ -74,7 +75,7 @@ def check_model(config: EngineConfig) -> ModelCheck:
     num_pages = _num_pages(model, config, device, weight_bytes, token_budget)
     max_model_len = choose_max_model_len(spec, config, token_budget, num_pages)
     template = None if config.chat_template is None else read_template(config.chat_template)
-    heads = [(layer.attention.num_kv_heads, layer.attention.head_dim) for layer in spec.layers]
+    sizes = [layer.attention.num_kv_heads * layer.attention.head_dim for layer in spec.layers]
     return ModelCheck(
         name=files.name,
         path=str(files.weights),
@@ -85,7 +86,8 @@ def check_model(config: EngineConfig) -> ModelCheck:
         device=str(device),
         quantization=quantization,
         weight_bytes=weight_bytes,
-        kv_token_bytes=sum(2 * num_kv_heads * head_dim for num_kv_heads, head_dim in heads) * dtype.itemsize,
+        kv_token_bytes=2 * sum(map(kv_storage(model, config.kv_dtype).num_bytes, sizes)),
+        kv_dtype=config.kv_dtype,
         kv_tokens=num_pages // len(spec.kv_groups) * config.page_size,
         context_window=spec.max_position,
         max_model_len=max_model_len,
@@ -112,7 +114,7 @@ def _num_pages(
         step_bytes = _step_bytes(model, token_budget)
         free_bytes = partial(cuda_pool_bytes, left, total, step_bytes, config.gpu_memory_utilization)
     num_pages = pages_of_pool(model, config, device, free_bytes)
-    pool_bytes = num_pages * page_bytes(model, config.page_size)
+    pool_bytes = num_pages * page_bytes(model, config)
     if pool_bytes > left:
         raise ValueError(
             f"kv_tokens: the pool takes {_gib(pool_bytes)}, and beside the weights {_gib(left)} are free on "

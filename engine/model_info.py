@@ -32,6 +32,7 @@ class ModelInfo:
     has_states: bool = False
     short_context: int | None = None
     quantization: str | None = None
+    kv_dtype: str = "auto"
     num_labels: int = 0
     pooling: Literal["mean", "last"] = "mean"
     is_embedding_model: bool = False

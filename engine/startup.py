@@ -70,9 +70,10 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
     except BaseException:
         await device.stop()
         raise
+    in_kv_dtype = "" if config.kv_dtype == "auto" else f" in {config.kv_dtype}"
     report(
         f"loaded weights and tokenizer; {runner.dtype} on {runner.device}, "
-        f"KV pool of {runner.num_kv_tokens:,} tokens, context of {runner.max_model_len:,}"
+        f"KV pool of {runner.num_kv_tokens:,} tokens{in_kv_dtype}, context of {runner.max_model_len:,}"
     )
     return EngineParts(
         model=ModelInfo(
@@ -91,6 +92,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
             short_context=runner.short_context,
             created=int(time.time()),
             quantization=config.quantization,
+            kv_dtype=config.kv_dtype,
             pooling=pooling,
             is_embedding_model=files.pooling is not None,
             matryoshka=files.matryoshka,

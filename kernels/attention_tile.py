@@ -7,6 +7,7 @@ import torch
 from kernels.attention_batch import AttentionOptions
 from kernels.dispatch import tl, triton
 from kernels.kv_layer import KVLayer
+from kernels.kv_values import load_heads
 
 LOG2_E = 1.4426950408889634
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -20,9 +21,10 @@ def constants(q: torch.Tensor, kv: KVLayer, options: AttentionOptions) -> dict[s
 
     q [num_tokens, num_heads, head_dim]; heads of one token and the pages must be contiguous.
     """
-    page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
+    page_size, num_kv_heads = kv.keys.shape[1:3]
+    head_dim = q.shape[2]
     assert q.stride(2) == 1 and q.stride(1) == head_dim
-    assert kv.keys.is_contiguous() and kv.values.is_contiguous() and options.scale > 0
+    assert options.scale > 0
     return {
         "NUM_KV_HEADS": num_kv_heads,
         "GROUP": q.shape[1] // num_kv_heads,
@@ -32,6 +34,7 @@ def constants(q: torch.Tensor, kv: KVLayer, options: AttentionOptions) -> dict[s
         "WINDOW": options.window,
         "SOFTCAP": options.softcap > 0,
         "SINKS": options.sinks is not None,
+        **kv.constants(),
     }
 
 
@@ -47,14 +50,19 @@ def attend_tile(
     pages_ptr,  # page table of the row
     k_ptr,  # k_cache at this KV head
     v_ptr,
+    k_scales_ptr,  # their scales, at this KV head
+    v_scales_ptr,
     factor,  # scale * log2(e): turns q·k into an exponent of 2
     softcap,  # softcap / scale, in the units of q·k
-    TOKEN_STRIDE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    KV_KIND: tl.constexpr,
+    STORED: tl.constexpr,
+    NUM_SCALES: tl.constexpr,
     MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -63,7 +71,6 @@ def attend_tile(
     (Milakov and Gimelshein, 2018; Dao, 2023.) Without MASKED every key of the tile is visible to every query.
     """
     key = start + tl.arange(0, BLOCK_N)
-    dim = tl.arange(0, DIM_BLOCK)
     read = key
     if MASKED:
         # Past the end read the last key again: memory there may hold NaN, which a weight of 0 does not
@@ -71,11 +78,9 @@ def attend_tile(
         read = tl.minimum(key, end - 1)
     page = tl.load(pages_ptr + read // PAGE_SIZE)
     slot = page.to(tl.int64) * PAGE_SIZE + read % PAGE_SIZE
-    offset = slot[:, None] * TOKEN_STRIDE + dim[None, :]
-    if DIM_BLOCK == HEAD_DIM:
-        k = tl.load(k_ptr + offset)
-    else:
-        k = tl.load(k_ptr + offset, mask=(dim < HEAD_DIM)[None, :], other=0.0)
+    k = load_heads(
+        k_ptr, k_scales_ptr, slot, q.dtype, NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, KV_KIND, STORED, NUM_SCALES
+    )
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if SOFTCAP:
         # tanh(x) = 2 * sigmoid(2 * x) - 1
@@ -95,9 +100,8 @@ def attend_tile(
     rescale = tl.exp2(peak - new_peak)
     total = total * rescale + tl.sum(weights, 1)
     acc = acc * rescale[:, None]
-    if DIM_BLOCK == HEAD_DIM:
-        v = tl.load(v_ptr + offset)
-    else:
-        v = tl.load(v_ptr + offset, mask=(dim < HEAD_DIM)[None, :], other=0.0)
+    v = load_heads(
+        v_ptr, v_scales_ptr, slot, q.dtype, NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, KV_KIND, STORED, NUM_SCALES
+    )
     acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
     return acc, total, new_peak

@@ -10,6 +10,7 @@ from kernels.attention_tile import LOG2_E, attend_tile, constants
 from kernels.decode_splits import NO_PEAK, RECORD, add_split, combine_items, list_items_kernel
 from kernels.dispatch import dispatch, tl, triton
 from kernels.kv_layer import KVLayer
+from kernels.kv_values import read_heads
 
 _LOG2_E = tl.constexpr(LOG2_E)
 _RECORD = tl.constexpr(RECORD)
@@ -79,6 +80,8 @@ def _decode_kernel(
     q_ptr,
     k_cache_ptr,
     v_cache_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
     out_ptr,
     partial_ptr,
     statistics_ptr,
@@ -88,6 +91,7 @@ def _decode_kernel(
     sinks_ptr,
     scale,
     softcap,
+    value_scale,
     q_stride,
     out_stride,
     page_table_stride,
@@ -101,6 +105,9 @@ def _decode_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    KV_KIND: tl.constexpr,
+    STORED: tl.constexpr,
+    NUM_SCALES: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """NUM_KV_HEADS programs form a worker; workers take items in turn, so the grid depends on no length.
@@ -108,15 +115,16 @@ def _decode_kernel(
     Flash-decoding (Dao, Haziza, Massa and Sizov, 2023). A row's only item writes the output itself; of
     several, the program that ends last combines them, in their order. A sink belongs to the first item.
     """
-    TOKEN_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     dim = tl.arange(0, DIM_BLOCK)
     member = tl.arange(0, GROUP_BLOCK)
     inside = (member < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     columns = ((kv_head * GROUP + member) * HEAD_DIM)[:, None] + dim[None, :]
     factor = scale * _LOG2_E
-    k_head = k_cache_ptr + kv_head * HEAD_DIM
-    v_head = v_cache_ptr + kv_head * HEAD_DIM
+    k_head = k_cache_ptr + kv_head * STORED
+    v_head = v_cache_ptr + kv_head * STORED
+    k_scales = k_scales_ptr + kv_head * NUM_SCALES
+    v_scales = v_scales_ptr + kv_head * NUM_SCALES
     record = work_ptr + tl.program_id(0) // NUM_KV_HEADS * _RECORD
     row = tl.load(record)
     while row >= 0:
@@ -145,8 +153,10 @@ def _decode_kernel(
         last = end if WINDOW > 0 else end - (end - begin) % BLOCK_N
         for start in range(begin, last, BLOCK_N):
             acc, total, peak = attend_tile(
-                acc, total, peak, q, position, start, end, pages, k_head, v_head, factor, softcap,
-                TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, WINDOW > 0, BLOCK_N,
+                acc, total, peak, q, position, start, end, pages, k_head, v_head,
+                k_scales, v_scales, factor, softcap,
+                NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP,
+                KV_KIND, STORED, NUM_SCALES, WINDOW > 0, BLOCK_N,
             )  # fmt: skip
             if (start + BLOCK_N - begin) % split_size == 0:
                 item_acc, item_total, item_peak = add_split(item_acc, item_total, item_peak, acc, total, peak)
@@ -155,10 +165,14 @@ def _decode_kernel(
                 peak = tl.full([GROUP_BLOCK], NO_PEAK, tl.float32)
         for start in range(last, end, BLOCK_N):
             acc, total, peak = attend_tile(
-                acc, total, peak, q, position, start, end, pages, k_head, v_head, factor, softcap,
-                TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, True, BLOCK_N,
+                acc, total, peak, q, position, start, end, pages, k_head, v_head,
+                k_scales, v_scales, factor, softcap,
+                NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP,
+                KV_KIND, STORED, NUM_SCALES, True, BLOCK_N,
             )  # fmt: skip
         acc, total, peak = add_split(item_acc, item_total, item_peak, acc, total, peak)
+        if KV_KIND == "fp8":
+            acc = acc * value_scale
 
         out_row = out_ptr + row.to(tl.int64) * out_stride + kv_head * GROUP * HEAD_DIM
         if row_items == 1:
@@ -188,8 +202,9 @@ def decode_attention_triton(
     options: AttentionOptions,
     launch: Launch | None = None,
 ) -> None:
-    page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
-    num_rows, num_heads = q.shape[:2]
+    page_size, num_kv_heads = kv.keys.shape[1:3]
+    num_rows, num_heads, head_dim = q.shape
+    scale = options.scale * kv.key_scale
     of_tiles = constants(q, kv, options)
     assert out.stride(1) == head_dim
     launch = launch or launch_shape(of_tiles["DIM_BLOCK"], q.element_size())
@@ -233,13 +248,14 @@ def decode_attention_triton(
     members = triton.next_power_of_2(of_tiles["GROUP"])
     _decode_kernel[(num_workers * num_kv_heads,)](
         q,
-        *kv,
+        *kv.pointers(),
         out,
         *scratch,
         batch.page_table,
         options.sinks if options.sinks is not None else q,
-        options.scale,
-        options.softcap / options.scale,
+        scale,
+        options.softcap / scale,
+        kv.value_scale,
         q.stride(0),
         out.stride(0),
         batch.page_table.stride(0),
@@ -276,29 +292,33 @@ def decode_attention_torch(
     to 1.4 times as long (16 rows, 9/3 heads of 64, context 128 and 512, AVX2): its products with the few
     queries of a group run at a tenth of the peak.
     """
-    page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
-    num_heads = q.shape[1]
+    page_size, num_kv_heads = kv.keys.shape[1:3]
+    num_heads, head_dim = q.shape[1:]
     group = num_heads // num_kv_heads
     parts, buffers = batch.once(
         ("decode", page_size, num_kv_heads, num_heads, options.window),
-        lambda: _plan(batch, kv.keys, num_heads, options.window),
+        lambda: _plan(batch, kv, head_dim, num_heads, options.window),
     )
     padded = buffers.queries.shape[2]
     for part in parts:
         n, length = part.num_rows, part.length
         queries = buffers.queries[:n]
         queries[:, :, :group].copy_(q[part.rows].view(n, num_kv_heads, group, head_dim))
-        pages = buffers.pages[: part.pages.shape[0]]
-        torch.index_select(kv.keys, 0, part.pages, out=pages)
         keys = buffers.keys[: n * num_kv_heads * length].view(n, num_kv_heads, length, head_dim)
-        keys.copy_(pages.view(n, length, num_kv_heads, head_dim).transpose(1, 2))
+        if kv.kind == "float":
+            pages = buffers.pages[: part.pages.shape[0]]
+            torch.index_select(kv.keys, 0, part.pages, out=pages)
+            keys.copy_(pages.view(n, length, num_kv_heads, head_dim).transpose(1, 2))
+        else:
+            index = part.value_index.view(n, num_kv_heads, group, length)[:, :, 0].flatten()
+            keys.copy_(read_heads(kv.keys, kv.key_scales, index, head_dim).view_as(keys))
         scores = buffers.scores[: n * num_kv_heads * padded * length].view(-1, padded, length)
         torch.baddbmm(
             scores,
             queries.view(-1, padded, head_dim),
             keys.view(-1, length, head_dim).transpose(1, 2),
             beta=0,
-            alpha=options.scale,
+            alpha=options.scale * kv.key_scale,
             out=scores,
         )
         if options.softcap:
@@ -311,17 +331,22 @@ def decode_attention_torch(
         else:
             sinks = options.sinks.view(num_kv_heads, group, 1)
             weights = (by_group - torch.logaddexp(by_group.logsumexp(-1, keepdim=True), sinks)).exp_()
-        weights = weights.to(kv.values.dtype)
-        values = torch.embedding_bag(
-            kv.values.view(-1, head_dim), part.value_index, part.bags, False, 0, False, weights.view(-1)
-        )
-        out[part.rows] = values[0].view(n, num_heads, head_dim)
+        if kv.kind == "float":
+            weights = weights.to(kv.values.dtype)
+            table = kv.values.view(-1, head_dim)
+            summed = torch.embedding_bag(
+                table, part.value_index, part.bags, False, 0, False, weights.view(-1)
+            )[0]
+        else:
+            values = read_heads(kv.values, kv.value_scales, index, head_dim).view_as(keys)
+            summed = torch.matmul(weights, values).mul_(kv.value_scale)
+        out[part.rows] = summed.view(n, num_heads, head_dim).to(out.dtype)
 
 
 def _plan(
-    batch: AttentionBatch, keys: torch.Tensor, num_heads: int, window: int
+    batch: AttentionBatch, kv: KVLayer, head_dim: int, num_heads: int, window: int
 ) -> tuple[list[_Part], _Buffers]:
-    page_size, num_kv_heads, head_dim = keys.shape[1:]
+    page_size, num_kv_heads = kv.keys.shape[1:3]
     lengths = batch.host_lens()[1][: batch.num_decode_rows]
     spans = [
         (max(0, length - window) // page_size if window else 0, -(-length // page_size)) for length in lengths
@@ -336,7 +361,7 @@ def _plan(
     units = max(part.num_rows * part.length for part in parts) * num_kv_heads
     buffers = _Buffers(
         queries=torch.zeros(max(part.num_rows for part in parts), num_kv_heads, padded, head_dim),
-        pages=keys.new_empty(units // num_kv_heads // page_size, *keys.shape[1:]),
+        pages=kv.keys.new_empty(units // num_kv_heads // page_size, *kv.keys.shape[1:]),
         keys=torch.empty(units, head_dim),
         scores=torch.empty(units * padded),
     )

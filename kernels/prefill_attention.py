@@ -8,6 +8,7 @@ from kernels.attention_batch import AttentionBatch, AttentionOptions
 from kernels.attention_tile import LOG2_E, attend_tile, constants
 from kernels.dispatch import dispatch, tl, triton
 from kernels.kv_layer import KVLayer
+from kernels.kv_values import read_heads
 
 _LOG2_E = tl.constexpr(LOG2_E)
 
@@ -59,6 +60,8 @@ def _prefill_kernel(
     q_ptr,
     k_cache_ptr,
     v_cache_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
     out_ptr,
     page_table_ptr,
     query_start_ptr,
@@ -70,6 +73,7 @@ def _prefill_kernel(
     num_tiles,
     scale,
     softcap,
+    value_scale,
     q_stride,
     out_stride,
     page_table_stride,
@@ -81,6 +85,9 @@ def _prefill_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    KV_KIND: tl.constexpr,
+    STORED: tl.constexpr,
+    NUM_SCALES: tl.constexpr,
     COUNTED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -91,7 +98,6 @@ def _prefill_kernel(
     needs no table of them, and a row ends with at most one empty tile. Rows of one query are left out. Where
     the rows are COUNTED on the device, there are programs enough for the most there may be.
     """
-    TOKEN_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     if COUNTED:
         end_row = tl.load(num_rows_ptr)
         num_tiles = tl.load(query_start_ptr + end_row) * GROUP // BLOCK_M + end_row
@@ -135,8 +141,10 @@ def _prefill_kernel(
         total += 1.0
         peak = tl.load(sinks_ptr + head) * _LOG2_E
     pages = page_table_ptr + row.to(tl.int64) * page_table_stride
-    k_head = k_cache_ptr + kv_head * HEAD_DIM
-    v_head = v_cache_ptr + kv_head * HEAD_DIM
+    k_head = k_cache_ptr + kv_head * STORED
+    v_head = v_cache_ptr + kv_head * STORED
+    k_scales = k_scales_ptr + kv_head * NUM_SCALES
+    v_scales = v_scales_ptr + kv_head * NUM_SCALES
     factor = scale * _LOG2_E
     end = past + tl.minimum((first_m + BLOCK_M - 1) // GROUP, num_queries - 1) + 1
     # Tiles of keys before this are visible to all queries: only those on the diagonal need a mask.
@@ -146,14 +154,20 @@ def _prefill_kernel(
     else:
         for start in range(0, masked_from, BLOCK_N):
             acc, total, peak = attend_tile(
-                acc, total, peak, q, position, start, end, pages, k_head, v_head, factor, softcap,
-                TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N,
+                acc, total, peak, q, position, start, end, pages, k_head, v_head,
+                k_scales, v_scales, factor, softcap,
+                NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP,
+                KV_KIND, STORED, NUM_SCALES, False, BLOCK_N,
             )  # fmt: skip
     for start in range(masked_from, end, BLOCK_N):
         acc, total, peak = attend_tile(
-            acc, total, peak, q, position, start, end, pages, k_head, v_head, factor, softcap,
-            TOKEN_STRIDE, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP, True, BLOCK_N,
+            acc, total, peak, q, position, start, end, pages, k_head, v_head,
+            k_scales, v_scales, factor, softcap,
+            NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, PAGE_SIZE, WINDOW, SOFTCAP,
+            KV_KIND, STORED, NUM_SCALES, True, BLOCK_N,
         )  # fmt: skip
+    if KV_KIND == "fp8":
+        acc = acc * value_scale
     result = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + token[:, None] * out_stride + columns, result, mask=inside)
 
@@ -173,9 +187,10 @@ def prefill_attention_triton(
     first_row, end_row = 0 if is_counted else batch.num_decode_rows, batch.context_lens.shape[0]
     # Decode rows have one token each, so first_row is also the number of tokens before the prefill rows.
     num_tiles = (q.shape[0] - first_row) * of_tiles["GROUP"] // shape.block_m + end_row - first_row
+    scale = options.scale * kv.key_scale
     _prefill_kernel[(num_tiles * of_tiles["NUM_KV_HEADS"],)](
         q,
-        *kv,
+        *kv.pointers(),
         out,
         batch.page_table,
         batch.query_start,
@@ -185,8 +200,9 @@ def prefill_attention_triton(
         first_row,
         end_row,
         num_tiles,
-        options.scale,
-        options.softcap / options.scale,
+        scale,
+        options.softcap / scale,
+        kv.value_scale,
         q.stride(0),
         out.stride(0),
         batch.page_table.stride(0),
@@ -211,14 +227,14 @@ def prefill_attention_torch(
     q, out [num_tokens, num_heads, head_dim] hold all tokens of the step. Computed in fp32: without hardware
     for 16-bit products those are slower by far.
     """
+    options = options._replace(scale=options.scale * kv.key_scale)
     _, window, softcap, sinks = options
-    page_size, num_kv_heads, head_dim = kv.keys.shape[1:]
-    num_heads = q.shape[1]
+    page_size, num_kv_heads = kv.keys.shape[1:3]
+    num_heads, head_dim = q.shape[1:]
     group = num_heads // num_kv_heads
     rows = batch.once(
         ("prefill", page_size, num_kv_heads, window), lambda: _plan(batch, page_size, num_kv_heads, window)
     )
-    keys_table, values_table = kv.keys.view(-1, head_dim), kv.values.view(-1, head_dim)
     for row in rows:
         n = row.num_queries
         # KV heads are the batch, the query heads of a group share their keys through a stride of 0.
@@ -226,8 +242,8 @@ def prefill_attention_torch(
         result = out[row.tokens].view(n, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
         shape = (num_kv_heads, group, -1, head_dim)
         keys, values = (
-            table.index_select(0, row.key_index).float().view(num_kv_heads, 1, -1, head_dim).expand(shape)
-            for table in (keys_table, values_table)
+            read_heads(*table, row.key_index, head_dim).view(num_kv_heads, 1, -1, head_dim).expand(shape)
+            for table in ((kv.keys, kv.key_scales), (kv.values, kv.value_scales))
         )
         num_keys = keys.shape[2]
         bias = row.bias.expand(num_kv_heads, group, -1)
@@ -242,7 +258,7 @@ def prefill_attention_torch(
                 (num_kv_heads, group, end - begin, oldest - newest), (*bias.stride()[:2], 1, 1)
             )
             attend = _attend_explicit if explicit else _attend
-            result[:, :, begin:end] = attend(queries[:, :, begin:end], k, v, mask, options)
+            result[:, :, begin:end] = attend(queries[:, :, begin:end], k, v, mask, options) * kv.value_scale
 
 
 def _attend(q, k, v, bias, options):

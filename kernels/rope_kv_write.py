@@ -9,6 +9,7 @@ import torch
 
 from kernels.dispatch import dispatch, tl, triton
 from kernels.kv_layer import KVLayer
+from kernels.kv_values import store_heads, write_heads
 from kernels.rms_norm import rms_norm_torch
 
 _HEADS = 4  # heads per program
@@ -143,11 +144,15 @@ def _rope_kv_write_kernel(
     angles_ptr,
     k_cache_ptr,
     v_cache_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
     slot_mapping_ptr,
     q_norm_ptr,
     k_norm_ptr,
     q_scale_ptr,
     eps,
+    k_inverse,
+    v_inverse,
     q_stride,
     k_stride,
     v_stride,
@@ -163,6 +168,9 @@ def _rope_kv_write_kernel(
     LAYER_NORM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     SCALE_Q: tl.constexpr,
+    KV_KIND: tl.constexpr,
+    STORED: tl.constexpr,
+    NUM_SCALES: tl.constexpr,
 ):
     """One program per token and block of heads: first the blocks of q, then those of k with v."""
     token = tl.program_id(0).to(tl.int64)
@@ -187,16 +195,32 @@ def _rope_kv_write_kernel(
         slot = tl.load(slot_mapping_ptr + token)
         head = ((block - num_q_blocks) * HEADS + tl.arange(0, HEADS))[:, None]
         there = head < num_kv_heads
-        target = (slot * num_kv_heads + head) * HEAD_DIM
+        place = slot * num_kv_heads + head
+        k_head = k_ptr + token * k_stride + head * HEAD_DIM
         weight = k_norm_ptr + (head * HEAD_DIM if LAYER_NORM else tl.zeros([1, 1], tl.int32))
+        # A scale is known when the whole head is: k is rotated where it lies and read again.
+        IN_PLACE: tl.constexpr = KV_KIND != "float"
         _rotate_heads(
-            k_ptr + token * k_stride + head * HEAD_DIM, k_cache_ptr + target, there, weight, eps,
-            cos, sin, HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK, NORM, LAYER_NORM, INTERLEAVED, False,
+            k_head, k_head if IN_PLACE else k_cache_ptr + place * HEAD_DIM, there, weight, eps,
+            cos, sin, HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK, NORM, LAYER_NORM, INTERLEAVED, IN_PLACE,
         )  # fmt: skip
         column = tl.arange(0, DIM_BLOCK)[None, :]
         in_head = there & (column < HEAD_DIM)
-        value = tl.load(v_ptr + token * v_stride + head * HEAD_DIM + column, mask=in_head)
-        tl.store(v_cache_ptr + target + column, value, mask=in_head)
+        v_head = v_ptr + token * v_stride + head * HEAD_DIM + column
+        if KV_KIND == "float":
+            tl.store(v_cache_ptr + place * HEAD_DIM + column, tl.load(v_head, mask=in_head), mask=in_head)
+        else:
+            tl.debug_barrier()  # what other threads of this program have rotated becomes visible
+            k = tl.load(k_head + column, mask=in_head, other=0.0).to(tl.float32)
+            v = tl.load(v_head, mask=in_head, other=0.0).to(tl.float32)
+            store_heads(
+                k, k_cache_ptr + place * STORED, k_scales_ptr + place * NUM_SCALES, there, k_inverse,
+                KV_KIND, HEAD_DIM, DIM_BLOCK,
+            )  # fmt: skip
+            store_heads(
+                v, v_cache_ptr + place * STORED, v_scales_ptr + place * NUM_SCALES, there, v_inverse,
+                KV_KIND, HEAD_DIM, DIM_BLOCK,
+            )  # fmt: skip
 
 
 def rope_kv_write_triton(
@@ -217,7 +241,6 @@ def rope_kv_write_triton(
         num_q_heads = 0  # nothing changes them
     assert all(t.stride(2) == 1 and t.stride(1) == head_dim for t in (q, k, v))
     assert angles is None or angles.is_contiguous()
-    assert kv.keys.is_contiguous() and kv.values.is_contiguous()
     if num_tokens == 0:
         return
     rest = head_dim - 2 * half
@@ -227,11 +250,13 @@ def rope_kv_write_triton(
         k,
         v,
         angles if angles is not None else q,
-        *kv,
+        *kv.pointers(),
         slot_mapping,
         *(norm or QKNorm(q, k, 0.0))[:2],
         q_scale if q_scale is not None else q,
         norm.eps if norm is not None else 0.0,
+        1.0 / kv.key_scale,
+        1.0 / kv.value_scale,
         q.stride(0),
         k.stride(0),
         v.stride(0),
@@ -247,6 +272,7 @@ def rope_kv_write_triton(
         LAYER_NORM=norm is not None and norm.is_layer_norm,
         INTERLEAVED=interleaved,
         SCALE_Q=q_scale is not None,
+        **kv.constants(),
         num_warps=2,
     )
 
@@ -287,8 +313,7 @@ def rope_kv_write_torch(
     elif angles is not None:
         _rotate(q, angles, interleaved)
         _rotate(k, angles, interleaved)
-    kv.keys.view(-1, *k.shape[1:]).index_copy_(0, slot_mapping, k)
-    kv.values.view(-1, *v.shape[1:]).index_copy_(0, slot_mapping, v)
+    write_heads(kv, slot_mapping, k, v)
 
 
 def _are_side_by_side(q: torch.Tensor, k: torch.Tensor) -> bool:

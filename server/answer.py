@@ -143,7 +143,8 @@ class Answer:
 
 def fingerprint(info: "ModelInfo") -> str:
     """Return a hash of what answers depend on beside the request: version, model, formats, device."""
-    parts = "\n".join((VERSION, info.name, info.dtype, info.quantization or "dense", info.device))
+    formats = info.dtype, info.quantization or "dense", info.kv_dtype
+    parts = "\n".join((VERSION, info.name, *formats, info.device))
     return f"fp_{hashlib.sha256(parts.encode()).hexdigest()[:10]}"
 
 

@@ -17,10 +17,12 @@ import torch
 from engine.bench.probe import Ceilings, Probe
 from engine.config import EngineConfig
 from engine.device.devices import choose_device, set_up_thread
+from engine.device.kv_cache import kv_storage
 from engine.device.runner import ModelRunner
 from engine.device.thread import LaunchedStep
 from engine.outputs import Row, SlotInit, StepOutput, StepPlan
 from engine.request import SamplingParams
+from kernels.kv_layer import KVStorage
 from models.decoder import Decoder
 from models.errors import ModelError
 from models.layers import Linear
@@ -90,8 +92,8 @@ def measure_steps(
 ) -> tuple[Ceilings, list[StepTime]]:
     """Make a model of a shape (of SHAPE_NAMES) and time its steps; `on_row` gets each row when measured.
 
-    Of `config` device, dtype, quantization, page_size, kv_tokens and threads count; the rest follows from
-    `steps`. Raises ValueError, naming the setting, for what the device does not have or hold.
+    Of `config` device, dtype, quantization, kv_dtype, page_size, kv_tokens and threads count; the rest
+    follows from `steps`. Raises ValueError, naming the setting, for what the device does not have or hold.
     """
     limit = SHAPES[shape].max_position
     if steps.max_model_len > limit:
@@ -155,12 +157,13 @@ class Floors:
     ceilings: Ceilings
     matmul_seconds: dict[tuple[int, int], float]
     spec: DecoderSpec
-    dtype: torch.dtype
+    storage: KVStorage
 
     def decode_seconds(self, batch: int, context: int) -> float:
         """Return a lower bound for a decode step of `batch` rows with `context` keys each."""
-        per_token = sum(2 * len(group.layers) * group.token_size for group in self.spec.kv_groups)
-        kv_bytes = batch * context * per_token * self.dtype.itemsize
+        num_bytes = self.storage.num_bytes
+        per_token = sum(2 * len(group.layers) * num_bytes(group.token_size) for group in self.spec.kv_groups)
+        kv_bytes = batch * context * per_token
         return self.matmul_seconds[batch, batch] + kv_bytes / self.ceilings.bytes_per_second
 
     def prefill_seconds(self, length: int) -> float:
@@ -179,10 +182,11 @@ def measure_floors(shape: str, config: EngineConfig, steps: StepsToMeasure) -> F
         ceilings = probe.ceilings()
         model = random_model(shape, config, device)
         seconds = matmul_seconds(model, probe, steps)
+        storage = kv_storage(model, config.kv_dtype)
     del model, probe
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    return Floors(ceilings, seconds, spec, dtype)
+    return Floors(ceilings, seconds, spec, storage)
 
 
 def matmul_seconds(model: Decoder, probe: Probe, steps: StepsToMeasure) -> dict[tuple[int, int], float]:

@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from engine.device.devices import does_not_fit
 from engine.device.readouts import prompt_logprobs
 from engine.machine import available_memory
-from kernels.kv_layer import KVLayer
+from kernels.kv_layer import KVLayer, KVStorage
 from kernels.paged_attention import AttentionBatch
 from models.decoder import Decoder
 from models.forward_batch import ForwardBatch
@@ -29,14 +29,15 @@ CUDA_MEMORY_SHARE = 0.92
 class KVCache:
     """Keys and values of all layers, in pages that the KV groups of a model share.
 
-    A page is one row of each tensor in `pools`, [num_pages + 1, page elements], a pair (keys, values) for
-    every layer of the largest group: layer i of any group reads pair i. `layers` are views of them, one for
+    A page is one row of each tensor in `pools`, [num_pages + 1, page elements], which has keys, values, and
+    the scales of either if they are quantized, for every layer of the largest group: layer i of any group
+    reads entry i. `layers` are views of them, one for
     each layer of the model. A layer with smaller tokens than those of another group sees several pages of
     its own in one: `page_scales`, one for each group. Padded rows write to the last page.
     """
 
     layers: tuple[KVLayer, ...]
-    pools: tuple[KVLayer, ...]
+    pools: tuple[tuple[torch.Tensor, ...], ...]
     page_scales: tuple[int, ...]
     windows: tuple[int, ...]
     num_pages: int
@@ -49,37 +50,39 @@ class KVCache:
         Raises ValueError when it does not fit.
         """
         if model.device.type == "cuda":
+            check_kv_dtype(config, model.device)
             free_bytes = partial(_free_cuda_bytes, model, config, token_budget)
         else:
             free_bytes = partial(cpu_pool_bytes, available_memory())
         num_pages = pages_of_pool(model, config, model.device, free_bytes)
         try:
-            return cls.of(model, num_pages, config.page_size)
+            return cls.of(model, num_pages, config.page_size, config.kv_dtype)
         except (
             RuntimeError,
             MemoryError,
             ValueError,
         ) as error:  # ValueError: numpy's, for what no array can be
             num_tokens = num_pages * config.page_size // len(model.spec.kv_groups)
-            pool_bytes = num_pages * page_bytes(model, config.page_size)
+            pool_bytes = num_pages * page_bytes(model, config)
             raise ValueError(
                 f"kv_tokens: a pool of {num_tokens:,} tokens takes {pool_bytes / 2**30:.2f} GiB, more than "
                 "is free"
             ) from error
 
     @classmethod
-    def of(cls, model: Decoder, num_pages: int, page_size: int) -> "KVCache":
+    def of(cls, model: Decoder, num_pages: int, page_size: int, kv_dtype: str = "auto") -> "KVCache":
         """Allocate a pool of `num_pages` pages. Raises what torch and numpy raise when it does not fit."""
         spec, world = model.spec, model.shard.world
-        size = _page_elements(model, page_size)
+        size, storage = _page_values(model, page_size), kv_storage(model, kv_dtype)
+        zeros = partial(_zeros, model.device)
         pools = tuple(
-            KVLayer(*(_zeros(model, num_pages + 1, size) for _ in range(2)))
+            storage.allocate(num_pages + 1, size, zeros)
             for _ in range(max(len(group.layers) for group in spec.kv_groups))
         )
         layers = []
         for layer, (_, index) in zip(spec.layers, spec.kv_places, strict=True):
-            shape = (-1, page_size, layer.attention.num_kv_heads // world, layer.attention.head_dim)
-            layers.append(KVLayer(*(tensor.view(shape) for tensor in pools[index])))
+            num_kv_heads, head_dim = layer.attention.num_kv_heads // world, layer.attention.head_dim
+            layers.append(storage.layer(pools[index], page_size, num_kv_heads, head_dim))
         scales = tuple(size * world // (page_size * group.token_size) for group in spec.kv_groups)
         windows = tuple(group.window for group in spec.kv_groups)
         return cls(tuple(layers), pools, scales, windows, num_pages, page_size)
@@ -96,8 +99,23 @@ class KVCache:
                 pages[targets] = pages[sources]
 
 
-def _page_elements(model: Decoder, page_size: int) -> int:
-    """Elements of the keys of a page in one layer: a whole number of pages of every group."""
+def kv_storage(model: Decoder, kv_dtype: str) -> KVStorage:
+    """Return how a model's keys and values are stored. Raises ValueError, naming the setting."""
+    return KVStorage.of(kv_dtype, model.dtype, {group.head_dim for group in model.spec.kv_groups})
+
+
+def check_kv_dtype(config: EngineConfig, device: torch.device) -> None:
+    """Raise ValueError, naming the setting, if a GPU cannot convert what KV is stored as."""
+    capability = torch.cuda.get_device_capability(device)
+    if config.kv_dtype == "fp8" and capability < (8, 9):
+        raise ValueError(
+            f"kv_dtype: fp8 needs a GPU of compute capability 8.9, and {device} has {capability[0]}."
+            f"{capability[1]}; int8 takes nearly as little memory"
+        )
+
+
+def _page_values(model: Decoder, page_size: int) -> int:
+    """Values of the keys of a page in one layer: a whole number of pages of every group."""
     return page_size * math.lcm(*(group.token_size // model.shard.world for group in model.spec.kv_groups))
 
 
@@ -108,7 +126,7 @@ def pages_of_pool(
 
     Raises ValueError if not even one page fits.
     """
-    size = page_bytes(model, config.page_size)
+    size = page_bytes(model, config)
     num_groups = len(model.spec.kv_groups)
     if config.kv_tokens is not None:
         num_pages = -(-config.kv_tokens // config.page_size) * num_groups
@@ -124,10 +142,11 @@ def pages_of_pool(
     return num_pages
 
 
-def page_bytes(model: Decoder, page_size: int) -> int:
-    """Return the bytes of a page in all tensors of the pool."""
+def page_bytes(model: Decoder, config: EngineConfig) -> int:
+    """Return the bytes of a page in all tensors of the pool. Raises ValueError, naming the setting."""
     num_layers = max(len(group.layers) for group in model.spec.kv_groups)
-    return 2 * num_layers * _page_elements(model, page_size) * model.dtype.itemsize
+    storage = kv_storage(model, config.kv_dtype)
+    return 2 * num_layers * storage.num_bytes(_page_values(model, config.page_size))
 
 
 def _state_bytes(model: Decoder) -> int:
@@ -135,15 +154,15 @@ def _state_bytes(model: Decoder) -> int:
     return sum(math.prod(state.shape) * state.dtype.itemsize for state in model.spec.states)
 
 
-def _zeros(model: Decoder, *shape: int) -> torch.Tensor:
+def _zeros(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.Tensor:
     """Zeros, not empty: a masked position still enters a product with weight 0, and 0 * NaN is NaN.
 
     numpy's zeros come from the kernel untouched, so memory is used as pages are; torch writes its own.
     """
-    if model.device.type == "cpu":
-        num_bytes = math.prod(shape) * model.dtype.itemsize
-        return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(model.dtype).view(shape)
-    return torch.zeros(shape, dtype=model.dtype, device=model.device)
+    if device.type == "cpu":
+        num_bytes = math.prod(shape) * dtype.itemsize
+        return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def cpu_pool_bytes(available: int) -> int:
@@ -175,7 +194,7 @@ def _free_cuda_bytes(model: Decoder, config: EngineConfig, token_budget: int) ->
     try:
         hidden = model(
             ForwardBatch(torch.zeros_like(positions), positions, of_groups),
-            KVCache.of(model, 1, page_size).layers,
+            KVCache.of(model, 1, page_size, config.kv_dtype).layers,
         )
         prompt_logprobs(model, hidden, torch.zeros_like(positions))
     except torch.OutOfMemoryError as error:

@@ -34,6 +34,7 @@ class Header(BaseModel):
     run_ahead: int
     threads: int | None
     quantization: str | None = None
+    kv_dtype: str = "auto"
 
 
 class Arrived(NamedTuple):

@@ -69,6 +69,7 @@ def replay(
         "model": header.model,
         "dtype": header.dtype,
         "quantization": header.quantization,
+        "kv_dtype": header.kv_dtype,
         "device": device or header.device,
         "page_size": header.page_size,
         "kv_tokens": header.num_pages * header.page_size,

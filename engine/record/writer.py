@@ -85,6 +85,7 @@ class Recorder(StepListener):
             "fingerprint": fingerprint,
             "dtype": model.dtype,
             "quantization": model.quantization,
+            "kv_dtype": model.kv_dtype,
             "device": model.device.partition(":")[0],
             "vocab_size": model.vocab_size,
             "max_model_len": model.max_model_len,

@@ -99,6 +99,8 @@ def _check(config: EngineConfig, *, as_json: bool) -> int:
         "tool calls": formats.tools or "-",
         "reasoning": formats.reasoning or "-",
     }
+    if found.kv_dtype != "auto":
+        lines["KV pool"] += f" in {found.kv_dtype}"
     if found.quantization is not None:
         lines["weights"] += f", quantized: {found.quantization}"
     sys.stdout.write(f"{found.name} ({found.path})\n")

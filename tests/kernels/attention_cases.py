@@ -1,6 +1,6 @@
 """Random steps over paged keys and values, and the plain float64 attention they are compared with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -25,7 +25,7 @@ class Case:
             b.query_lens,
             b.context_lens_host,
         )
-        kv = KVLayer(*(t.to(device) for t in self.kv))
+        kv = replace(self.kv, **{f.name: getattr(self.kv, f.name).to(device) for f in fields(self.kv)[:2]})
         options = self.options
         if options.sinks is not None:
             options = options._replace(sinks=options.sinks.to(device))
@@ -53,7 +53,7 @@ def make_case(
         pages = [free.pop() for _ in range(pages_of[i])]
         page_table[i, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
         row_slots = [pages[p // page_size] * page_size + p % page_size for p in range(length)]
-        for cache in kv:
+        for cache in kv.tensors:
             cache.view(-1, num_kv_heads, head_dim)[row_slots] = torch.randn(
                 length, num_kv_heads, head_dim
             ).to(dtype)
@@ -79,14 +79,17 @@ def make_case(
 def exact_attention(case: Case, options: AttentionOptions) -> torch.Tensor:
     """Row by row, key by key, in float64."""
     scale, window, softcap, sinks = options
-    page_size, num_kv_heads, head_dim = case.kv.keys.shape[1:]
-    num_heads = case.q.shape[1]
+    page_size, num_kv_heads = case.kv.keys.shape[1:3]
+    num_heads, head_dim = case.q.shape[1:]
     out = torch.empty(case.q.shape, dtype=torch.float64)
     start = 0
     query_lens, context_lens = case.batch.host_lens()
     for row, (n, length) in enumerate(zip(query_lens, context_lens, strict=True)):
         pages = case.batch.page_table[row, : -(-length // page_size)].long()
-        k, v = (cache[pages].reshape(-1, num_kv_heads, head_dim)[:length].double() for cache in case.kv)
+        k, v = (
+            cache[pages].reshape(-1, num_kv_heads, head_dim)[:length].double()
+            for cache in case.kv.tensors[:2]
+        )
         k, v = (t.repeat_interleave(num_heads // num_kv_heads, 1) for t in (k, v))
         distance = torch.arange(length) - torch.arange(length - n, length).unsqueeze(1)
         scores = torch.einsum("qhd,khd->hqk", case.q[start : start + n].double(), k) * scale

@@ -37,12 +37,14 @@ pytestmark = pytest.mark.skipif(
 NAMES = {
     "fp32": "logits_ptr temperature_ptr top_p_ptr min_p_ptr values_ptr presence_ptr frequency_ptr "
     "repetition_ptr cos_sin_ptr partial_ptr statistics_ptr chosen_logprob_ptr top_values_ptr "
-    "angles_ptr q_scale_ptr sinks_ptr eps scale softcap",
+    "angles_ptr q_scale_ptr sinks_ptr eps scale softcap "
+    "value_scale k_inverse v_inverse",
     "i32": "page_table_ptr query_start_ptr context_lens_ptr num_rows_ptr arrived_ptr work_ptr top_k_ptr "
     "lanes_ptr ids_ptr order_ptr tiles_ptr output_counts_ptr masks_ptr slot_tables_ptr",
     "i64": "seed_ptr position_ptr positions_ptr slot_mapping_ptr slots_ptr tokens_ptr chosen_ptr top_ids_ptr "
     "staging_ptr newest_ptr token_ids_ptr rows_ptr known_ptr new_pages_ptr logits_indices_ptr "
     "sampled_slots_ptr sampled_positions_ptr",
+    "fp16": "k_scales_ptr v_scales_ptr",
     "i1": "prompt_mask_ptr",
 }
 TYPES = {name: dtype for dtype, names in NAMES.items() for name in names.split()}
@@ -82,6 +84,9 @@ def attention_constants(head_dim: int, dim_block: int, **more: Any) -> dict[str,
         "WINDOW": 0,
         "SOFTCAP": False,
         "SINKS": False,
+        "KV_KIND": "float",
+        "STORED": head_dim,
+        "NUM_SCALES": 0,
         **more,
     }
 
@@ -207,6 +212,9 @@ def test_rope_kv_write(rest, norm, interleaved):
         "LAYER_NORM": norm == "layer",
         "INTERLEAVED": interleaved,
         "SCALE_Q": rest == 0,
+        "KV_KIND": "float",
+        "STORED": 2 * half + rest,
+        "NUM_SCALES": 0,
     }
     assert "st.global" in compile_for_h100(_rope_kv_write_kernel, constants, num_warps=2)
 

@@ -69,7 +69,7 @@ def check(
     exact_q = exact_rotation(before[0], table, positions, interleaved)
     assert_close(q, exact_q if q_scale is None else exact_q * q_scale[:, None, None], dtype)
     exact_k = exact_rotation(before[1], table, positions, interleaved)
-    k_rows, v_rows = (cache.cpu().view(-1, num_kv_heads, head_dim) for cache in kv)
+    k_rows, v_rows = (cache.cpu().view(-1, num_kv_heads, head_dim) for cache in kv.tensors)
     assert_close(k_rows[slots], exact_k, dtype)
     assert torch.equal(v_rows[slots], before[2])
     untouched = torch.ones(num_pages * page_size, dtype=torch.bool)

@@ -59,6 +59,7 @@ def found(**changes: Any) -> Any:
             "device": "cuda:0",
             "quantization": None,
             "weight_bytes": 16_000_000_000,
+            "kv_dtype": "auto",
             "kv_token_bytes": 147_456,
             "kv_tokens": 400_000,
             "context_window": 40_960,

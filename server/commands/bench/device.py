@@ -41,6 +41,7 @@ class StaticSettings(BaseModel):
     prefill: Counts = Field((512, 2048), description="tokens of the prefill steps")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field("auto", description="as in serve")
     quantization: str | None = Field(None, description="as in serve")
+    kv_dtype: Literal["auto", "fp8", "int8", "int4"] = Field("auto", description="as in serve")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="as in serve")
     page_size: Annotated[Literal[1, 16, 32, 64], BeforeValidator(to_int)] = Field(
         16, description="as in serve"
@@ -75,7 +76,9 @@ def static(settings: StaticSettings) -> int:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     try:
         config = EngineConfig.model_validate(
-            settings.model_dump(include={"device", "dtype", "quantization", "page_size", "kv_tokens"})
+            settings.model_dump(
+                include={"device", "dtype", "quantization", "kv_dtype", "page_size", "kv_tokens"}
+            )
         )
         with console.status(f"making {settings.shape}"):
             ceilings, rows = bench.measure_steps(

@@ -33,7 +33,7 @@ def test_one_kind_of_layer_has_pages_of_its_own_shape():
     cache = KVCache.of(decoder_with((2, 0), (2, 0), (2, 0)), 10, 16)
     assert [tuple(layer.keys.shape) for layer in cache.layers] == [(11, 16, 2, 16)] * 3
     assert (cache.page_scales, cache.windows, cache.num_tokens) == ((1,), (0,), 160)
-    pointers = {tensor.data_ptr() for layer in cache.layers for tensor in layer}
+    pointers = {tensor.data_ptr() for layer in cache.layers for tensor in layer.tensors}
     assert len(pointers) == 6, "no layer shares its memory"
 
 

@@ -156,14 +156,15 @@ def test_a_graph_computes_what_the_model_computes(model, no_capture, rows):
     with forced("triton"):
         mixed.capture()
         compute([(30, 1), (0, 1), (0, 5), (8, 9)])  # leaves its tokens and rows behind
-        for (keys, values), (old_keys, old_values) in zip(captured, whole, strict=True):
-            keys.copy_(old_keys)
-            values.copy_(old_values)
+        for layer, old in zip(captured, whole, strict=True):
+            for tensor, old_tensor in zip(layer.tensors, old.tensors, strict=True):
+                tensor.copy_(old_tensor)
         compute(rows)
     torch.testing.assert_close(logits[: len(rows)], model.logits(model(batch(rows), whole)))
     for own, other in zip(captured, whole, strict=True):
-        for kind in (0, 1):  # the page of no sequence aside
-            torch.testing.assert_close(own[kind][:NUM_PAGES], other[kind][:NUM_PAGES])
+        for tensor, expected in zip(own.tensors, other.tensors, strict=True):
+            # the page of no sequence aside
+            torch.testing.assert_close(tensor[:NUM_PAGES], expected[:NUM_PAGES])
 
 
 def answers(runner: ModelRunner) -> list[StepOutput]:

@@ -1,0 +1,91 @@
+"""Engines whose KV cache is quantized: their capacity, and equal answers however a request is computed."""
+
+import asyncio
+
+import pytest
+import torch
+
+from engine import Engine
+from engine.config import EngineConfig
+from engine.device import kv_cache
+from engine.model_check import check_model
+from engine.record.replay import replay
+from engine.request import Request, SamplingParams
+from models.loader import empty_decoder
+from models.shapes import SHAPES
+from tests.tiny_checkpoint import write_checkpoint
+
+KINDS = ["fp8", "int8", "int4"]
+
+
+def settings(folder, kv_dtype, **more):
+    sizes = {"kv_tokens": 256, "max_num_seqs": 4, "threads": 1} | more
+    return EngineConfig(model=str(folder), device="cpu", dtype="float32", kv_dtype=kv_dtype, **sizes)
+
+
+def greedy(prompt) -> Request:
+    return Request("r", tuple(prompt), SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_answers_do_not_depend_on_how_they_are_computed(tmp_path, kind):
+    """Alone, among others, in chunks, preempted, from the prefix cache, and in a replay of the record."""
+    folder = write_checkpoint(tmp_path / "model")
+    prompts = [range(first, first + 41) for first in (5, 6, 7, 8)]
+
+    async def answers(one_by_one: bool = False, **more) -> tuple[list[str], Engine]:
+        engine = await Engine.start(settings(folder, kind, **more))
+        try:
+            streams = []
+            for prompt in prompts:
+                streams.append(engine.submit(greedy(prompt)).collect())
+                if one_by_one:
+                    streams[-1] = asyncio.ensure_future(streams[-1])
+                    await streams[-1]
+            return [delta.text for delta in await asyncio.gather(*streams)], engine
+        finally:
+            await engine.stop()
+
+    record = tmp_path / "record"
+    alone, engine = await answers(one_by_one=True, record=record)
+    assert engine.model.kv_dtype == kind
+    assert replay(record).first is None, "the record says how keys and values were stored"
+    together, _ = await answers()
+    chunked, _ = await answers(token_budget=16)
+    squeezed, engine = await answers(kv_tokens=144, max_model_len=80, overcommit=1.0)
+    assert engine.stats().preemptions_total > 0
+    prompts *= 2
+    twice, engine = await answers(one_by_one=True)
+    assert engine.stats().cached_prompt_tokens_total > 0
+    assert together == chunked == squeezed == alone
+    assert twice == alone * 2
+
+
+@pytest.mark.parametrize(("kind", "least"), [("fp8", 2.0), ("int8", 1.9), ("int4", 3.0)])
+def test_capacity_beside_16_bits(monkeypatch, kind, least):
+    monkeypatch.setattr(kv_cache, "available_memory", lambda: 40 << 20)
+    monkeypatch.setattr(kv_cache, "CPU_MAX_TOKENS", 1 << 30)
+    tokens = {}
+    model = empty_decoder(SHAPES["smollm2-135m"], torch.bfloat16, torch.device("cpu"))
+    for kv_dtype in ("auto", kind):
+        config = EngineConfig(device="cpu", kv_dtype=kv_dtype, page_size=1)
+        tokens[kv_dtype] = kv_cache.KVCache.allocate(model, config, 512).num_tokens
+    # A page is the smallest unit.
+    assert tokens[kind] + 1 >= least * tokens["auto"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_check_of_a_model_counts_as_the_engine_does(tmp_path, kind):
+    config = settings(write_checkpoint(tmp_path), kind, kv_tokens=None)
+    plain = check_model(config.model_copy(update={"kv_dtype": "auto"}))
+    found = check_model(config)
+    assert found.kv_dtype == kind
+    assert found.kv_token_bytes < 0.5 * plain.kv_token_bytes
+
+
+def test_fp8_needs_a_gpu_that_has_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    config = EngineConfig(kv_dtype="fp8")
+    with pytest.raises(ValueError, match=r"^kv_dtype: fp8 needs .* 8\.9, and cuda:0 has 8\.0; int8"):
+        kv_cache.check_kv_dtype(config, torch.device("cuda", 0))
+    kv_cache.check_kv_dtype(config.model_copy(update={"kv_dtype": "int8"}), torch.device("cuda", 0))
