@@ -132,6 +132,34 @@ def test_decode_attention_uses_the_matrix_unit(head_dim, dim_block, options):
     assert "cp.async" in ptx, "keys and values are loaded ahead"
 
 
+# Types of keys and values, elements of a head of 128 and scales.
+QUANTIZED = {"fp8": ("fp8e4nv", 128, 0), "int8": ("i8", 128, 1), "int4": ("u8", 64, 8)}
+
+
+def quantized(kind: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the constants and the types of arguments of a cache of a kind."""
+    dtype, stored, num_scales = QUANTIZED[kind]
+    constants = {"KV_KIND": kind, "STORED": stored, "NUM_SCALES": num_scales}
+    return constants, {"k_cache_ptr": dtype, "v_cache_ptr": dtype}
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_attention_over_quantized_keys(kind):
+    constants, types = quantized(kind)
+    launch = launch_shape(128, 2)
+    decode = attention_constants(128, 128, GROUP_BLOCK=16, MEMBERS=4, BLOCK_N=launch.block_n, **constants)
+    ptx = compile_for_h100(_decode_kernel, decode, launch.num_warps, launch.num_stages, **types)
+    assert "mma.sync" in ptx
+    assert "cp.async" in ptx, "keys and values are loaded ahead"
+    shape = tile_shape(128, 2)
+    prefill = attention_constants(
+        128, 128, COUNTED=False, BLOCK_M=shape.block_m, BLOCK_N=shape.block_n, **constants
+    )
+    ptx = compile_for_h100(_prefill_kernel, prefill, shape.num_warps, shape.num_stages, **types)
+    assert "wgmma.mma_async" in ptx
+    assert "cp.async" in ptx, "keys and values are loaded ahead"
+
+
 @pytest.mark.parametrize(("num_tokens", "instruction"), [(1, "mma.sync"), (64, "wgmma"), (2048, "wgmma")])
 def test_int8_linear_uses_the_matrix_unit(num_tokens, instruction):
     tile = int8_tile(num_tokens, 28672, 2)
@@ -199,7 +227,8 @@ def route_constants(num_groups: int) -> dict[str, Any]:
 @pytest.mark.parametrize("rest", [0, 48])
 @pytest.mark.parametrize("norm", ["none", "rms", "layer"])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_rope_kv_write(rest, norm, interleaved):
+@pytest.mark.parametrize("kind", ["float", *QUANTIZED])
+def test_rope_kv_write(rest, norm, interleaved, kind):
     half = 64 if rest == 0 else 16
     constants = {
         "HEAD_DIM": 2 * half + rest,
@@ -216,7 +245,11 @@ def test_rope_kv_write(rest, norm, interleaved):
         "STORED": 2 * half + rest,
         "NUM_SCALES": 0,
     }
-    assert "st.global" in compile_for_h100(_rope_kv_write_kernel, constants, num_warps=2)
+    types = {}
+    if kind != "float":
+        of_kind, types = quantized(kind)
+        constants |= of_kind
+    assert "st.global" in compile_for_h100(_rope_kv_write_kernel, constants, num_warps=2, **types)
 
 
 RMS_NORM = {"ADD": True, "MULTIPLIER": 1.0, "NORM_X": False, "NORM": True, "BLOCK": 4096}
