@@ -37,9 +37,9 @@ class EngineConfig(BaseModel):
     )
     kv_dtype: Literal["auto", "fp8", "int8", "int4"] = Field(
         "auto",
-        description="how keys and values are stored; auto: in the model's dtype; fp8 (e4m3) and int8 (one "
-        "scale for each token and head) take half the memory of 16 bits, int4 (a scale and a minimum for 32 "
-        "values) less than a third",
+        description="how keys and values are stored; auto: in the model's dtype; fp8 (e4m3, with the "
+        "checkpoint's k_scale and v_scale if it has them) and int8 (a scale for each token and head) take "
+        "half the memory of 16 bits, int4 (a scale and a minimum for 32 values) less than a third",
     )
     page_size: Literal[1, 16, 32, 64] = Field(16, description="tokens per KV page")
     kv_tokens: int | None = Field(

@@ -127,6 +127,8 @@ class Decoder(Part):
         self.dtype = dtype
         self.device = device
         self.shard = shard
+        self.kv_scales: tuple[tuple[float, float], ...] | None = None
+        """Scales of keys and values in fp8, of each layer; None: all are 1."""
         shape = (spec.vocab_size, spec.hidden_size)
         self.embedding = Embedding(shape, spec.embedding_scale, dtype, device)
         # One table for all layers with equal specs: its rows are gathered once a step.

@@ -17,6 +17,7 @@ from models.decoder import Decoder
 from models.errors import ModelError
 from models.formats import conversion_to, stored_format
 from models.formats.base import WHOLE, LinearShape, LinearWeights, MakeLinear, Shard
+from models.kv_scales import read_kv_scales
 from models.model_files import ModelFiles
 from models.placement import listed, parts_of, place
 from models.progress import byte_progress
@@ -59,11 +60,13 @@ def load(
     *,
     quantization: str | None = None,
     shard: Shard = WHOLE,
+    kv_scales: bool = False,
     progress: bool = False,
 ) -> Decoder:
     """Build the model and fill it from its checkpoint.
 
-    `quantization` is the weight format to convert unquantized weights to, if any. `progress` shows a bar if
+    `quantization` is the weight format to convert unquantized weights to, if any. With `kv_scales`
+    those that the checkpoint stores for KV in fp8 are read. `progress` shows a bar if
     standard error is a terminal. Host memory grows by the buffers of `models.tensor_reader`; on a CPU by the
     weights, which stay there, and the few tensors that are read at once.
 
@@ -74,6 +77,8 @@ def load(
     checkpoint = _open(files)
     names = _names(files, checkpoint, dtype, quantization, shard)
     decoder = _build(checkpoint, dtype, device, quantization, shard)
+    if kv_scales:
+        decoder.kv_scales = read_kv_scales(checkpoint)
     total = sum(checkpoint.num_bytes[name] for name in names)
     with byte_progress(f"loading {files.name}", total, shown=progress, stays=False) as report:
         done, infinite = 0, []

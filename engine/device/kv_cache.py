@@ -80,9 +80,10 @@ class KVCache:
             for _ in range(max(len(group.layers) for group in spec.kv_groups))
         )
         layers = []
-        for layer, (_, index) in zip(spec.layers, spec.kv_places, strict=True):
+        kv_scales = (kv_dtype == "fp8" and model.kv_scales) or ((1.0, 1.0),) * spec.num_layers
+        for layer, (_, index), of_layer in zip(spec.layers, spec.kv_places, kv_scales, strict=True):
             num_kv_heads, head_dim = layer.attention.num_kv_heads // world, layer.attention.head_dim
-            layers.append(storage.layer(pools[index], page_size, num_kv_heads, head_dim))
+            layers.append(storage.layer(pools[index], page_size, num_kv_heads, head_dim, *of_layer))
         scales = tuple(size * world // (page_size * group.token_size) for group in spec.kv_groups)
         windows = tuple(group.window for group in spec.kv_groups)
         return cls(tuple(layers), pools, scales, windows, num_pages, page_size)

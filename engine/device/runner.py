@@ -153,7 +153,14 @@ class ModelRunner:
         set_up_thread(config, device)
         with torch.inference_mode():
             try:
-                model = loader.load(files, dtype, device, quantization=config.quantization, progress=True)
+                model = loader.load(
+                    files,
+                    dtype,
+                    device,
+                    quantization=config.quantization,
+                    kv_scales=config.kv_dtype == "fp8",
+                    progress=True,
+                )
             except loader.ModelError as error:
                 raise ModelError(str(error)) from error
             except torch.OutOfMemoryError as error:

@@ -9,8 +9,10 @@ from engine import Engine
 from engine.config import EngineConfig
 from engine.device import kv_cache
 from engine.model_check import check_model
+from engine.readouts import PromptLogprobs
 from engine.record.replay import replay
 from engine.request import Request, SamplingParams
+from engine.text.tokenizer import Tokenizer
 from models.loader import empty_decoder
 from models.shapes import SHAPES
 from tests.tiny_checkpoint import write_checkpoint
@@ -89,3 +91,36 @@ def test_fp8_needs_a_gpu_that_has_it(monkeypatch):
     with pytest.raises(ValueError, match=r"^kv_dtype: fp8 needs .* 8\.9, and cuda:0 has 8\.0; int8"):
         kv_cache.check_kv_dtype(config, torch.device("cuda", 0))
     kv_cache.check_kv_dtype(config.model_copy(update={"kv_dtype": "int8"}), torch.device("cuda", 0))
+
+
+# Share of 58 tokens whose best successor is that of the float cache. Measured: 0.91, 1.0 and 0.81.
+AGREEMENT = {"fp8": 0.85, "int8": 0.95, "int4": 0.7}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_smollm_says_nearly_what_it_says_with_float_keys(smollm, kind):
+    prompt = "The history of the city of Rome begins with its founding on the banks of the river Tiber."
+
+    async def tops(kv_dtype: str, token_ids: tuple[int, ...]) -> tuple[str, list[int]]:
+        """Return a continuation, and the most likely token after each of `token_ids`."""
+        config = EngineConfig(device="cpu", dtype="float32", kv_tokens=1024, kv_dtype=kv_dtype)
+        engine = await Engine.start(config)
+        try:
+            sampling = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+            request = Request("r", token_ids, sampling, readouts=(PromptLogprobs(1),))
+            delta = await engine.submit(request).collect()
+            best = [token.top[0][0].token_id for token in delta.prompt_tokens[1:]]
+            return delta.text, best
+        finally:
+            await engine.stop()
+
+    tokenizer = Tokenizer(smollm.tokenizer_dir)
+    [ids] = tokenizer.encode_batch([prompt])
+    text, _ = await tops("auto", tuple(ids))
+    [whole] = tokenizer.encode_batch([prompt + text])
+    _, expected = await tops("auto", tuple(whole))
+    found_text, found = await tops(kind, tuple(whole))
+    agreement = sum(a == b for a, b in zip(found, expected, strict=True)) / len(expected)
+    print(f"{kind}: {agreement:.3f} of {len(expected)}; {found_text!r}")
+    assert agreement >= AGREEMENT[kind]
+    assert len(set(found_text.split())) > 10, found_text
