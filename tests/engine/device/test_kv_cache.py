@@ -74,3 +74,31 @@ def test_answers_equal_those_of_the_model_without_an_engine(kinds, run_ahead):
         logits = forward_logits(model, sequence.token_ids.tolist())[-len(output) - 1 : -1]
         gaps = logits.amax(-1) - logits.gather(1, torch.tensor(output).unsqueeze(1)).squeeze(1)
         assert gaps.max() < 1e-3
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8", "int4"])
+def test_groups_with_windows_share_quantized_pages(kv_dtype):
+    """Answers are equal alone and among others, whose pages are taken over, returned and copied."""
+    model = decoder_with((4, 0), (1, 20), (2, 18))
+    prompts = [[(11 * place + length) % 250 for place in range(length)] for length in (3, 16, 50, 70)]
+
+    def answers(prompts: list[list[int]], samples: int) -> list[list[int]]:
+        settings = EngineConfig(device="cpu", kv_tokens=256, max_num_seqs=4, page_size=16, kv_dtype=kv_dtype)
+        runner = ModelRunner.around(model, settings, 24, ())
+        driver = Driver.of(
+            num_pages=runner.num_pages,
+            page_size=16,
+            run_ahead=settings.run_ahead,
+            kv_windows=runner.kv_windows,
+            token_budget=24,
+            max_num_seqs=4,
+            max_model_len=runner.max_model_len,
+        )
+        driver.runner = runner
+        options = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
+        groups = [driver.add_group(prompt, samples, **options) for prompt in prompts]
+        driver.run()
+        return [output_of(sequence) for group in groups for sequence in group]
+
+    alone = [answer for prompt in prompts for answer in answers([prompt], 1)]
+    assert answers(prompts, 2) == [answer for answer in alone for _ in range(2)]
