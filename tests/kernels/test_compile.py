@@ -10,6 +10,9 @@ from kernels.decode_attention import _decode_kernel, launch_shape
 from kernels.dispatch import HAS_TRITON
 from kernels.expert_routing import _group_kernel, _route_kernel
 from kernels.expert_sum import _expert_sum_kernel
+from kernels.four_bit_linear import _four_bit_linear_kernel
+from kernels.four_bit_linear import launch_shape as four_bit_launch
+from kernels.four_bit_weight import _dequantize_kernel
 from kernels.grouped_linear import _grouped_linear_kernel
 from kernels.grouped_linear import tile_shape as grouped_tile
 from kernels.grouped_linear_sum import _matvec_sum_kernel
@@ -175,6 +178,48 @@ def test_int8_linear_uses_the_matrix_unit(num_tokens, instruction):
     )
     assert instruction in ptx
     assert "cp.async" in ptx, "weights are loaded ahead"
+
+
+FOUR_BITS = {"GROUP_SIZE": 128, "HAS_ZEROS": False, "IS_FLOAT": False, "USE_PTX": True}
+FOUR_BIT_TYPES = {"values_ptr": "u8", "zeros_ptr": "u8", "scales_ptr": "fp16", "partial_ptr": "fp32"}
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "instruction"), [(1, "mma.sync"), (16, "mma.sync"), (64, "wgmma"), (256, "wgmma")]
+)
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ({}, "bf16"),
+        ({"HAS_ZEROS": True}, "fp16"),
+        ({"GROUP_SIZE": 64, "HAS_ZEROS": True}, "bf16"),
+        ({"GROUP_SIZE": 32, "IS_FLOAT": True}, "bf16"),
+        ({"GROUP_SIZE": 32, "IS_FLOAT": True}, "fp16"),
+    ],
+)
+def test_four_bit_linear_unpacks_in_registers(num_tokens, instruction, kind, dtype):
+    launch = four_bit_launch(num_tokens, 6144, 2)
+    constants = FOUR_BITS | {
+        "HAS_BIAS": True,
+        "WEIGHT_LEFT": launch.weight_left,
+        "EVEN_K": True,
+        "NUM_SPLITS": launch.num_splits,
+        "BLOCK_M": launch.block_m,
+        "BLOCK_N": launch.block_n,
+    }
+    types = FOUR_BIT_TYPES | dict.fromkeys(("x_ptr", "bias_ptr", "out_ptr"), dtype)
+    ptx = compile_for_h100(
+        _four_bit_linear_kernel, constants | kind, launch.num_warps, launch.num_stages, **types
+    )
+    assert instruction in ptx
+    assert "prmt" in ptx
+    assert "cp.async" in ptx, "weights are loaded ahead"
+
+
+def test_four_bit_weights_are_dequantized():
+    for kind in ({}, {"GROUP_SIZE": 32, "HAS_ZEROS": True}, {"IS_FLOAT": True}):
+        ptx = compile_for_h100(_dequantize_kernel, FOUR_BITS | kind, **FOUR_BIT_TYPES)
+        assert "st.global" in ptx
 
 
 @pytest.mark.parametrize(("block_m", "instruction"), [(16, "mma.sync"), (64, "wgmma"), (128, "wgmma")])

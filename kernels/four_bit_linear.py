@@ -1,0 +1,221 @@
+"""y = x Wᵀ (+ b) with a weight of four bits and one scale per group of inputs (W4A16).
+
+Three ways by the number of tokens:
+
+- Up to 64 the weight is the left operand, in registers, and a group's sum is scaled: a decode step is bound
+  by instructions, and this needs the fewest. Inputs are divided among programs where features are few; the
+  last one of a tile to arrive adds the parts, in order, so that the sum does not depend on which that is.
+- From there on the weight is scaled and rounded to 16 bits first, once for all tokens of a tile.
+- For more tokens than a few tiles, some rows of the weight at a time are written in 16 bits for cuBLAS.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.dispatch import dispatch, tl, triton
+from kernels.four_bit_weight import TILE_INPUTS, TILE_ROWS, FourBitWeight, constants, dequantize, tile_sums
+
+_NUM_PROGRAMS = 128  # about one per multiprocessor
+_MOST_TILES = 4096  # of a product whose inputs are divided
+_MANY_TOKENS = 512  # from here on writing the weight in 16 bits costs less than unpacking it for each tile
+_CHUNK_BYTES = 64 << 20  # of 16-bit weights that are written at a time
+_TILE_BYTES = 2 << 20  # of float32 that the twin widens at a time
+
+
+class LaunchShape(NamedTuple):
+    """Tokens and features of a tile, the left operand, the parts of the inputs, and warps."""
+
+    block_m: int
+    block_n: int
+    weight_left: bool
+    num_splits: int
+    num_warps: int
+    num_stages: int
+
+
+def launch_shape(num_tokens: int, out_features: int, itemsize: int) -> LaunchShape:
+    """Return the launch for a number of tokens and of features and the bytes of an activation."""
+    if itemsize == 4:  # exact fp32 products use no matrix unit; small accumulators stay in registers
+        return LaunchShape(16, 32, True, 1, 4, 2)
+    many = out_features >= 20000
+    if num_tokens <= 16:
+        return LaunchShape(8 if num_tokens <= 8 else 16, 32, True, 1 if many else 4, 2, 3)
+    if num_tokens <= 64:
+        return LaunchShape(32 if num_tokens <= 32 else 64, 64, True, 1 if many else 4, 4, 3)
+    block_m = 128 if num_tokens <= 128 else 256
+    tiles = -(-num_tokens // block_m) * -(-out_features // 128)
+    return LaunchShape(block_m, 128, False, max(1, min(4, _NUM_PROGRAMS // tiles)), 8, 3)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _four_bit_linear_kernel(
+    x_ptr,
+    values_ptr,
+    scales_ptr,
+    zeros_ptr,
+    bias_ptr,
+    out_ptr,
+    partial_ptr,
+    arrived_ptr,
+    num_tokens,
+    out_features,
+    in_features,
+    x_stride,
+    num_rows,
+    split_tiles,
+    GROUP_SIZE: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    IS_FLOAT: tl.constexpr,
+    USE_PTX: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WEIGHT_LEFT: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One program per tile of features and tokens, features first, and part of the inputs.
+
+    partial fp32 [num_splits, num_tiles, tile] takes the sums of parts, arrived int32 [num_tiles] counts them;
+    it is 0 before and after.
+    """
+    feature = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    token = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    split = tl.program_id(2)
+    first = split * split_tiles
+    end = tl.minimum(first + split_tiles, tl.cdiv(in_features, 128))
+    # Past the end the last feature again: its results are not stored.
+    row = tl.minimum(feature, out_features - 1)
+    is_token = token < num_tokens
+    x_row = x_ptr + token.to(tl.int64) * x_stride
+    if WEIGHT_LEFT:
+        acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    else:
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc = tile_sums(
+        acc, x_row, is_token, values_ptr, scales_ptr, zeros_ptr, row, first, end, in_features, num_rows,
+        GROUP_SIZE, HAS_ZEROS, IS_FLOAT, WEIGHT_LEFT, EVEN_K, USE_PTX,
+    )  # fmt: skip
+    is_last = split == 0
+    if NUM_SPLITS > 1:
+        # The tile in any order, the same for stores and loads.
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        num_tiles = tl.num_programs(0) * tl.num_programs(1)
+        if WEIGHT_LEFT:
+            place = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+        else:
+            place = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        parts = partial_ptr + tile * BLOCK_M * BLOCK_N + place
+        tl.store(parts + split * num_tiles * BLOCK_M * BLOCK_N, acc)
+        tl.debug_barrier()  # all stores of this program become visible before its arrival
+        is_last = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu") == NUM_SPLITS - 1
+        if is_last:
+            tl.store(arrived_ptr + tile, 0)  # ready for the next product
+            acc = tl.load(parts, cache_modifier=".cg")
+            for other in tl.static_range(1, NUM_SPLITS):
+                acc += tl.load(parts + other * num_tiles * BLOCK_M * BLOCK_N, cache_modifier=".cg")
+    if is_last:
+        target = out_ptr + token.to(tl.int64)[:, None] * out_features + feature[None, :]
+        stored = is_token[:, None] & (feature < out_features)[None, :]
+        if HAS_BIAS:
+            bias = tl.load(bias_ptr + row).to(tl.float32)
+        if WEIGHT_LEFT:
+            if HAS_BIAS:
+                acc += bias[:, None]
+            tl.store(tl.trans(target), acc.to(out_ptr.dtype.element_ty), mask=tl.trans(stored))
+        else:
+            if HAS_BIAS:
+                acc += bias[None, :]
+            tl.store(target, acc.to(out_ptr.dtype.element_ty), mask=stored)
+
+
+@cache
+def _arrivals(device: torch.device) -> Tensor:
+    """Return the counters of arrived parts, int32 [_MOST_TILES]: 0 whenever no product runs."""
+    return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
+
+
+def four_bit_linear_triton(
+    x: Tensor, weight: FourBitWeight, bias: Tensor | None = None, *, shape: LaunchShape | None = None
+) -> Tensor:
+    num_tokens, in_features = x.shape
+    out_features = weight.out_features
+    assert x.stride(1) == 1 and weight.values.is_contiguous() and weight.scales.is_contiguous()
+    if num_tokens >= _MANY_TOKENS and shape is None and x.element_size() == 2:
+        return _by_chunks(x, weight, bias)
+    out = x.new_empty(num_tokens, out_features)
+    if num_tokens == 0:
+        return out
+    shape = shape or launch_shape(num_tokens, out_features, x.element_size())
+    grid = (triton.cdiv(out_features, shape.block_n), triton.cdiv(num_tokens, shape.block_m))
+    num_tiles = triton.cdiv(in_features, TILE_INPUTS)
+    num_splits = shape.num_splits if grid[0] * grid[1] <= _MOST_TILES else 1
+    split_tiles = triton.cdiv(num_tiles, num_splits)
+    num_splits = triton.cdiv(num_tiles, split_tiles)
+    partial = out
+    if num_splits > 1:
+        size = num_splits * grid[0] * grid[1] * shape.block_n * shape.block_m
+        partial = torch.empty(size, dtype=torch.float32, device=x.device)
+    _four_bit_linear_kernel[(*grid, num_splits)](
+        x,
+        weight.values,
+        weight.scales,
+        weight.zeros if weight.zeros is not None else weight.scales,
+        bias if bias is not None else x,
+        out,
+        partial,
+        _arrivals(x.device),
+        num_tokens,
+        out_features,
+        in_features,
+        x.stride(0),
+        weight.scales.stride(0),
+        split_tiles,
+        **constants(weight, x),
+        HAS_BIAS=bias is not None,
+        WEIGHT_LEFT=shape.weight_left,
+        EVEN_K=in_features % TILE_INPUTS == 0,
+        NUM_SPLITS=num_splits,
+        BLOCK_M=shape.block_m,
+        BLOCK_N=shape.block_n,
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+    )
+    return out
+
+
+def _by_chunks(x: Tensor, weight: FourBitWeight, bias: Tensor | None) -> Tensor:
+    """Return the product with some rows of the weight at a time, written in x's dtype."""
+    out = x.new_empty(x.shape[0], weight.out_features)
+    step = max(1, _CHUNK_BYTES // (x.element_size() * weight.in_features * TILE_ROWS))
+    for first in range(0, weight.values.shape[0], step):
+        chunk = weight.row_tiles(first, min(first + step, weight.values.shape[0]))
+        part = slice(first * TILE_ROWS, first * TILE_ROWS + chunk.out_features)
+        added = None if bias is None else bias[part]
+        out[:, part] = torch.nn.functional.linear(x, dequantize(chunk, x.dtype), added)
+    return out
+
+
+def four_bit_linear_torch(x: Tensor, weight: FourBitWeight, bias: Tensor | None = None) -> Tensor:
+    """Return `x @ weight.T + bias`, [num_tokens, out_features] in x's dtype.
+
+    x [num_tokens, in_features]; bias [out_features] or None. The weight is widened to float32 some rows at a
+    time, and sums are float32.
+    """
+    wide_x = x.float().t()
+    out = x.new_empty(x.shape[0], weight.out_features)
+    step = max(1, _TILE_BYTES // (4 * weight.in_features * TILE_ROWS))
+    for first in range(0, weight.values.shape[0], step):
+        chunk = weight.row_tiles(first, min(first + step, weight.values.shape[0]))
+        part = slice(first * TILE_ROWS, first * TILE_ROWS + chunk.out_features)
+        product = torch.mm(dequantize(chunk, torch.float32), wide_x)
+        if bias is not None:
+            product += bias[part, None]
+        out[:, part] = product.t()
+    return out
+
+
+four_bit_linear = dispatch(four_bit_linear_triton, four_bit_linear_torch)
