@@ -47,10 +47,12 @@ def launch_shape(num_tokens: int, out_features: int, itemsize: int) -> LaunchSha
         return LaunchShape(32 if num_tokens <= 32 else 64, 64, True, 1 if many else 4, 4, 3)
     block_m = 128 if num_tokens <= 128 else 256
     tiles = -(-num_tokens // block_m) * -(-out_features // 128)
-    return LaunchShape(block_m, 128, False, max(1, min(4, _NUM_PROGRAMS // tiles)), 8, 3)
+    return LaunchShape(
+        block_m, 128, False, max(1, min(4, _NUM_PROGRAMS // tiles)), 8, 3 if block_m < 256 else 2
+    )
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "split_tiles"])
 def _four_bit_linear_kernel(
     x_ptr,
     values_ptr,
