@@ -30,7 +30,8 @@ class EngineConfig(BaseModel):
     quantization: str | None = Field(
         None,
         description="weight format that unquantized weights are converted to while loading: int8 (half the "
-        "memory of 16 bits, one scale per output feature); default: as the checkpoint stores them",
+        "memory of 16 bits, one scale per output feature) or int4 (a quarter, one scale per 128 inputs); "
+        "default: as the checkpoint stores them",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="device to run on; auto: cuda if available, otherwise cpu"

@@ -18,9 +18,10 @@ from torch import Tensor
 from kernels.dispatch import dispatch, tl, triton
 from kernels.four_bit_weight import TILE_INPUTS, TILE_ROWS, FourBitWeight, constants, dequantize, tile_sums
 
-_NUM_PROGRAMS = 128  # about one per multiprocessor
+_NUM_PROGRAMS = 256  # about two per multiprocessor
+_MANY_FEATURES = 20000  # of so many, the tiles alone keep all multiprocessors busy
 _MOST_TILES = 4096  # of a product whose inputs are divided
-_MANY_TOKENS = 512  # from here on writing the weight in 16 bits costs less than unpacking it for each tile
+_MANY_TOKENS = 257  # from here on writing the weight in 16 bits costs less than unpacking it for each tile
 _CHUNK_BYTES = 64 << 20  # of 16-bit weights that are written at a time
 _TILE_BYTES = 2 << 20  # of float32 that the twin widens at a time
 
@@ -40,16 +41,17 @@ def launch_shape(num_tokens: int, out_features: int, itemsize: int) -> LaunchSha
     """Return the launch for a number of tokens and of features and the bytes of an activation."""
     if itemsize == 4:  # exact fp32 products use no matrix unit; small accumulators stay in registers
         return LaunchShape(16, 32, True, 1, 4, 2)
-    many = out_features >= 20000
+    many = out_features >= _MANY_FEATURES
+    if num_tokens <= 8:
+        return LaunchShape(8, 32, True, 2 if many else 8, 2, 3)
     if num_tokens <= 16:
-        return LaunchShape(8 if num_tokens <= 8 else 16, 32, True, 1 if many else 4, 2, 3)
+        return LaunchShape(16, 64 if many else 32, True, 2 if many else 4 if out_features > 4096 else 8, 2, 3)
+    if num_tokens <= 32 or (num_tokens <= 64 and not many):
+        return LaunchShape(32, 64, True, 2 if many else 4, 4, 3)
     if num_tokens <= 64:
-        return LaunchShape(32 if num_tokens <= 32 else 64, 64, True, 1 if many else 4, 4, 3)
-    block_m = 128 if num_tokens <= 128 else 256
-    tiles = -(-num_tokens // block_m) * -(-out_features // 128)
-    return LaunchShape(
-        block_m, 128, False, max(1, min(4, _NUM_PROGRAMS // tiles)), 8, 3 if block_m < 256 else 2
-    )
+        return LaunchShape(64, 128, True, 1, 4, 3)
+    tiles = -(-num_tokens // 128) * -(-out_features // 128)
+    return LaunchShape(128, 128, False, max(1, min(4, _NUM_PROGRAMS // tiles)), 8, 2)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "split_tiles"])

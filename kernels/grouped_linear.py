@@ -60,7 +60,8 @@ def tile_shape(block_m: int, itemsize: int, gated: bool) -> TileShape:
 
 
 @triton.jit
-def _activate(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
+def gated(gate, up, alpha, limit, ACTIVATION: tl.constexpr):
+    """Return the activation of the two halves of a product, in fp32."""
     if ACTIVATION == "swiglu_clamped":
         gate = tl.minimum(gate, limit)
         up = tl.maximum(tl.minimum(up, limit), -limit) + 1.0
@@ -149,7 +150,7 @@ def _grouped_linear_kernel(
         if GATED:
             up_acc += tl.load(bias_ptr + first_row + out_features + weight_row).to(tl.float32)[None, :]
     if GATED:
-        acc = _activate(acc, up_acc, alpha, limit, ACTIVATION)
+        acc = gated(acc, up_acc, alpha, limit, ACTIVATION)
     target = out_ptr + pair.to(tl.int64)[:, None] * out_features + feature[None, :]
     tl.store(target, acc.to(out_ptr.dtype.element_ty), mask=is_pair & inside_n[None, :])
 
@@ -223,18 +224,18 @@ def grouped_linear_torch(
     pairs_per_row = num_pairs // max(1, x.shape[0])
     out_features = weight.shape[1] if activation is None else weight.shape[1] // 2
     out = x.new_empty(num_pairs, out_features)
-    for expert, pairs in _tiles(groups):
+    for expert, pairs in tiles_of(groups):
         rows = x[pairs // pairs_per_row]
         added = None if bias is None else bias[expert]
         if scale is None:
             product = unpacked_linear(rows, weight[expert], added)
         else:
             product = int8_linear_torch(rows, weight[expert], scale[expert], added)
-        out[pairs] = product if activation is None else _activated(product, activation)
+        out[pairs] = product if activation is None else gated_torch(product, activation)
     return out
 
 
-def _tiles(groups: ExpertGroups) -> Iterator[tuple[int, torch.Tensor]]:
+def tiles_of(groups: ExpertGroups) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield the expert and the pairs of each tile that is used."""
     if groups.order is None or groups.tiles is None:
         for pair, expert in enumerate(groups.expert_ids.flatten().tolist()):
@@ -245,7 +246,8 @@ def _tiles(groups: ExpertGroups) -> Iterator[tuple[int, torch.Tensor]]:
             yield expert, groups.order[first : first + count]
 
 
-def _activated(gate_up: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
+def gated_torch(gate_up: torch.Tensor, activation: GatedActivation) -> torch.Tensor:
+    """Return the activation of gate_up [n, 2 * features], the gate first: [n, features]."""
     if activation.kind != "swiglu_clamped":
         return _ACTIVATIONS[activation.kind](gate_up)
     gate, up = gate_up.chunk(2, dim=-1)

@@ -18,6 +18,7 @@ STORED = {
 # Value of the setting `quantization` -> a Conversion, imported when it is used.
 CONVERSIONS = {
     "dense": "models.formats.dense:conversion",
+    "int4": "models.formats.int4:conversion",
     "int8": "models.formats.int8:conversion",
 }
 

@@ -10,6 +10,8 @@ from kernels.decode_attention import _decode_kernel, launch_shape
 from kernels.dispatch import HAS_TRITON
 from kernels.expert_routing import _group_kernel, _route_kernel
 from kernels.expert_sum import _expert_sum_kernel
+from kernels.four_bit_grouped import _four_bit_grouped_kernel
+from kernels.four_bit_grouped import tile_shape as four_bit_tile
 from kernels.four_bit_linear import _four_bit_linear_kernel
 from kernels.four_bit_linear import launch_shape as four_bit_launch
 from kernels.four_bit_weight import _dequantize_kernel
@@ -213,6 +215,28 @@ def test_four_bit_linear_unpacks_in_registers(num_tokens, instruction, kind, dty
     )
     assert instruction in ptx
     assert "prmt" in ptx
+    assert "cp.async" in ptx, "weights are loaded ahead"
+
+
+@pytest.mark.parametrize(("block_m", "instruction"), [(16, "mma.sync"), (32, "wgmma"), (64, "wgmma")])
+def test_four_bit_grouped_unpacks_in_registers(block_m, instruction):
+    tile = four_bit_tile(block_m, 2)
+    constants = FOUR_BITS | {
+        "GROUP_SIZE": 32,
+        "IS_FLOAT": True,
+        "SORTED": True,
+        "HAS_BIAS": True,
+        "ACTIVATION": "swiglu_clamped",
+        "WEIGHT_LEFT": tile.weight_left,
+        "EVEN_K": True,
+        "BLOCK_M": block_m,
+        "BLOCK_N": tile.block_n,
+    }
+    scalars = {"alpha": "fp32", "limit": "fp32"}
+    ptx = compile_for_h100(
+        _four_bit_grouped_kernel, constants, tile.num_warps, tile.num_stages, **FOUR_BIT_TYPES, **scalars
+    )
+    assert instruction in ptx
     assert "cp.async" in ptx, "weights are loaded ahead"
 
 
