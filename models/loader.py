@@ -243,7 +243,7 @@ def _fill(
 
 def _exceeds_float16(tensor: Tensor) -> bool:
     """Return True if values are beyond the range of float16."""
-    if tensor.dtype == torch.float16 or not tensor.numel():
+    if tensor.dtype == torch.float16 or not tensor.is_floating_point() or not tensor.numel():
         return False
     limit = torch.finfo(torch.float16).max
     low, high = tensor.aminmax()

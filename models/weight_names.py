@@ -33,13 +33,25 @@ class Packed:
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield each address and its rows of the tensor `name`, given the shapes of the parameters.
 
-        A single value, such as one scale of the whole tensor, fills parameters of one value each. Raises
-        ModelError if the tensor has not as many rows as the parameters, or the decoder lacks one of them.
+        A single value, such as one scale of the whole tensor, fills parameters of one value each, and a
+        tensor of the shape that all parameters have, such as the groups of inputs, fills each. Formats that
+        store weights transposed have columns for rows. Raises ModelError if the tensor has not as many rows
+        as the parameters, or the decoder lacks one of them.
         """
         if missing := [address for address in self.addresses if address not in shapes]:
             raise ModelError(f"the configuration has no place for {name}: there is no {missing[0]}")
         if tensor.numel() == 1 and all(math.prod(shapes[address]) == 1 for address in self.addresses):
             yield from ((address, tensor) for address in self.addresses)
+            return
+        sizes = [shapes[address] for address in self.addresses]
+        if len(sizes) > 1 and all(size == tuple(tensor.shape) for size in sizes):
+            yield from ((address, tensor) for address in self.addresses)
+            return
+        if len(sizes) > 1 and all(size[:-1] == tuple(tensor.shape[:-1]) != () for size in sizes):
+            columns = [size[-1] for size in sizes]
+            if self.arrange is not None or tensor.shape[-1] != sum(columns):
+                raise ModelError(f"{name}, packed by columns, cannot be divided into {columns}")
+            yield from zip(self.addresses, tensor.split_with_sizes(columns, -1), strict=True)
             return
         rows = [shapes[address][0] if shapes[address] else 0 for address in self.addresses]
         if tensor.ndim == 0 or len(tensor) != sum(rows):

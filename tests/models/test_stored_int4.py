@@ -1,0 +1,307 @@
+"""Checkpoints that store int4 against transformers' model with the dequantized weights.
+
+Covers models/formats/stored_int4.py, models/formats/awq.py and models/formats/gptq.py.
+"""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from models.errors import ModelError
+from models.formats import stored_format
+from models.formats.base import WHOLE, LinearShape, Shard
+from models.formats.dense import DenseWeights
+from models.loader import load, outline
+from tests.models.families import BASE, MOE, prompt, randomised
+from tests.models.harness import CPU, files_of, forward_logits, transformers_logits
+from tests.models.int4_checkpoints import awq_tensors, gptq_tensors, quantized, save
+from tests.models.test_parity import TOLERANCE
+
+SIZES = {**BASE, "vocab_size": 136, "hidden_size": 192, "intermediate_size": 256, "head_dim": 32}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False, "desc_act": False}
+
+
+def linears(model, head=False):
+    """The linears that tools quantize, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and (".layers." in name or head)
+    }
+
+
+def write(
+    model, folder, config, *, group_size=64, asymmetric=True, order=None, version=1, skip=(), head=False
+):
+    """Quantize the linears of a model in place and write them in a layout."""
+    tensors = {}
+    with torch.no_grad():
+        for name, module in linears(model, head).items():
+            if any(part in name for part in skip):
+                continue
+            in_features = module.in_features
+            size = in_features if group_size == -1 else group_size
+            groups = torch.arange(in_features) // size
+            if order is not None:
+                groups = groups[order(name, in_features)]
+            codes, scales, zeros, values = quantized(module.weight.data, group_size, asymmetric, groups)
+            module.weight.data = values
+            if config["quant_method"] == "awq":
+                tensors[name] = awq_tensors(codes, scales, zeros)
+            else:
+                tensors[name] = gptq_tensors(codes, scales, zeros, groups, version)
+    save(model, folder, tensors, config)
+
+
+def compare(model, folder):
+    """Compare the logits of a checkpoint with those of the dequantized model; return the decoder."""
+    decoder = load(files_of(folder), torch.float32, CPU)
+    outline(files_of(folder), torch.float32)
+    ids = prompt(40)
+    found, expected = forward_logits(decoder, ids, [17, 1, 22]), transformers_logits(model, ids)
+    worst = (found - expected).abs().max().item() / expected.abs().max().item()
+    assert worst < TOLERANCE, f"logits differ by {worst:.1e} of the largest"
+    return decoder
+
+
+def llama(**changes):
+    torch.manual_seed(0)
+    return randomised(LlamaForCausalLM(LlamaConfig(**SIZES | changes))).eval()
+
+
+@pytest.mark.parametrize("group_size", [32, 64, -1])
+def test_awq(group_size, tmp_path):
+    model = llama()
+    write(model, tmp_path, AWQ | {"group_size": group_size}, group_size=group_size)
+    compare(model, tmp_path)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_awq_of_excluded_modules_and_biases(tied, tmp_path):
+    torch.manual_seed(0)
+    sizes = SIZES | {"hidden_size": 128, "num_attention_heads": 4, "tie_word_embeddings": tied}
+    model = randomised(Qwen2ForCausalLM(Qwen2Config(**sizes))).eval()
+    skip = ["layers.1.mlp"]
+    write(
+        model, tmp_path, AWQ | {"group_size": 128, "modules_to_not_convert": skip}, group_size=128, skip=skip
+    )
+    decoder = compare(model, tmp_path)
+    assert isinstance(decoder.layers[1].mlp.down.weights, DenseWeights)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("group_size", [32, 64, -1])
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_gptq(version, group_size, asymmetric, tmp_path):
+    model = llama()
+    config = GPTQ | {"group_size": group_size, "sym": not asymmetric}
+    if version == 2:
+        config["checkpoint_format"] = "gptq_v2"
+    write(model, tmp_path, config, group_size=group_size, asymmetric=asymmetric, version=version)
+    compare(model, tmp_path)
+
+
+def test_gptq_in_the_order_of_activations(tmp_path):
+    model = llama()
+
+    def order(name, size):  # linears with one input have one order
+        torch.manual_seed(size + len(name.split(".")[3]))
+        return torch.randperm(size)
+
+    write(model, tmp_path, GPTQ | {"desc_act": True}, order=order)
+    compare(model, tmp_path)
+
+
+def test_gptq_orders_that_cannot_be_one_product(tmp_path):
+    model = llama()
+    write(model, tmp_path, GPTQ, order=lambda name, size: torch.randperm(size))
+    with pytest.raises(ModelError, match=r"up_proj: the outputs have different orders of inputs"):
+        load(files_of(tmp_path), torch.float32, CPU)
+
+
+def test_gptq_of_packed_projections(tmp_path):
+    torch.manual_seed(0)
+    sizes = {key: value for key, value in SIZES.items() if key != "head_dim"}
+    model = randomised(Phi3ForCausalLM(Phi3Config(**sizes | {"pad_token_id": 0}))).eval()
+    for config in (GPTQ, AWQ):
+        write(model, tmp_path / config["quant_method"], config)
+        compare(model, tmp_path / config["quant_method"])
+
+
+def test_gptq_of_a_head(tmp_path):
+    model = llama()
+    write(model, tmp_path, GPTQ | {"lm_head": True}, head=True)
+    decoder = compare(model, tmp_path)
+    assert not isinstance(decoder.output.weights, DenseWeights)
+
+
+def test_gptq_modules_of_their_own(tmp_path):
+    model = llama()
+    dynamic = {r"-:.*\.1\.mlp\..*": {}, r"+:.*\.down_proj": {"group_size": 32}}
+    skip = ["layers.1.mlp"]
+    tensors = {}
+    for name, module in linears(model).items():
+        if skip[0] in name:
+            continue
+        size = 32 if "down_proj" in name else 64
+        codes, scales, zeros, module.weight.data = quantized(module.weight.data, size, True)
+        tensors[name] = gptq_tensors(codes, scales, zeros, torch.arange(module.in_features) // size, 1)
+    save(model, tmp_path, tensors, GPTQ | {"dynamic": dynamic})
+    compare(model, tmp_path)
+
+
+@pytest.mark.parametrize("config", [AWQ, GPTQ], ids=["awq", "gptq"])
+def test_experts(config, tmp_path):
+    """Qwen3-MoE checkpoints have a module for each expert, where transformers has one tensor of all."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 96, "head_dim": 32, "decoder_sparse_step": 1}
+    model = randomised(Qwen3MoeForCausalLM(Qwen3MoeConfig(**MOE | sizes))).eval()
+    model.save_pretrained(tmp_path)
+    tensors, group_size = {}, 32
+
+    def store(name, weight):
+        codes, scales, zeros, values = quantized(weight, group_size, True)
+        groups = torch.arange(weight.shape[1]) // group_size
+        is_awq = config is AWQ
+        parts = awq_tensors(codes, scales, zeros) if is_awq else gptq_tensors(codes, scales, zeros, groups, 1)
+        tensors.update({f"{name}.{kind}": tensor for kind, tensor in parts.items()})
+        return values
+
+    with torch.no_grad():
+        for name, module in linears(model).items():
+            module.weight.data = store(name, module.weight.data)
+        for index, layer in enumerate(model.model.layers):
+            experts, path = layer.mlp.experts, f"model.layers.{index}.mlp.experts"
+            for expert in range(len(experts.down_proj)):
+                gate, up = experts.gate_up_proj[expert].chunk(2)
+                parts = [store(f"{path}.{expert}.{n}_proj", w) for n, w in (("gate", gate), ("up", up))]
+                experts.gate_up_proj[expert] = torch.cat(parts)
+                down = experts.down_proj[expert]
+                experts.down_proj[expert] = store(f"{path}.{expert}.down_proj", down)
+    plain = load_file(tmp_path / "model.safetensors")
+    stems = {name.rpartition(".")[0] for name in tensors}
+    rest = {name: tensor for name, tensor in plain.items() if name.rpartition(".")[0] not in stems}
+    save_file(rest | tensors, tmp_path / "model.safetensors")
+    path = tmp_path / "config.json"
+    quantization = config | {"group_size": group_size}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))
+    compare(model, tmp_path)
+
+
+MODULES = ["model.layers.0.mlp.down_proj"]
+
+
+def made(config, shape, shard=WHOLE):
+    return stored_format(config)(config, torch.float32, CPU, shard)(MODULES, shape)
+
+
+def fill(weights, parts, prefix=""):
+    for name, tensor in parts.items():
+        weights.fill(f"{prefix}{name}", tensor)
+
+
+@pytest.mark.parametrize("config", [AWQ, GPTQ], ids=["awq", "gptq"])
+@pytest.mark.parametrize(("shard", "world"), [("column", 3), ("row", 2)])
+def test_ranks_make_the_whole(config, shard, world):
+    torch.manual_seed(0)
+    codes, scales, zeros, values = quantized(torch.randn(40, 192), 64, True)
+    parts = awq_tensors(codes, scales, zeros)
+    if config is GPTQ:
+        parts = gptq_tensors(codes, scales, zeros, torch.arange(192) // 64, 1)
+    x, found = torch.randn(5, 192), []
+    for rank in (Shard(index, world) for index in range(world)):
+        weights = made(config, LinearShape(192, {"": 40}, shard=shard), rank)
+        assert weights.parameters() == {name: tuple(tensor.shape) for name, tensor in parts.items()}
+        fill(weights, parts)
+        found.append(weights.matmul(x[:, rank.slice(192)] if shard == "row" else x))
+    whole = sum(found) if shard == "row" else torch.cat(found, 1)
+    torch.testing.assert_close(whole, x @ values.t(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (AWQ | {"version": "gemv"}, "AWQ of version 'gemv' is not supported"),
+        (AWQ | {"zero_point": False}, "AWQ without zero points"),
+        (AWQ | {"bits": 8}, "AWQ with 8 bits is not supported; 4 bits are"),
+        (GPTQ | {"bits": 3}, "GPTQ with 3 bits is not supported"),
+        (GPTQ | {"bits": None}, "GPTQ with None bits"),
+        (GPTQ | {"group_size": 0}, "group_size 0 makes no sense"),
+        (GPTQ | {"group_size": 16}, "down_proj: groups of 16 "),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not supported"),
+        (GPTQ | {"dynamic": {"+:(": {}}}, "is no pattern"),
+    ],
+)
+def test_options_that_are_not_supported(config, message):
+    with pytest.raises(ModelError, match=message):
+        made(config, LinearShape(192, {"": 40})).parameters()
+
+
+def test_outputs_that_cannot_be_packed():
+    for config in (AWQ, GPTQ):
+        with pytest.raises(ModelError, match="41 outputs and 192 inputs cannot be"):
+            made(config, LinearShape(192, {"": 41})).parameters()
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("scales", torch.nan, "down_proj: scales are not finite"),
+        ("scales", torch.inf, "down_proj: scales are not finite"),
+        ("scales", 0.0, "a scale is 0 in a group whose weights are not"),
+        ("g_idx", 1, "g_idx has not 64 inputs in each group"),
+        ("qweight", None, "four bits are packed in int32, and a tensor has torch.float32"),
+    ],
+)
+def test_values_that_make_no_sense(kind, change, message):
+    codes, scales, zeros, _ = quantized(torch.randn(40, 192), 64, True)
+    parts = gptq_tensors(codes, scales, zeros, torch.arange(192) // 64, 1)
+    if change is None:
+        parts[kind] = parts[kind].float()
+    else:
+        parts[kind].view(-1)[0] = change
+    weights = made(GPTQ, LinearShape(192, {"": 40}))
+    with pytest.raises(ModelError, match=message):
+        fill(weights, parts)
+
+
+def test_a_scale_of_zero_is_that_of_a_group_of_zeros():
+    codes, scales, zeros, values = quantized(torch.randn(40, 192), 64, True)
+    codes[3, :64], scales[3, 0], values[3, :64] = zeros[3, 0], 0, 0
+    weights = made(AWQ, LinearShape(192, {"": 40}))
+    fill(weights, awq_tensors(codes, scales, zeros))
+    x = torch.randn(2, 192)
+    torch.testing.assert_close(weights.matmul(x), x @ values.t(), rtol=1e-4, atol=1e-4)
+
+
+def test_order_of_activations_among_ranks_and_experts():
+    groups = (torch.arange(192) // 64)[torch.randperm(192)]
+    codes, scales, zeros, _ = quantized(torch.randn(40, 192), 64, True, groups)
+    parts = gptq_tensors(codes, scales, zeros, groups, 1)
+    experts = LinearShape(192, {"": 40}, num_experts=1)
+    row = LinearShape(192, {"": 40}, shard="row")
+    for shape, shard, prefix in ((experts, WHOLE, "0."), (row, Shard(1, 2), "")):
+        weights = made(GPTQ | {"desc_act": True}, shape, shard)
+        with pytest.raises(ModelError, match=r"order of activations \(desc_act\) are not supported"):
+            fill(weights, parts, prefix)
+
+
+@pytest.mark.parametrize("config", [AWQ, GPTQ], ids=["awq", "gptq"])
+def test_random_weights_keep_the_variance_of_their_input(config):
+    weights = made(config, LinearShape(256, {"": 400}))
+    for seed, name in enumerate(weights.parameters()):
+        weights.fill(name, weights.random(name, torch.Generator().manual_seed(seed)))
+    assert 0.8 < weights.matmul(torch.randn(50, 256)).std() < 1.2
