@@ -55,6 +55,8 @@ class Int4Weights(UnquantizedWeights):
     Filled from unquantized weights; formats of checkpoints override `parameters` and `fill`.
     """
 
+    codes_are_floats = False  # FP4 numbers in place of integers
+
     def __init__(
         self,
         shape: LinearShape,
@@ -124,6 +126,7 @@ class Int4Weights(UnquantizedWeights):
             group_size=self._group_size,
             in_features=self.in_features,
             out_features=self._rows_of_expert,
+            is_float=self.codes_are_floats,
         )
 
     def matmul(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""MXFP4 experts as gpt-oss checkpoints store them, dequantized at load (OCP Microscaling Formats, v1.0).
+"""MXFP4 experts as gpt-oss checkpoints store them, kept packed (OCP Microscaling Formats, v1.0).
 
 32 values of a row share one byte, the exponent of their scale (E8M0), and are FP4 (E2M1), two in a byte.
 """
@@ -12,11 +12,11 @@ from torch import Tensor
 from models.errors import ModelError
 from models.formats.base import LinearShape, LinearWeights, MakeStored, Shard
 from models.formats.dense import DenseWeights
+from models.formats.int4 import Int4Weights
 
 _BLOCK = 32
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_VALUES = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))
 _EXPONENT_BIAS = 127
+_NAN = 255  # as an exponent
 
 
 def stored(
@@ -31,24 +31,15 @@ def stored(
     return make_linear
 
 
-def dequantize(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the values [..., 32 * num_blocks] of blocks uint8 [..., num_blocks, 16] in a dtype.
+class Mxfp4Weights(Int4Weights):
+    """FP4 codes in tiles, filled from blocks and scales; scales are bfloat16, which has all powers of two."""
 
-    Of a byte the low four bits come first. scales uint8 [..., num_blocks].
-    """
-    values = torch.tensor(_VALUES, dtype=torch.float32, device=blocks.device)
-    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
-    exponents = scales.to(torch.int32)[..., None] - _EXPONENT_BIAS
-    return torch.ldexp(values[codes.int()], exponents).flatten(-2).to(dtype)
-
-
-class Mxfp4Weights(DenseWeights):
-    """Dense weights that are filled from blocks and scales."""
+    codes_are_floats = True
 
     def __init__(self, shape: LinearShape, dtype: torch.dtype, device: torch.device, shard: Shard) -> None:
         if shape.in_features % _BLOCK:
             raise ModelError(f"rows of {shape.in_features} weights have no whole MXFP4 blocks of {_BLOCK}")
-        super().__init__(shape, dtype, device, shard)
+        super().__init__(shape, dtype, device, shard, _BLOCK)
         self._halves: dict[str, Tensor] = {}  # blocks or scales that came before the other
 
     def parameters(self) -> dict[str, tuple[int, ...]]:
@@ -70,8 +61,15 @@ class Mxfp4Weights(DenseWeights):
         elif (other := self._halves.pop(stem, None)) is None:
             self._halves[stem] = tensor
         else:
-            blocks, scales = (tensor, other) if kind == "blocks" else (other, tensor)
-            super().fill(f"{stem}.weight", dequantize(blocks, scales, self._dtype))
+            blocks, exponents = (tensor, other) if kind == "blocks" else (other, tensor)
+            if not exponents.is_meta and (exponents == _NAN).any():
+                raise ModelError(f"a scale of '{stem}' is not a number")
+            rows, first = self._rows[stem]
+            blocks, exponents = blocks[rows], exponents[rows]
+            codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1)
+            powers = exponents.int() - _EXPONENT_BIAS
+            scales = torch.ldexp(torch.ones(powers.shape, device=powers.device), powers)
+            self._store(first, codes, scales.to(torch.bfloat16))
 
     def random(self, parameter: str, generator: torch.Generator) -> Tensor:
         kind = parameter.rpartition(".")[2]

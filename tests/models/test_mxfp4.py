@@ -6,10 +6,10 @@ Covers models/formats/mxfp4.py.
 import pytest
 import torch
 
+from kernels.four_bit_weight import dequantize
 from models.errors import ModelError
 from models.formats import stored_format
 from models.formats.base import LinearShape, Shard
-from models.formats.mxfp4 import dequantize
 from tests.models.harness import CPU
 
 MXFP4 = {"quant_method": "mxfp4"}
@@ -22,12 +22,26 @@ def value_of(code, exponent):
     return sign * magnitude * 2.0 ** (exponent - 127)
 
 
-def test_every_code_and_the_order_of_values():
+def one_expert(exponent, blocks):
+    """The weights of an expert with one output and one block."""
+    shape = LinearShape(32, {"": 1}, num_experts=1)
+    weights = stored_format(MXFP4)(MXFP4, torch.float32, CPU, Shard())([], shape)
+    weights.fill("0.scales", torch.tensor([[exponent]], dtype=torch.uint8))
+    weights.fill("0.blocks", blocks)
+    return weights
+
+
+@pytest.mark.parametrize("exponent", [1, 100, 127, 140, 250])
+def test_every_code_and_the_order_of_values(exponent):
     codes = torch.randperm(32) % 16
-    blocks = (codes[0::2] | codes[1::2] << 4).to(torch.uint8)[None]
-    for exponent in (100, 127, 140):
-        found = dequantize(blocks, torch.tensor([exponent], dtype=torch.uint8), torch.float32)
-        assert found.tolist() == [value_of(code, exponent) for code in codes.tolist()]
+    blocks = (codes[0::2] | codes[1::2] << 4).to(torch.uint8)[None, None]
+    found = dequantize(one_expert(exponent, blocks)._weight.expert(0), torch.float32)
+    assert found[0].tolist() == [value_of(code, exponent) for code in codes.tolist()]
+
+
+def test_a_scale_that_is_no_number():
+    with pytest.raises(ModelError, match="a scale of '0' is not a number"):
+        one_expert(255, torch.zeros(1, 1, 16, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("scales_first", [False, True])
@@ -43,15 +57,20 @@ def test_parts_of_ranks_are_filled_in_any_order(scales_first):
     names = sorted(tensors, reverse=scales_first)  # "blocks" sorts before "scales"
     for name in names:
         whole.fill(name, tensors[name])
-    stack = torch.cat(
-        [
-            dequantize(tensors[f"{e}.{h}.blocks"], tensors[f"{e}.{h}.scales"], torch.float32)
-            for e in range(3)
-            for h in ("gate", "up")
-        ]
-    )
-    rows = whole._experts.flatten(0, 1)
-    assert torch.equal(rows, stack)
+    halves = []
+    for expert in range(3):
+        rows = dequantize(whole._weight.expert(expert), torch.float32)
+        for half, part in zip(("gate", "up"), rows.split(5), strict=True):
+            blocks, scales = tensors[f"{expert}.{half}.blocks"], tensors[f"{expert}.{half}.scales"]
+            exact = [
+                value_of(byte >> 4 * high & 15, scale)
+                for block, scale in zip(blocks.flatten(0, 1).tolist(), scales.flatten().tolist(), strict=True)
+                for byte in block
+                for high in (0, 1)
+            ]
+            assert part.flatten().tolist() == exact
+            halves.append(part)
+    stack = torch.cat(halves)
     assert 0.02 < stack.std() < 0.5, "random weights keep the variance of their input"
 
 
