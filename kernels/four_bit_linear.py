@@ -22,7 +22,9 @@ _NUM_PROGRAMS = 256  # about two per multiprocessor
 _MANY_FEATURES = 20000  # of so many, the tiles alone keep all multiprocessors busy
 _MOST_TILES = 4096  # of a product whose inputs are divided
 _MANY_TOKENS = 257  # from here on writing the weight in 16 bits costs less than unpacking it for each tile
-_CHUNK_BYTES = 64 << 20  # of 16-bit weights that are written at a time
+_CHUNK_BYTES = (
+    128 << 20
+)  # of 16-bit weights that are written at a time; 16 to 64 MiB are up to 1.7 times slower
 _TILE_BYTES = 2 << 20  # of float32 that the twin widens at a time
 
 

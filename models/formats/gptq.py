@@ -3,9 +3,6 @@
 qweight int32 [in_features / 8, out_features], qzeros int32 [groups, out_features / 8], scales [groups,
 out_features], g_idx int32 [in_features], the group of each input. Version 1 (checkpoint_format `gptq`) stores
 zero points less one, modulo 16; version 2 (`gptq_v2`) as they are.
-
-Where inputs were quantized in the order of their activations (desc_act), the inputs of a group are scattered.
-The weight's columns are then sorted by group, and those of x are gathered in that order.
 """
 
 import re
@@ -85,9 +82,6 @@ class GptqWeights(StoredInt4):
     ) -> None:
         super().__init__(modules, shape, dtype, device, shard, group_size)
         self._zero_offset = zero_offset
-        self._order: Tensor | None = None  # of the inputs by group, int64 [in_features]
-        self._is_scattered = False  # the order is another than the inputs' own
-        self._keeps_order = bool(shape.num_experts) or (shape.shard == "row" and shard.world > 1)
 
     def _stored(self, out_features: int) -> dict[str, tuple[int, ...]]:
         if out_features % PER_INT32 or self._in_features % PER_INT32:
@@ -105,35 +99,4 @@ class GptqWeights(StoredInt4):
     def _unpack(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
         codes = unpack(parts["qweight"].t())
         zeros = (unpack(parts["qzeros"]) + self._zero_offset & 15).t()
-        if not codes.is_meta:
-            codes = self._sorted(codes, parts["g_idx"])
-        return codes, parts["scales"].t(), zeros
-
-    def _sorted(self, codes: Tensor, groups: Tensor) -> Tensor:
-        """Return codes [n, in_features] with the inputs of a group together. Raises ModelError."""
-        expected = torch.arange(len(groups), device=groups.device) // self.stored_group_size
-        found, order = groups.long().sort(stable=True)
-        if not torch.equal(found, expected):
-            raise self._error(f"g_idx has not {self.stored_group_size} inputs in each group")
-        if self._order is not None and not torch.equal(order, self._order):
-            raise self._error("the outputs have different orders of inputs, and are one product here")
-        self._order = order
-        self._is_scattered = not torch.equal(groups.long(), expected)
-        if self._is_scattered and self._keeps_order:
-            raise self._error(
-                "inputs in the order of activations (desc_act) are not supported for experts, nor if ranks "
-                "divide the inputs"
-            )
-        return codes[:, order] if self._is_scattered else codes
-
-    def matmul(self, x: Tensor) -> Tensor:
-        if self._is_scattered:
-            assert self._order is not None
-            x = x.index_select(1, self._order)
-        return super().matmul(x)
-
-    def random(self, parameter: str, generator: torch.Generator) -> Tensor:
-        if parameter.endswith("g_idx"):
-            inputs = torch.arange(self._in_features, dtype=torch.int32, device=generator.device)
-            return inputs // self.stored_group_size
-        return super().random(parameter, generator)
+        return self._by_group(codes, parts["g_idx"]), parts["scales"].t(), zeros

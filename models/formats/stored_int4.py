@@ -21,6 +21,9 @@ class StoredInt4(Int4Weights):
     """Int4 weights whose tensors a checkpoint stores packed, an output in several tensors.
 
     It is converted when all of them have come. `modules` are the checkpoint's names, for messages.
+
+    Where inputs were quantized in the order of their activations, the inputs of a group are scattered. The
+    weight's columns are then sorted by group, and those of x are gathered in that order.
     """
 
     def __init__(
@@ -39,6 +42,9 @@ class StoredInt4(Int4Weights):
         except ModelError as error:
             raise self._error(str(error)) from None
         self._in_features = shape.in_features
+        self._order: Tensor | None = None  # of the inputs by group, int64 [in_features]
+        self._is_scattered = False  # the order is another than the inputs' own
+        self._keeps_order = bool(shape.num_experts) or (shape.shard == "row" and shard.world > 1)
 
     @abstractmethod
     def _stored(self, out_features: int) -> dict[str, tuple[int, ...]]:
@@ -80,6 +86,34 @@ class StoredInt4(Int4Weights):
                 self._check(name, codes, scales, zeros)
             self._store(first, codes, scales, zeros)
 
+    def _by_group(self, codes: Tensor, groups: Tensor) -> Tensor:
+        """Return codes [n, in_features] with the inputs of a group together, groups int [in_features].
+
+        Raises ModelError if the groups are not of one size, or other than those of the outputs before.
+        """
+        if codes.is_meta:
+            return codes
+        expected = torch.arange(len(groups), device=groups.device) // self.stored_group_size
+        found, order = groups.long().sort(stable=True)
+        if not torch.equal(found, expected):
+            raise self._error(f"g_idx has not {self.stored_group_size} inputs in each group")
+        if self._order is not None and not torch.equal(order, self._order):
+            raise self._error("the outputs have different orders of inputs, and are one product here")
+        self._order = order
+        self._is_scattered = not torch.equal(groups.long(), expected)
+        if self._is_scattered and self._keeps_order:
+            raise self._error(
+                "inputs in the order of activations (desc_act) are not supported for experts, nor if ranks "
+                "divide the inputs"
+            )
+        return codes[:, order] if self._is_scattered else codes
+
+    def matmul(self, x: Tensor) -> Tensor:
+        if self._is_scattered:
+            assert self._order is not None
+            x = x.index_select(1, self._order)
+        return super().matmul(x)
+
     def _check(self, name: str, codes: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
         """Raise ModelError for scales that are not finite, or 0 in a group of other weights than 0."""
         if not scales.isfinite().all():
@@ -100,6 +134,8 @@ class StoredInt4(Int4Weights):
         shape, device = self.parameters()[parameter], generator.device
         if kind == "bias":
             return super().random(parameter, generator)
+        if kind.endswith("g_idx"):
+            return torch.arange(self._in_features, dtype=torch.int32, device=device) // self.stored_group_size
         if "scale" in kind:  # 4.6 is the deviation of codes
             return torch.full(shape, self._in_features**-0.5 / 4.6, dtype=self._dtype, device=device)
         if "zero" in kind:

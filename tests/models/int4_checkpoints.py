@@ -1,4 +1,4 @@
-"""Writes tiny int4 checkpoints in the layouts of AutoAWQ and GPTQModel, from codes, scales and zeros."""
+"""Packs codes, scales and zeros as AutoAWQ, GPTQModel and compressed-tensors do, and writes checkpoints."""
 
 import json
 from pathlib import Path
@@ -48,6 +48,26 @@ def gptq_tensors(
         "scales": scales.t().contiguous(),
         "g_idx": groups.to(torch.int32),
     }
+
+
+def packed_tensors(
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, groups: Tensor | None
+) -> dict[str, Tensor]:
+    """Tensors of compressed-tensors' pack-quantized; sizes are rounded up to whole int32."""
+    found = {
+        "weight_packed": pack(padded(codes)),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor(codes.shape),
+    }
+    if zeros is not None:
+        found["weight_zero_point"] = pack(padded(zeros.t())).t().contiguous()
+    if groups is not None:
+        found["weight_g_idx"] = groups.to(torch.int32)
+    return found
+
+
+def padded(codes: Tensor) -> Tensor:
+    return nn.functional.pad(codes, (0, -codes.shape[1] % 8))
 
 
 def save(
