@@ -119,10 +119,15 @@ def _fill_on_cpu(out: Tensor, file: BinaryIO, start: int) -> None:
 
 
 class _GpuFill:
-    """Fills tensors on a GPU through two pinned buffers of each thread, on the stream of its creator."""
+    """Fills tensors on a GPU through two pinned buffers of each thread, on the stream of its creator.
+
+    Tensors that the creator made in inference mode can be filled in that mode only, which each thread has of
+    its own.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)
+        self._inference = torch.is_inference_mode_enabled()
         self._of_thread = threading.local()
 
     def __call__(self, out: Tensor, file: BinaryIO, start: int) -> None:
@@ -133,7 +138,7 @@ class _GpuFill:
         buffer = buffer[: len(out)]
         copied.synchronize()  # returns at once before the first copy
         _fill_on_cpu(buffer, file, start)
-        with torch.cuda.stream(self._stream):
+        with torch.inference_mode(self._inference), torch.cuda.stream(self._stream):
             out.copy_(buffer, non_blocking=True)
             copied.record()
 

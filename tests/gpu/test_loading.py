@@ -10,8 +10,12 @@ from models.tensor_reader import PIECE_BYTES, read_tensors
 pytestmark = pytest.mark.gpu
 
 
-def test_tensors_around_the_size_of_the_buffers(tmp_path):
-    """Several threads; sizes of no, one and several buffers, with one byte more and less."""
+@pytest.mark.parametrize("inference", [True, False])
+def test_tensors_around_the_size_of_the_buffers(inference, tmp_path):
+    """Several threads; sizes of no, one and several buffers, with one byte more and less.
+
+    The engine loads in inference mode, which threads do not inherit.
+    """
     torch.manual_seed(0)
     sizes = [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 7] * 3
     tensors = {
@@ -22,7 +26,8 @@ def test_tensors_around_the_size_of_the_buffers(tmp_path):
     save_file(tensors, tmp_path / "some.safetensors")
     header = read_header(tmp_path / "some.safetensors")
     expected = load_file(tmp_path / "some.safetensors")
-    found = zip(header, read_tensors(header.values(), torch.device("cuda")), strict=True)
-    for name, tensor in found:
-        assert tensor.is_cuda
-        assert torch.equal(tensor.cpu(), expected[name]), name
+    with torch.inference_mode(inference):
+        found = zip(header, read_tensors(header.values(), torch.device("cuda")), strict=True)
+        for name, tensor in found:
+            assert tensor.is_cuda
+            assert torch.equal(tensor.cpu(), expected[name]), name

@@ -144,7 +144,7 @@ def test_gguf_rope_freqs(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_cuda_equals_cpu(family, dtype, tmp_path):
     """Same weights, the Triton kernels instead of their twins."""
-    model = make(family, hidden_size=256, head_dim=64)
+    model = make(family, hidden_size=384, head_dim=64)  # six heads
     model.save_pretrained(tmp_path)
     ids, chunks = prompt(70), [30, 1, 39]
     exact = transformers_logits(model, ids)
