@@ -14,6 +14,7 @@ import pytest
 from engine.constraints.kinds import KINDS
 from engine.device.readouts import RECIPES
 from models import families, formats
+from models.formats.compressed_tensors import SCHEMES
 from models.gguf.architectures import registered_gguf_names
 from server.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.routes.table import ENDPOINTS
@@ -86,10 +87,8 @@ def test_every_family_is_registered() -> None:
 
 
 def test_every_weight_format_is_registered() -> None:
-    registered = {*formats.CONVERSIONS.values(), *formats.STORED.values()}
-    assert names(registered) == modules(
-        "models/formats", "base", "scaled_rows", "stored_int4", "pack_quantized"
-    )
+    registered = {*formats.CONVERSIONS.values(), *formats.STORED.values(), *SCHEMES.values()}
+    assert names(registered) == modules("models/formats", "base", "scaled_rows", "stored_int4")
     for registry in (formats.CONVERSIONS, formats.STORED):
         assert len(names([*registry.values()])) == len(registry), "a weight format is one file"
 

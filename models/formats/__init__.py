@@ -13,6 +13,7 @@ from models.formats.base import Conversion, StoredFormat
 # `quant_method` of a checkpoint's quantization_config -> a StoredFormat, imported when it is used.
 STORED = {
     "awq": "models.formats.awq:stored",
+    "compressed-tensors": "models.formats.compressed_tensors:stored",
     "gptq": "models.formats.gptq:stored",
     "mxfp4": "models.formats.mxfp4:stored",
 }

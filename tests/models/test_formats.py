@@ -126,7 +126,7 @@ def test_every_format_is_one_module_of_its_name():
         assert path.startswith(f"models.formats.{name}:")
         assert conversion_to(name) is resolve_name(path)
     for name, path in STORED.items():
-        assert path.startswith(f"models.formats.{name}:")
+        assert path.startswith(f"models.formats.{name.replace('-', '_')}:")
         assert stored_format({"quant_method": name}) is resolve_name(path)
 
 
