@@ -57,6 +57,31 @@ class ExpertGroups(NamedTuple):
         """Number of tiles, with those that may be unused."""
         return self.expert_ids.numel() if self.tiles is None else self.tiles.shape[1]
 
+    def pointers(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return what `pairs_of_tile` reads: expert_ids, order and tiles; a kernel ignores those missing."""
+        ids = self.expert_ids
+        return ids, ids if self.order is None else self.order, ids if self.tiles is None else self.tiles
+
+
+@triton.jit
+def pairs_of_tile(
+    ids_ptr, order_ptr, tiles_ptr, max_tiles, tile, SORTED: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    """Return a tile's expert int64, its pairs and which of them are there [BLOCK_M], and their number."""
+    place = tl.arange(0, BLOCK_M)
+    if SORTED:
+        expert = tl.load(tiles_ptr + tile).to(tl.int64)
+        first = tl.load(tiles_ptr + max_tiles + tile)
+        count = tl.load(tiles_ptr + 2 * max_tiles + tile)
+        there = place < count
+        pair = tl.load(order_ptr + first + place, mask=there, other=0)
+    else:
+        expert = tl.load(ids_ptr + tile).to(tl.int64)
+        count = tl.full([], 1, tl.int32)
+        there = place < 1
+        pair = tl.where(there, tile, 0)
+    return expert, pair, there, count
+
 
 def tile_rows(num_pairs: int, num_experts: int) -> int:
     """Return the pairs of a tile that holds those of most experts, if routing is even."""

@@ -8,6 +8,28 @@ _BLOCK = 1024
 
 
 @triton.jit
+def add_shared(
+    total,  # [BLOCK] fp32
+    shared_ptr,
+    gate_ptr,
+    token,
+    columns,
+    inside,
+    shared_stride,
+    gate_stride,
+    HAS_SHARED: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+):
+    """Return the sum of a token's columns with the result of the shared expert, times its gate."""
+    if HAS_SHARED:
+        shared = tl.load(shared_ptr + token * shared_stride + columns, mask=inside, other=0.0).to(tl.float32)
+        if HAS_GATE:
+            shared *= tl.sigmoid(tl.load(gate_ptr + token * gate_stride).to(tl.float32))
+        total += shared
+    return total
+
+
+@triton.jit
 def _expert_sum_kernel(
     results_ptr,
     weights_ptr,
@@ -31,11 +53,9 @@ def _expert_sum_kernel(
         pair = token * TOP_K + choice
         result = tl.load(results_ptr + pair * hidden + columns, mask=inside, other=0.0)
         total += result.to(tl.float32) * tl.load(weights_ptr + pair)
-    if HAS_SHARED:
-        shared = tl.load(shared_ptr + token * shared_stride + columns, mask=inside, other=0.0).to(tl.float32)
-        if HAS_GATE:
-            shared *= tl.sigmoid(tl.load(gate_ptr + token * gate_stride).to(tl.float32))
-        total += shared
+    total = add_shared(
+        total, shared_ptr, gate_ptr, token, columns, inside, shared_stride, gate_stride, HAS_SHARED, HAS_GATE
+    )
     tl.store(out_ptr + token * hidden + columns, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 

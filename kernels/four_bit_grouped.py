@@ -17,7 +17,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from kernels.dispatch import dispatch, tl, triton
-from kernels.expert_routing import ExpertGroups
+from kernels.expert_routing import ExpertGroups, pairs_of_tile
 from kernels.four_bit_linear import four_bit_linear_torch
 from kernels.four_bit_weight import TILE_INPUTS, FourBitWeight, constants, tile_sums
 from kernels.grouped_linear import GatedActivation, gated, gated_torch, tiles_of
@@ -80,20 +80,11 @@ def _four_bit_grouped_kernel(
 
     `out_features` counts the results: with an activation an expert's weight has twice as many rows.
     """
-    tile = tl.program_id(1)
-    place = tl.arange(0, BLOCK_M)
-    if SORTED:
-        expert = tl.load(tiles_ptr + tile).to(tl.int64)
-        first = tl.load(tiles_ptr + max_tiles + tile)
-        count = tl.load(tiles_ptr + 2 * max_tiles + tile)
-        if count == 0:
-            return
-        there = place < count
-        pair = tl.load(order_ptr + first + place, mask=there, other=0)
-    else:
-        expert = tl.load(ids_ptr + tile).to(tl.int64)
-        there = place < 1
-        pair = tl.where(there, tile, 0)
+    expert, pair, there, count = pairs_of_tile(
+        ids_ptr, order_ptr, tiles_ptr, max_tiles, tl.program_id(1), SORTED, BLOCK_M
+    )
+    if count == 0:
+        return
     GATED: tl.constexpr = ACTIVATION != ""
     feature = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     # Past the end the last feature again: its results are not stored.
@@ -150,7 +141,6 @@ def four_bit_grouped_triton(
         return out
     block_m = max(16, groups.tile_rows)
     shape = shape or tile_shape(block_m, x.element_size())
-    ids = groups.expert_ids
     _four_bit_grouped_kernel[(triton.cdiv(out_features, shape.block_n), groups.max_tiles)](
         x,
         weight.values,
@@ -158,9 +148,7 @@ def four_bit_grouped_triton(
         weight.zeros if weight.zeros is not None else weight.scales,
         bias if bias is not None else x,
         out,
-        ids,
-        groups.order if groups.order is not None else ids,
-        groups.tiles if groups.tiles is not None else ids,
+        *groups.pointers(),
         groups.max_tiles,
         num_pairs // num_rows,
         out_features,

@@ -19,12 +19,11 @@ from kernels.dispatch import dispatch, tl, triton
 from kernels.four_bit_weight import TILE_INPUTS, TILE_ROWS, FourBitWeight, constants, dequantize, tile_sums
 
 _NUM_PROGRAMS = 256  # about two per multiprocessor
-_MANY_FEATURES = 20000  # of so many, the tiles alone keep all multiprocessors busy
+_MANY_FEATURES = 20000  # from here on the tiles alone occupy all multiprocessors, with little split-K or none
 _MOST_TILES = 4096  # of a product whose inputs are divided
 _MANY_TOKENS = 257  # from here on writing the weight in 16 bits costs less than unpacking it for each tile
-_CHUNK_BYTES = (
-    128 << 20
-)  # of 16-bit weights that are written at a time; 16 to 64 MiB are up to 1.7 times slower
+# Of 16-bit weights that are written at a time; 16 to 64 MiB are up to 1.7 times slower.
+_CHUNK_BYTES = 128 << 20
 _TILE_BYTES = 2 << 20  # of float32 that the twin widens at a time
 
 

@@ -18,7 +18,7 @@ import torch
 
 from kernels.act_mul import activate, gelu_mul_torch, gelu_tanh_mul_torch, silu_mul_torch
 from kernels.dispatch import dispatch, tl, triton
-from kernels.expert_routing import ExpertGroups
+from kernels.expert_routing import ExpertGroups, pairs_of_tile
 from kernels.int8_linear import int8_linear_torch
 from kernels.linear import unpacked_linear
 
@@ -99,26 +99,17 @@ def _grouped_linear_kernel(
 
     `out_features` counts the results: with an activation an expert's weight has twice as many rows.
     """
-    tile = tl.program_id(1)
-    row = tl.arange(0, BLOCK_M)
-    if SORTED:
-        expert = tl.load(tiles_ptr + tile)
-        first = tl.load(tiles_ptr + max_tiles + tile)
-        count = tl.load(tiles_ptr + 2 * max_tiles + tile)
-        if count == 0:
-            return
-        there = row < count
-        pair = tl.load(order_ptr + first + row, mask=there, other=0)
-    else:
-        expert = tl.load(ids_ptr + tile)
-        there = row < 1
-        pair = tl.where(there, tile, 0)
+    expert, pair, there, count = pairs_of_tile(
+        ids_ptr, order_ptr, tiles_ptr, max_tiles, tl.program_id(1), SORTED, BLOCK_M
+    )
+    if count == 0:
+        return
     GATED: tl.constexpr = ACTIVATION != ""
     feature = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside_n = feature < out_features
     # Past the end the last feature again: its results are not stored.
     weight_row = tl.minimum(feature, out_features - 1)
-    first_row = expert.to(tl.int64) * (2 * out_features if GATED else out_features)
+    first_row = expert * (2 * out_features if GATED else out_features)
     k = tl.arange(0, BLOCK_K)
     weight = weight_ptr + (first_row + weight_row)[:, None] * in_features + k[None, :]
     up_weight = weight_ptr + (first_row + out_features + weight_row)[:, None] * in_features + k[None, :]
@@ -174,16 +165,13 @@ def grouped_linear_triton(
         return out
     block_m = max(16, groups.tile_rows)
     shape = shape or tile_shape(block_m, x.element_size(), activation is not None)
-    ids = groups.expert_ids
     _grouped_linear_kernel[(triton.cdiv(out_features, shape.block_n), groups.max_tiles)](
         x,
         weight,
         scale if scale is not None else x,
         bias if bias is not None else x,
         out,
-        ids,
-        groups.order if groups.order is not None else ids,
-        groups.tiles if groups.tiles is not None else ids,
+        *groups.pointers(),
         groups.max_tiles,
         num_pairs // num_rows,
         out_features,

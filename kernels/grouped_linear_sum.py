@@ -10,7 +10,7 @@ import torch
 
 from kernels.dispatch import dispatch, tl, triton
 from kernels.expert_routing import ExpertGroups
-from kernels.expert_sum import expert_sum_torch, expert_sum_triton
+from kernels.expert_sum import add_shared, expert_sum_torch, expert_sum_triton
 from kernels.grouped_linear import grouped_linear_torch, grouped_linear_triton
 
 
@@ -75,11 +75,9 @@ def _matvec_sum_kernel(
         if HAS_BIAS:
             result += tl.load(bias_ptr + row, mask=there, other=0.0).to(tl.float32)
         total += result * tl.load(weights_ptr + pair)
-    if HAS_SHARED:
-        shared = tl.load(shared_ptr + token * shared_stride + feature, mask=there, other=0.0).to(tl.float32)
-        if HAS_GATE:
-            shared *= tl.sigmoid(tl.load(gate_ptr + token * gate_stride).to(tl.float32))
-        total += shared
+    total = add_shared(
+        total, shared_ptr, gate_ptr, token, feature, there, shared_stride, gate_stride, HAS_SHARED, HAS_GATE
+    )
     tl.store(out_ptr + token * out_features + feature, total.to(out_ptr.dtype.element_ty), mask=there)
 
 
