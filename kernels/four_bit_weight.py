@@ -3,7 +3,7 @@
 A code is an integer from which the group's zero point (8 if there is none) is subtracted, or an FP4 number
 (E2M1; OCP Microscaling Formats, v1.0). The codes of 32 rows and 128 inputs are 2,048 consecutive bytes, so
 that a program reads whole lines of memory whatever the shape: on an H200 one row of activations times
-4096 -> 28672 takes 24.3 us with it and 34.6 us with rows of K / 2 bytes.
+4096 -> 28672 takes 24.3 µs with it and 34.6 µs with rows of K / 2 bytes.
 """
 
 from typing import NamedTuple
@@ -67,8 +67,8 @@ def pack_rows(codes: Tensor) -> Tensor:
     return halves[:, :, 0] | halves[:, :, 1] << 4
 
 
-# PTX of four bytes to two times four numbers of 16 bits, the low nibbles first. Inline assembly must be
-# elementwise in truth: the compiler moves it across layouts.
+# PTX of four bytes to two times four numbers of 16 bits, the low nibbles first. Inline assembly has to be
+# elementwise (byte i of a result from byte i of the argument): the compiler moves it across layouts.
 _WIDEN = "{{ .reg .b32 a, b, c, d; prmt.b32 a, $4, 0, 0x4140; prmt.b32 b, $4, 0, 0x4342; {} }}"
 
 
