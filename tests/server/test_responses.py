@@ -4,55 +4,17 @@ Covers server/routes/responses/convert.py, server/routes/responses/create.py and
 server/schema/response_items.py.
 """
 
-import json
 import threading
 from typing import Any
 
 import httpx
 import pytest
-from openai.types.responses import Response as SdkResponse
-from openai.types.responses import ResponseStreamEvent as SdkEvent
-from pydantic import TypeAdapter
 
 from server.routes.responses.events import ResponseFrames
-from server.schema.errors import ErrorResponse
-from server.schema.response_events import ResponseEvent
-from server.schema.responses import LOGPROBS_INCLUDED, ResponseObject
+from server.schema.responses import LOGPROBS_INCLUDED
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
-from tests.server.tool_chat import CALL, CALL_NOW
-
-PATH = "/v1/responses"
-SDK_EVENT: TypeAdapter[Any] = TypeAdapter(SdkEvent)
-
-
-async def ask(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
-    response = await client.post(PATH, json=fields)
-    assert response.status_code == 200, response.text
-    ResponseObject.model_validate(response.json())
-    SdkResponse.model_validate(response.json())
-    answer: dict[str, Any] = response.json()
-    return answer
-
-
-async def stream(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any]]:
-    """The events of a streamed answer; checks their framing and their numbers."""
-    response = await client.post(PATH, json={**fields, "stream": True})
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"].startswith("text/event-stream")
-    events = []
-    for number, frame in enumerate(response.text.removesuffix("\n\n").split("\n\n")):
-        name, data = frame.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        ResponseEvent.model_validate(event)
-        SDK_EVENT.validate_python(event)
-        assert (name, event["sequence_number"]) == (f"event: {event['type']}", number)
-        events.append(event)
-    return events
-
-
-def text_of(events: list[dict[str, Any]]) -> str:
-    return "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+from tests.server.responses_api import PATH, ask, stream, text_of
 
 
 async def test_answer_has_the_shape_of_the_api(client: httpx.AsyncClient) -> None:
@@ -111,111 +73,6 @@ async def test_an_answer_without_text_still_has_its_message(
 async def test_text_survives(client: httpx.AsyncClient, text: str) -> None:
     events = await stream(client, input=f"say:{text}", max_output_tokens=50)
     assert text_of(events) == text
-
-
-WEATHER = {
-    "type": "function",
-    "name": "get_weather",
-    "description": "Weather of a city.",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    "strict": False,
-}
-NOW = {"type": "function", "name": "now"}
-SAY = f"say:<think>Hm.</think>I look.\n{CALL}\n{CALL_NOW}"
-
-
-async def test_thoughts_and_calls_are_items_of_their_own(thinker: httpx.AsyncClient) -> None:
-    answer = await ask(thinker, input=SAY, tools=[WEATHER, NOW])
-    thought, said, weather, now = answer["output"]
-    assert (thought["type"], thought["summary"]) == ("reasoning", [])
-    assert thought["content"] == [{"type": "reasoning_text", "text": "Hm."}]
-    assert (said["type"], said["content"][0]["text"]) == ("message", "I look.")
-    assert (weather["type"], weather["name"], weather["arguments"]) == (
-        "function_call",
-        "get_weather",
-        '{"city": "Paris"}',
-    )
-    assert (now["name"], now["arguments"]) == ("now", "{}")
-    assert {item["status"] for item in answer["output"]} == {"completed"}
-    assert len({item["id"] for item in answer["output"]}) == 4
-    assert weather["call_id"] != now["call_id"]
-    assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == len("<think>Hm.</think>")
-    assert answer["tools"][1] == NOW | {"description": None, "parameters": None, "strict": False}
-
-
-async def test_streamed_items_begin_grow_and_end_one_after_the_other(thinker: httpx.AsyncClient) -> None:
-    events = await stream(thinker, input=SAY, tools=[WEATHER, NOW])
-    output = events[-1]["response"]["output"]
-    kinds = ["reasoning", "message", "function_call", "function_call"]
-    assert [item["type"] for item in output] == kinds
-    assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == output
-    names = {
-        "reasoning": "reasoning_text",
-        "message": "output_text",
-        "function_call": "function_call_arguments",
-    }
-    for index, item in enumerate(output):
-        own = [event for event in events if event.get("output_index") == index]
-        assert own == events[events.index(own[0]) : events.index(own[-1]) + 1], "items do not mix"
-        name = f"response.{names[item['type']]}"
-        text = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
-        pieces = [event["delta"] for event in own if event["type"] == f"{name}.delta"]
-        assert "".join(pieces) == text and len(pieces) > 1
-        [done] = [event for event in own if event["type"] == f"{name}.done"]
-        assert done["arguments" if item["type"] == "function_call" else "text"] == text
-        assert {event["item_id"] for event in own if "item_id" in event} == {item["id"]}
-
-
-@pytest.mark.parametrize("limit", [5, 25, 80])
-async def test_only_the_item_in_which_an_answer_is_cut_is_incomplete(
-    thinker: httpx.AsyncClient, limit: int
-) -> None:
-    fields = {"input": SAY, "tools": [WEATHER, NOW], "max_output_tokens": limit}
-    answer = await ask(thinker, **fields)
-    statuses = [item["status"] for item in answer["output"]]
-    assert statuses == ["completed"] * (len(statuses) - 1) + ["incomplete"]
-    events = await stream(thinker, **fields)
-    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
-    assert [item["status"] for item in done] == statuses
-    assert done == events[-1]["response"]["output"]
-
-
-async def test_choices_of_tools_act(thinker: httpx.AsyncClient, engine: FakeEngine) -> None:
-    fields = {"input": f"say:{CALL}\n{CALL_NOW}", "tools": [WEATHER, NOW]}
-    one = await ask(thinker, **fields, parallel_tool_calls=False)
-    assert [item["name"] for item in one["output"]] == ["get_weather"]
-    told = engine.tokenizer.chats[-1][1]["template_kwargs"]["tools"]
-    assert told[0]["function"]["description"] == "Weather of a city."
-    none = await ask(thinker, **fields, tool_choice="none")
-    assert ([item["type"] for item in none["output"]], none["tool_choice"]) == (["message"], "none")
-    for choice in ("required", {"type": "function", "name": "get_weather"}):
-        forced = await ask(thinker, **fields, tool_choice=choice)
-        assert (forced["output"][0]["name"], forced["tool_choice"]) == ("get_weather", choice)
-        assert engine.requests[-1].sampling.grammar is not None
-    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "now"}]}
-    some = await ask(thinker, **fields, tool_choice=allowed)
-    assert [item.get("name") for item in some["output"]] == [None, "now"]
-    assert some["tool_choice"] == allowed
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "now"}])
-async def test_a_forced_call_that_is_cut_before_it_begins_is_no_item(
-    thinker: httpx.AsyncClient, choice: Any
-) -> None:
-    fields = {"input": f"say:{CALL_NOW}", "tools": [NOW], "tool_choice": choice, "max_output_tokens": 4}
-    answer = await ask(thinker, **fields)
-    assert (answer["output"], answer["status"]) == ([], "incomplete")
-    kinds = [event["type"] for event in await stream(thinker, **fields)]
-    assert kinds == ["response.created", "response.in_progress", "response.incomplete"]
-
-
-@pytest.mark.parametrize("choice", [{"type": "web_search"}, {"type": "function", "name": "nope"}])
-async def test_a_choice_of_a_tool_that_is_left_out_says_so(client: httpx.AsyncClient, choice: Any) -> None:
-    response = await client.post(
-        PATH, json={"input": "a", "tools": [{"type": "web_search"}], "tool_choice": choice}
-    )
-    assert response.status_code == 400
-    assert "are left out and cannot be demanded" in response.json()["error"]["message"]
 
 
 async def test_an_answer_cut_by_its_limit_is_incomplete(client: httpx.AsyncClient) -> None:
@@ -414,38 +271,6 @@ async def test_the_end_of_a_long_text_is_written_off_the_loop(
     assert ends == [(5, True), (5, True), (100, False), (100, True)]
 
 
-CODEX_TOOLS = [
-    {"type": "web_search", "external_web_access": False},
-    {"type": "local_shell"},
-    {"type": "image_generation", "output_format": "png"},
-    {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}},
-    {"type": "mcp", "server_label": "x", "server_url": "http://x"},
-    {"type": "namespace", "name": "n", "description": "d", "tools": [{"type": "function", "name": "g"}]},
-    {"type": "tool_search", "description": "d", "parameters": {"type": "object"}},
-]
-SHELL = {"type": "function", "name": "shell", "parameters": {"type": "object"}, "strict": False}
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_tools_that_are_no_functions_are_left_out(
-    thinker: httpx.AsyncClient, engine: FakeEngine, streaming: bool
-) -> None:
-    names = [{"type": "web_search"}, {"type": "function", "name": "shell"}]
-    for tools, choice, kept in (
-        ([*CODEX_TOOLS, SHELL], "auto", ["shell"]),
-        ([*CODEX_TOOLS, SHELL], {"type": "allowed_tools", "mode": "auto", "tools": names}, ["shell"]),
-        (CODEX_TOOLS, "auto", []),
-        (CODEX_TOOLS, {"type": "allowed_tools", "mode": "auto", "tools": CODEX_TOOLS}, []),
-    ):
-        fields = {"input": "a", "tools": tools, "tool_choice": choice}
-        response = (
-            (await stream(thinker, **fields))[-1]["response"] if streaming else await ask(thinker, **fields)
-        )
-        assert [tool["name"] for tool in response["tools"]] == kept
-        listed = engine.tokenizer.chats[-1][1]["template_kwargs"].get("tools", ())
-        assert [tool["function"]["name"] for tool in listed] == kept
-
-
 async def test_instructions_and_a_developer_item_are_one_system_message(
     client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
@@ -459,131 +284,6 @@ async def test_instructions_and_a_developer_item_are_one_system_message(
         assert [(turn["role"], turn["content"]) for turn in engine.tokenizer.chats[-1][0]] == turns
 
 
-async def test_a_reference_to_an_item_is_refused_with_what_to_send(client: httpx.AsyncClient) -> None:
-    items = [{"type": "item_reference", "id": "msg_1"}, {"role": "user", "content": "hi"}]
-    response = await client.post(PATH, json={"input": items})
-    assert response.status_code == 400
-    assert "each item itself instead of its id" in response.json()["error"]["message"]
-
-
-NESTED: list[Any] = []
-for _ in range(300):
-    NESTED = [NESTED]
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({}, "input"),
-    ({"input": []}, "input"),
-    ({"input": 5}, "input"),
-    ({"input": [5]}, "input[0]"),
-    ({"input": "a\0"}, "input[0].content[0]"),
-    ({"input": [{"role": "user"}]}, "input[0].content"),
-    ({"input": [{"role": "wizard", "content": "a"}]}, "input[0].role"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-    ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0].name"),
-    ({"input": [{"type": "function_call", "call_id": "1", "name": "f"}]}, "input[0].arguments"),
-    ({"input": [{"type": "function_call", "call_id": "1", "name": "f\0", "arguments": ""}]}, "input[0].name"),
-    ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input[0].output"),
-    ({"input": [{"type": "web_search_call"}]}, "input"),
-    ({"input": [{"type": "web_search_call"}, {"role": "user"}]}, "input[1].content"),
-    ({"input": [{"type": "custom_tool_call", "call_id": "1", "name": "f"}]}, "input[0].input"),
-    ({"input": [{"type": "shell_call", "call_id": "1", "action": "ls"}]}, "input[0].action"),
-    ({"input": [{"type": "shell_call_output", "call_id": "1", "output": [NESTED]}]}, "input[0].output"),
-    ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
-    ({"input": "x" * 5000}, "input"),
-    ({"input": "x" * 9000}, "input"),
-    ({"input": "bad template"}, "input"),
-    ({"input": "a", "instructions": 5}, "instructions"),
-    ({"input": "a", "instructions": "\0"}, "instructions"),
-    ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
-    ({"input": "a", "max_output_tokens": 4096}, "max_output_tokens"),
-    ({"input": "a", "max_tokens": 5}, "max_tokens"),
-    ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "messages"),
-    ({"input": "a", "temperature": 3}, "temperature"),
-    ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
-    ({"input": "a", "conversation": "conv_1"}, "conversation"),
-    ({"input": "a", "background": True}, "background"),
-    ({"input": "a", "prompt": {"id": "p"}}, "prompt"),
-    ({"input": "a", "tools": [{"type": "x", "name": "f", "parameters": {}}]}, "tools[0].type"),
-    ({"input": "a", "tools": [{"type": 5}]}, "tools[0].type"),
-    ({"input": "a", "tools": CODEX_TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
-    ({"input": "a", "tools": CODEX_TOOLS, "tool_choice": "required"}, "tool_choice"),
-    (
-        {"input": "a", "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": CODEX_TOOLS}},
-        "tool_choice.tools",
-    ),
-    (
-        {"input": "a", "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
-        "tool_choice.tools",
-    ),
-    ({"input": "a", "tools": [{"type": "function"}]}, "tools[0].name"),
-    ({"input": "a", "tools": [{"type": "function", "name": "f g"}]}, "tools[0].name"),
-    ({"input": "a", "tools": [{"type": "function", "name": "f"}] * 2}, "tools"),
-    ({"input": "a", "tool_choice": "required"}, "tool_choice"),
-    ({"input": "a", "tool_choice": {"type": "function"}}, "tool_choice.name"),
-    ({"input": "a", "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools"),
-    ({"input": "a", "max_tool_calls": 1}, "max_tool_calls"),
-    ({"input": "a", "truncation": "auto"}, "truncation"),
-    ({"input": "a", "text": {"format": {"type": "xml"}}}, "text.format.type"),
-    ({"input": "a", "top_logprobs": 3}, "top_logprobs"),
-    ({"input": "a", "top_logprobs": 21, "include": [LOGPROBS_INCLUDED]}, "top_logprobs"),
-    ({"input": "a", "n": 2}, "n"),
-    ({"input": "a", "reasoning": {"effort": "enormous"}}, "reasoning.effort"),
-    ({"input": "a", "metadata": {"a": 1}}, "metadata.a"),
-    ({"input": "a", "logit_bias": {"99999999": 1}}, "logit_bias"),
-]
-
-
-@pytest.mark.parametrize(("fields", "param"), BAD, ids=[f"{n}-{param}" for n, (_, param) in enumerate(BAD)])
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_bad_input_is_named(
-    client: httpx.AsyncClient, engine: FakeEngine, fields: dict[str, Any], param: str, streaming: bool
-) -> None:
-    response = await client.post(PATH, json={"stream": streaming} | fields)
-    assert response.status_code == 400, response.text[:500]
-    error = ErrorResponse.model_validate(response.json()).error
-    assert error.param == param, error
-    assert not engine.requests
-
-
-async def test_neutral_values_are_accepted(client: httpx.AsyncClient) -> None:
-    await ask(
-        client,
-        input="a",
-        store=True,
-        tools=[],
-        tool_choice="auto",
-        parallel_tool_calls=False,
-        previous_response_id=None,
-        background=False,
-        truncation="disabled",
-        text={"format": {"type": "text"}, "verbosity": "low"},
-        include=["reasoning.encrypted_content"],
-        service_tier="auto",
-        user="u",
-        stream_options=None,
-    )
-
-
 async def test_a_response_is_not_kept(client: httpx.AsyncClient) -> None:
     answer = await ask(client, input="a", store=True)
     assert (await client.get(f"{PATH}/{answer['id']}")).status_code == 404
-
-
-async def test_a_fault_in_the_stream_is_its_last_event(client: httpx.AsyncClient) -> None:
-    events = await stream(client, input="tokens=5 fail=2 delay=0.002")
-    last = events[-1]
-    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
-    assert last["response"]["error"] == {
-        "code": "server_error",
-        "message": "Computing this request failed.",
-    }
-    response = await client.post(PATH, json={"input": "fail=1"})
-    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
-
-
-async def test_a_deadline_in_the_stream_is_its_last_event(engine: FakeEngine) -> None:
-    async with client_for(engine, request_timeout_seconds=0.5) as client:
-        events = await stream(client, input="hang")
-    assert events[-1]["type"] == "response.failed"
-    assert not engine.live
