@@ -112,7 +112,7 @@ def test_a_checkpoint_that_lacks_a_tensor(checkpoint):
 
 
 def test_a_model_that_was_not_fetched(tmp_path):
-    for name in ("SmolLM2-135M-Instruct", "nobody/nothing"):
+    for name in ("SmolLM2-135M-Instruct", "someone/absent"):
         with pytest.raises(ModelError, match=f"not on this machine; `monoloop pull {name}` fetches it"):
             check_model(EngineConfig(model=name, cache_dir=tmp_path))
 
