@@ -20,7 +20,7 @@ class MarkedJsonParser(JsonToolParser):
     blocks: ClassVar[Mapping[str, str]]
     """The opening markers, and the closing one of each: "" if there is none."""
     inside: ClassVar[tuple[str, str, str]] = ("[", ", ", "]")
-    """What is written before, between and after the calls in a block."""
+    """The texts of a block before its first call, between two calls, and after the last one."""
     shares_block: ClassVar[bool] = True
     """All calls of an answer are in one block."""
     keys: ClassVar[tuple[str, str]] = ("name", "arguments")

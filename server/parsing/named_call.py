@@ -5,8 +5,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
+from server.parsing.json_arguments import JsonArgumentsParser
 from server.parsing.json_repair import JsonRepair
-from server.parsing.parser import Marker, ToolParser, Tools
+from server.parsing.parser import Marker, Tools
 from server.parsing.quoted_json import QuotedJson
 
 # Far more than a name of 128 characters needs: a longer header is content.
@@ -15,7 +16,7 @@ MAX_HEADER_CHARS = 512
 STRAY = re.compile(r"[\s`]*")
 
 
-class NamedCallParser(ToolParser):
+class NamedCallParser(JsonArgumentsParser):
     """Calls between markers of their own, all of them between one more pair."""
 
     section: ClassVar[tuple[str, str]] = ("", "")
@@ -30,7 +31,6 @@ class NamedCallParser(ToolParser):
         self._header_end = re.compile(r"\{|" + re.escape(self._call_end))
         self._header: list[str] = []
         self._num_header_chars = 0
-        self._writer: JsonRepair | None = None
 
     @abstractmethod
     def _named(self, header: str) -> tuple[str, str | None]:
@@ -79,8 +79,7 @@ class NamedCallParser(ToolParser):
         if not self.begin(name, call_id):
             return self._no_call()
         if found[0] == "{":
-            self._writer = self._new_writer()
-            self._state = self._in_arguments
+            self._begin_arguments(self._new_writer())
         else:
             self._end_call("{}")
         return True
@@ -88,20 +87,6 @@ class NamedCallParser(ToolParser):
     def _new_writer(self) -> JsonRepair:
         """Return what reads the arguments of a call."""
         return JsonRepair()
-
-    def _in_arguments(self) -> bool:
-        assert self._writer is not None
-        part, self._at = self._writer.feed(self._text, self._at)
-        self.arguments(part)
-        if self._writer.is_done:
-            self._end_call("")
-        return True
-
-    def _end_call(self, arguments: str) -> None:
-        self.arguments(arguments)
-        self._writer = None
-        self.end()
-        self._state = self._after_call
 
     def _after_call(self) -> bool:
         """Read the markers after a call; anything else is content."""
@@ -118,10 +103,6 @@ class NamedCallParser(ToolParser):
         elif marker != self._call_end:
             self._state = self._content
         return True
-
-    def _close_call(self) -> None:
-        assert self._writer is not None
-        self._end_call(self._writer.close())
 
 
 class QuotedCallParser(NamedCallParser):

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from engine.request import ReasoningSpan
+from server.parsing.json_arguments import JsonArgumentsParser
 from server.parsing.json_repair import JsonRepair
 from server.parsing.parser import Marker, Tools
 from server.parsing.tool_call_grammar import CallRules, Layout, arguments_rule, marker_rule
@@ -30,7 +31,7 @@ RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
 MAX_HEADER_CHARS = 512
 
 
-class HarmonyParser(WholeParser):
+class HarmonyParser(WholeParser, JsonArgumentsParser):
     """Messages. Where one of several ends is missing, the next header ends it."""
 
     name = "harmony"
@@ -46,7 +47,6 @@ class HarmonyParser(WholeParser):
         self._part = START
         self._num_header_chars = 0
         self._name = ""
-        self._writer: JsonRepair | None = None
         self._state = self._body if is_continued else self._lead
 
     @classmethod
@@ -182,35 +182,19 @@ class HarmonyParser(WholeParser):
             return False
         self._at -= len(ends)
         is_call = (ends or self._text[self._at] == "{") and self.begin(self._name)
-        self._writer = JsonRepair() if is_call and not ends else None
-        self._state = self._in_arguments if is_call else self._body
-        if ends and is_call:
+        if not is_call:
+            self._state = self._body
+        elif ends:
             self._end_call("{}")
+        else:
+            self._begin_arguments(JsonRepair())
         return True
-
-    def _in_arguments(self) -> bool:
-        assert self._writer is not None
-        part, self._at = self._writer.feed(self._text, self._at)
-        self.arguments(part)
-        if self._writer.is_done:
-            self._end_call("")
-        return True
-
-    def _end_call(self, arguments: str) -> None:
-        self.arguments(arguments)
-        self._writer = None
-        self.end()
-        self._state = self._after_call
 
     def _after_call(self) -> bool:
         """Drop what follows the arguments, up to a marker."""
         found = self._opener.search(self._text, self._at)
         self._at = found.start() if found else len(self._text) - self._num_held(self._content_markers)
         return found is not None and self._next(found)
-
-    def _close_call(self) -> None:
-        assert self._writer is not None
-        self._end_call(self._writer.close())
 
     def _end(self, *, is_cut: bool) -> None:
         """See Parser; what is left of a header, or of a call that has not begun, is dropped."""

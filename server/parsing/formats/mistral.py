@@ -11,49 +11,43 @@ import secrets
 import string
 from collections.abc import Callable, Mapping
 
-from server.parsing.json_call import JsonToolParser
+from server.parsing.json_arguments import JsonArgumentsParser
 from server.parsing.json_repair import JsonRepair
+from server.parsing.marked_json import MarkedJsonParser
 from server.parsing.parser import Marker, Tools
-from server.parsing.tool_call_grammar import CallRules, Layout, arguments_rule, json_call_rule, marker_rule
+from server.parsing.tool_call_grammar import CallRules, Layout, arguments_rule, marker_rule
 from server.schema.tools import FunctionDefinition
 
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 BLANKS = re.compile(r"\s*")
-START = re.compile(r"[\s\[]*")
 WORD = re.compile(r"[A-Za-z0-9_.:/-]*")
-STRAY = re.compile(r"[\s,}\]]*")
 ID = re.compile(r"[A-Za-z0-9]{9}")
 ID_LETTERS = string.ascii_letters + string.digits
 
 
-class MistralParser(JsonToolParser):
+class MistralParser(MarkedJsonParser, JsonArgumentsParser):
     """A JSON list, or names with arguments, after a marker."""
 
     name = "mistral"
     template_signs = (TOOL_CALLS,)
     markers = (TOOL_CALLS, CALL_ID, ARGS)
+    blocks = {TOOL_CALLS: ""}  # noqa: RUF012
 
     def __init__(self, tools: Tools, marker: Marker) -> None:
         super().__init__(tools, marker)
         self._id_marker, self._arguments_marker = marker(CALL_ID), marker(ARGS)
         self._name = self._call_id = ""
-        self._writer: JsonRepair | None = None
 
     @classmethod
     def call_rules(cls, tokens: Mapping[str, int]) -> CallRules:
         """See ToolParser; models whose vocabulary has [ARGS] write calls by name."""
-        opener = marker_rule(TOOL_CALLS, tokens)
         if ARGS not in tokens:
-            around = f'{opener} "[" {{}} "]"'
-            return CallRules("tool", '", "', lambda function, layout: json_call_rule(function), around)
+            return super().call_rules(tokens)
 
         def call_by_name(function: FunctionDefinition, layout: Layout | None) -> str:
             return f"{json.dumps(function.name)} {marker_rule(ARGS, tokens)} {arguments_rule(function)}"
 
-        return CallRules(f"{opener} tool", "", call_by_name)
-
-    def _openers(self) -> Mapping[str, Callable[[], bool]]:
-        return {TOOL_CALLS: self._first}
+        return CallRules(f"{marker_rule(TOOL_CALLS, tokens)} tool", "", call_by_name)
 
     def _new_id(self) -> str:
         return "".join(secrets.choice(ID_LETTERS) for _ in range(9))
@@ -63,14 +57,11 @@ class MistralParser(JsonToolParser):
         if not self._take_raw(BLANKS):
             return False
         if self._text[self._at] in "[{":
-            self._state = self._list
+            self._state = super()._first
             return True
         self._call_id = ""
         self._state = self._read_name
         return True
-
-    def _list(self) -> bool:
-        return self._take_raw(START) and self._next_call()
 
     def _read_name(self) -> bool:
         """Read a name, up to a marker; the arguments may also begin without one."""
@@ -116,33 +107,11 @@ class MistralParser(JsonToolParser):
         call_id = self._call_id if ID.fullmatch(self._call_id) else None
         if self._text[self._at] != "{" or not self.begin(self._name, call_id):
             return self._no_call()
-        self._writer = JsonRepair()
-        self._state = self._in_arguments
-        return True
-
-    def _in_arguments(self) -> bool:
-        assert self._writer is not None
-        part, self._at = self._writer.feed(self._text, self._at)
-        self.arguments(part)
-        if self._writer.is_done:
-            self._writer = None
-            self.end()
-            self._state = self._content
-        return True
-
-    def _between(self) -> bool:
-        """After a call in JSON: read the next one, or content."""
-        self._at = STRAY.match(self._text, self._at).end()  # type: ignore[union-attr]
-        if self._at == len(self._text):
-            return False
-        if self._text[self._at] == "{":
-            return self._next_call()
-        self._state = self._content
+        self._begin_arguments(JsonRepair())
         return True
 
     def _close_call(self) -> None:
         if self._writer is None:
             super()._close_call()
         else:
-            self.arguments(self._writer.close())
-            self.end()
+            self._end_call(self._writer.close())

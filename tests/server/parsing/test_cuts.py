@@ -1,6 +1,7 @@
 """The events of a parser add up to the same message however the text is cut.
 
-Covers server/parsing/marked_json.py, server/parsing/named_call.py, server/parsing/formats/hermes.py,
+Covers server/parsing/marked_json.py, server/parsing/named_call.py, server/parsing/json_arguments.py,
+server/parsing/formats/hermes.py,
 server/parsing/formats/llama.py, server/parsing/formats/mistral.py, server/parsing/formats/pythonic.py,
 server/parsing/formats/cohere.py, server/parsing/formats/deepseek.py, server/parsing/formats/granite.py,
 server/parsing/quoted_json.py, server/parsing/formats/function_gemma.py, server/parsing/formats/gemma4.py,
@@ -78,7 +79,10 @@ WORDS: dict[str, list[str]] = {
     "llama3_json": [
         "<|python_tag|>", '{"name": "now", "parameters": ', '{"name": "now", "parameters": {"a": ', ";",
     ],
-    "mistral": ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "now", '[TOOL_CALLS]now[ARGS]{"a": '],
+    "mistral": [
+        "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "now", '[TOOL_CALLS]now[ARGS]{"a": ', "[TOOL_CALLS][",
+        '{"name": "now", "arguments": ',
+    ],
     "pythonic": ["<|python_start|>", "<|python_end|>", "[now(", "now(", "a=", ")", "(", "'"],
     "glm45": [
         "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
