@@ -150,13 +150,7 @@ class Parser(ABC):
 
     def _num_held(self, markers: Iterable[str]) -> int:
         """Return the length of the longest suffix of the text that may begin one of `markers`."""
-        longest = 0
-        for marker in () if self._is_final else markers:
-            for length in range(min(len(marker) - 1, len(self._text) - self._at), longest, -1):
-                if self._text.endswith(marker[:length]):
-                    longest = length
-                    break
-        return longest
+        return 0 if self._is_final else num_begun(self._text, self._at, markers)
 
 
 class ToolParser(Parser):
@@ -298,6 +292,17 @@ class ToolParser(Parser):
     @abstractmethod
     def _close_call(self) -> None:
         """Complete the arguments of the open call, and end it."""
+
+
+def num_begun(text: str, start: int, markers: Iterable[str]) -> int:
+    """Return the length of the longest suffix of `text[start:]` that may begin one of `markers`."""
+    longest = 0
+    for marker in markers:
+        for length in range(min(len(marker) - 1, len(text) - start), longest, -1):
+            if text.endswith(marker[:length]):
+                longest = length
+                break
+    return longest
 
 
 def canonical_json(text: str) -> str:

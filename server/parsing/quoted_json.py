@@ -4,6 +4,7 @@ import json
 
 from engine.control_tokens import until
 from server.parsing.json_repair import JsonRepair
+from server.parsing.parser import num_begun
 
 # A control token ends the value, even inside a string.
 UNMARKED = until("")
@@ -28,7 +29,7 @@ class QuotedJson(JsonRepair):
             end = text.find(self._quote_marker, place)
             is_marker = end >= 0
             if not is_marker:
-                end = len(text) - self._num_begun(text, place)
+                end = len(text) - num_begun(text, place, (self._quote_marker,))
             place, parts = self._read(text, place, end)
             out += parts
             if self.is_done or place < end:
@@ -57,10 +58,3 @@ class QuotedJson(JsonRepair):
         if stop < end:
             parts.append(super().close())
         return stop, parts
-
-    def _num_begun(self, text: str, place: int) -> int:
-        """Return the length of the longest end of the text that may begin a marker."""
-        for length in range(min(len(self._quote_marker) - 1, len(text) - place), 0, -1):
-            if text.endswith(self._quote_marker[:length]):
-                return length
-        return 0
