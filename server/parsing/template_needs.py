@@ -3,8 +3,10 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
+from server.parsing.detect import MAX_TEMPLATES
 from server.parsing.formats.harmony import HarmonyParser
 from server.parsing.formats.phi4_mini import CLOSE, OPEN
 
@@ -30,10 +32,16 @@ def adapted(template: str, messages: Turns, tools: Sequence[dict[str, Any]]) -> 
 def with_switch(template: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the variables with the switch of reasoning, if it is among them, as `template` calls it."""
     given = [variables[name] for name in SWITCHES if isinstance(variables.get(name), bool)]
-    read = [name for name in SWITCHES if given and re.search(rf"\b{name}\b", template)]
-    return {**dict.fromkeys(read, *given[:1]), **variables}
+    return {**dict.fromkeys(_switches_of(template), given[0]), **variables} if given else dict(variables)
 
 
+@lru_cache(maxsize=MAX_TEMPLATES)
+def _switches_of(template: str) -> tuple[str, ...]:
+    """Return the names of the switch that a template reads."""
+    return tuple(name for name in SWITCHES if re.search(rf"\b{name}\b", template))
+
+
+@lru_cache(maxsize=MAX_TEMPLATES)
 def reads_tools_of_messages(template: str) -> bool:
     """Return True if a template takes tools from the system message, as that of Phi-4-mini does."""
     return FIELD.search(template) is not None and VARIABLE.search(FIELD.sub("", template)) is None
