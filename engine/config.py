@@ -5,6 +5,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+KVDtype = Literal["auto", "fp8", "int8", "int4"]
+DeviceKind = Literal["auto", "cpu", "cuda"]
+
 
 class EngineConfig(BaseModel):
     """Settings of model, memory, steps and threads. None: chosen at start from the model and the machine."""
@@ -22,10 +26,11 @@ class EngineConfig(BaseModel):
         None,
         description="Jinja file with a chat template that replaces the model's own",
     )
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+    dtype: Dtype = Field(
         "auto",
-        description="dtype of weights, activations and KV; auto: bfloat16 on CUDA and on CPUs "
-        "that compute it in hardware (AMX, AVX512-BF16), otherwise float32",
+        description="dtype of weights, activations and KV where quantization and kv_dtype set no other; "
+        "auto: bfloat16 on CUDA and on CPUs that compute it in hardware (AMX, AVX512-BF16), "
+        "otherwise float32",
     )
     quantization: str | None = Field(
         None,
@@ -33,10 +38,8 @@ class EngineConfig(BaseModel):
         "memory of 16 bits, one scale per output feature) or int4 (a quarter, one scale per 128 inputs); "
         "default: as the checkpoint stores them",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="device to run on; auto: cuda if available, otherwise cpu"
-    )
-    kv_dtype: Literal["auto", "fp8", "int8", "int4"] = Field(
+    device: DeviceKind = Field("auto", description="device to run on; auto: cuda if available, otherwise cpu")
+    kv_dtype: KVDtype = Field(
         "auto",
         description="how keys and values are stored; auto: in the model's dtype; fp8 (e4m3, with the "
         "checkpoint's k_scale and v_scale if it has them) and int8 (a scale for each token and head) take "

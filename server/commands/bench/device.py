@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from rich.console import Console
 from rich.table import Table
 
-from engine.config import EngineConfig
+from engine.config import DeviceKind, Dtype, EngineConfig, KVDtype
 from engine.request import SamplingParams
 from server.commands.bench.command import check_writable
 from server.flags import SettingsError, flag
@@ -39,10 +39,10 @@ class StaticSettings(BaseModel):
     batch: Counts = Field((1, 16, 64, 256), description="rows of the decode steps")
     context: int = Field(512, ge=1, description="tokens of each sequence before the first decode step")
     prefill: Counts = Field((512, 2048), description="tokens of the prefill steps")
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field("auto", description="as in serve")
+    dtype: Dtype = Field("auto", description="as in serve")
     quantization: str | None = Field(None, description="as in serve")
-    kv_dtype: Literal["auto", "fp8", "int8", "int4"] = Field("auto", description="as in serve")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="as in serve")
+    kv_dtype: KVDtype = Field("auto", description="as in serve")
+    device: DeviceKind = Field("auto", description="as in serve")
     page_size: Annotated[Literal[1, 16, 32, 64], BeforeValidator(to_int)] = Field(
         16, description="as in serve"
     )
@@ -61,7 +61,7 @@ class KernelSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     op: Names = Field((), description="names of ops; default: all of them")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="as in serve")
+    device: DeviceKind = Field("auto", description="as in serve")
     json_file: Path | None = Field(None, alias="json", description="file to write all figures to")
 
 
