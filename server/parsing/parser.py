@@ -196,8 +196,8 @@ class ToolParser(Parser):
 
     def finish(self, *, is_cut: bool = False) -> list[Event]:
         """See Parser; a call that broke off before its name is dropped where it cannot be content."""
-        is_behind_call = self.num_calls > 0 and not self.is_call_open and self._state != self._content
-        if is_cut and (self.tools.is_constrained or is_behind_call):
+        follows_call = self.num_calls > 0 and not self.is_call_open and self._state != self._content
+        if is_cut and (self.tools.is_constrained or follows_call):
             return []
         return super().finish(is_cut=is_cut)
 

@@ -17,7 +17,7 @@ from server.parsing.tool_call_grammar import CallRules
 
 NAME = until(r"<>\s\"")
 KEY = until(r"<>\n\"")
-# What stands between a key and its value: the end of a tag, with its attributes.
+# The text between a key and its value: the end of a tag, with its attributes.
 ATTRIBUTES = until("<>")
 # Between arguments only tags have a meaning.
 NO_TAG = until("<")

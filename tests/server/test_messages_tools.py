@@ -89,7 +89,7 @@ async def test_choices_of_tools_act(thinker: httpx.AsyncClient, engine: FakeEngi
 
 
 @pytest.mark.parametrize(("kind", "is_on"), [("enabled", True), ("adaptive", True), ("disabled", False)])
-async def test_thinking_is_told_to_the_template(
+async def test_thinking_is_a_variable_of_the_template(
     thinker: httpx.AsyncClient, engine: FakeEngine, kind: str, is_on: bool
 ) -> None:
     await ask(thinker, **body(thinking={"type": kind, "budget_tokens": 1024}))
