@@ -139,8 +139,6 @@ def _check_quantization(config: dict[str, Any]) -> None:
         return
     if not isinstance(quantization, dict):
         raise ModelError("the quantization_config is not a JSON object")
-    if "quant_method" not in quantization and "group_size" in quantization:
-        raise ModelError("the weights are quantized in MLX's format, which is not supported")
     stored_format(quantization)
 
 

@@ -26,15 +26,70 @@ CONVERSIONS = {
 }
 
 
+_FOUR_BITS = "an AWQ or GPTQ version of the model, or the unquantized one with --quantization int4"
+_EIGHT_BITS = "the unquantized model with --quantization int8"
+
+# `quant_method` of a checkpoint that is not read -> what its weights are, and what to use in its place.
+# Formats that have several layouts refuse some of them with these words, too: see `refusal`.
+REFUSED = {
+    "aqlm": ("AQLM, additive codebooks", _FOUR_BITS),
+    "bitnet": ("BitNet, ternary weights", "the unquantized model"),
+    "bitsandbytes": ("bitsandbytes, NF4, FP4 or LLM.int8", _FOUR_BITS),
+    "eetq": ("EETQ, int8 in an order of its kernels", _EIGHT_BITS),
+    "exl2": ("ExLlamaV2, mixed bits", _FOUR_BITS),
+    "exl3": ("ExLlamaV3, trellis codes", _FOUR_BITS),
+    "fbgemm_fp8": ("FP8 of FBGEMM", _EIGHT_BITS),
+    "fouroversix": ("Four Over Six, NVFP4", _FOUR_BITS),
+    "fp_quant": ("FP-Quant, rotated MXFP4 or NVFP4", _FOUR_BITS),
+    "gemma": ("mixed bits of Gemma", "the unquantized model with --quantization int4 or int8"),
+    "gguf": ("GGUF", "the path of the .gguf file as the model"),
+    "higgs": ("HIGGS, grids of rotated weights", _FOUR_BITS),
+    "hqq": ("HQQ, half-quadratic quantization", _FOUR_BITS),
+    "marlin": ("the order of Marlin's kernels", _FOUR_BITS),
+    "metal": ("the order of Metal kernels", _FOUR_BITS),
+    "mlx": ("MLX, integers with scales and biases", _FOUR_BITS),
+    "mxfp8": ("MXFP8", _EIGHT_BITS),
+    "nvfp4": ("NVFP4, FP4 with FP8 scales", _FOUR_BITS),
+    "quanto": ("Quanto", _EIGHT_BITS),
+    "quark": ("AMD Quark", _FOUR_BITS),
+    "quip": ("QuIP, rotated weights", _FOUR_BITS),
+    "quip_sharp": ("QuIP#, lattice codebooks", _FOUR_BITS),
+    "sinq": ("SINQ, scales of rows and columns", _FOUR_BITS),
+    "spqr": ("SpQR, sparse outliers", _FOUR_BITS),
+    "torchao": (
+        "torchao, serialized tensor classes",
+        "the unquantized model with --quantization int4 or int8",
+    ),
+    "vptq": ("VPTQ, vector codebooks", _FOUR_BITS),
+}
+
+
 def stored_format(quantization: Mapping[str, Any]) -> StoredFormat:
     """Return the format of weights stored as this `quantization_config` says. Raises ModelError."""
-    method = str(quantization.get("quant_method", "of unknown kind"))
+    method = _method(quantization)
     if method not in STORED:
-        raise ModelError(
-            f"quantization '{method}' is not supported (supported in checkpoints: "
-            f"{', '.join(STORED) or 'none'}); use an unquantized version of the model"
-        )
+        raise refusal(method)
     return cast(StoredFormat, resolve_name(STORED[method]))
+
+
+def refusal(method: str) -> ModelError:
+    """Return the error for weights in a format that is not read, with what to use in its place."""
+    if method in REFUSED:
+        what, instead = REFUSED[method]
+        return ModelError(f"quantization '{method}' ({what}) is not supported; use {instead}")
+    return ModelError(
+        f"quantization '{method}' is not supported (supported in checkpoints: "
+        f"{', '.join(STORED) or 'none'}); use an unquantized version of the model"
+    )
+
+
+def _method(quantization: Mapping[str, Any]) -> str:
+    """Return the name of the method, also of tools and versions that do not write `quant_method`."""
+    if "quant_method" in quantization:
+        return str(quantization["quant_method"]).lower()
+    if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):
+        return "bitsandbytes"
+    return "mlx" if "group_size" in quantization else "of unknown kind"
 
 
 def conversion_to(name: str) -> Conversion:

@@ -63,9 +63,10 @@ def test_each_pair_meets_the_weight_of_its_expert(target, dtype, num_tokens, act
     check(target, dtype, num_tokens, activation, group_size, kind)
 
 
+@pytest.mark.parametrize(
+    "target", ["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True
+)
 @pytest.mark.parametrize("weight_left", [True, False])
 def test_both_operands_may_be_left(target, weight_left):
-    if target.backend == "torch":
-        pytest.skip("has no tiles")
     shape = TileShape(32, weight_left, 2, 3)
     check(target, torch.float16, 37, GatedActivation("silu"), 32, {"asymmetric": True}, shape)

@@ -193,7 +193,7 @@ BAD: dict[str, tuple[Break, str]] = {
     ),
     "format of MLX": (
         config(quantization={"group_size": 64, "bits": 4}),
-        "the weights are quantized in MLX's format, which is not supported",
+        r"quantization 'mlx' \(MLX, .*\) is not supported; use an AWQ or GPTQ version",
     ),
     "MLX without a note": (weights(mlx), "holds uint32, and weights are floats"),
     "truncated": (

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils.quantization_config import QuantizationMethod
 
 from models.errors import ModelError
 from models.families import phi3, qwen3_moe
 from models.families.llama import WEIGHT_MAP
-from models.formats import CONVERSIONS, STORED, conversion_to, dense, stored_format
+from models.formats import CONVERSIONS, REFUSED, STORED, conversion_to, dense, stored_format
 from models.formats.base import LinearShape, Shard
 from models.formats.scaled_rows import ScaledRows, quantize
 from models.layers import Linear
@@ -145,6 +146,42 @@ def test_an_unknown_stored_format_is_named_with_those_that_can_be_read(monkeypat
     for name in ("gptq", "dense", ["gptq"]):
         with pytest.raises(ModelError, match=r"is not supported \(supported in checkpoints: halved, int8\)"):
             stored_format({"quant_method": name})
+
+
+@pytest.mark.parametrize("method", REFUSED)
+def test_a_refusal_is_one_line_with_what_to_use_in_its_place(method, tmp_path):
+    """Before the files of weights are looked for: the folder has none."""
+    assert method not in STORED, "the format is read"
+    config = LlamaConfig(**BASE, architectures=["LlamaForCausalLM"]).to_dict()
+    config["quantization_config"] = {"quant_method": method.upper()}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=rf"quantization '{method}' \(.+\) is not supported; use ") as caught:
+        load(files_of(tmp_path), torch.float32, CPU)
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 250 + len(str(tmp_path))
+    for name in re.findall(r"--quantization (\w+)(?: or (\w+))?", message):
+        assert {*filter(None, name)} <= CONVERSIONS.keys(), (
+            f"{message} names a conversion that does not exist"
+        )
+
+
+def test_every_method_of_transformers_is_read_or_refused():
+    methods = {method.value for method in QuantizationMethod}
+    assert methods - STORED.keys() - REFUSED.keys() <= {"auto-round", "fp8"}
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "bitsandbytes"),
+        ({"load_in_8bit": True, "load_in_4bit": False}, "bitsandbytes"),
+        ({"group_size": 64, "bits": 4, "mode": "affine"}, "mlx"),
+        ({"bits": 4}, "of unknown kind"),
+    ],
+)
+def test_configurations_without_a_method(config, method):
+    with pytest.raises(ModelError, match=rf"quantization '{method}' "):
+        stored_format(config)
 
 
 def test_one_name_may_be_a_stored_format_and_a_conversion(monkeypatch):

@@ -60,11 +60,15 @@ def test_every_architecture_is_written_here():
     assert made == registered_gguf_names()
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "tied"),
+    [
+        (name, tied)
+        for name, tied in itertools.product(MODELS, (False, True))
+        if tied or name not in ("gemma", "gemma2")  # which have no output of their own in GGUF
+    ],
+)
 def test_logits(name, tied, tmp_path):
-    if name in ("gemma", "gemma2") and not tied:
-        pytest.skip("the architecture has no output of its own in GGUF")
     model = make(name, **MODELS[name], tie_word_embeddings=tied)
     assert_parity(model, write_gguf(tmp_path / "tiny.gguf", model))
 
