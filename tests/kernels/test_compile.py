@@ -1,6 +1,7 @@
 """Every Triton kernel compiles for an H100, which needs no GPU: the interpreter checks fewer rules."""
 
 import os
+import re
 from typing import Any
 
 import pytest
@@ -26,10 +27,13 @@ from kernels.logprobs import _top_logprobs_kernel
 from kernels.penalties import _apply_penalties_kernel
 from kernels.philox import _uniform_kernel
 from kernels.prefill_attention import _prefill_kernel, tile_shape
+from kernels.quantize_rows import _quantize_kernel
 from kernels.rms_norm import _rms_norm_kernel
 from kernels.rope_kv_write import _rope_kv_write_kernel
 from kernels.router import _router_kernel
 from kernels.sampling import _sample_kernel
+from kernels.scaled_linear import _scaled_linear_kernel
+from kernels.scaled_linear import launch_shape as scaled_launch
 from kernels.step_inputs import _decode_inputs_kernel, _step_inputs_kernel
 from kernels.token_mask import _apply_token_mask_kernel
 
@@ -72,7 +76,7 @@ def compile_for_h100(kernel, constants: dict[str, Any], num_warps=4, num_stages=
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(kernel.arg_names)
-        if name.endswith(("_ptr", "_stride"))
+        if name.endswith(("_ptr", "_stride", "in_features"))
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     options = {"num_warps": num_warps, "num_stages": num_stages}
@@ -179,6 +183,29 @@ def test_int8_linear_uses_the_matrix_unit(num_tokens, instruction):
         _int8_linear_kernel, constants, tile.num_warps, tile.num_stages, weight_ptr="i8", scale_ptr="fp32"
     )
     assert instruction in ptx
+    assert "cp.async" in ptx, "weights are loaded ahead"
+
+
+@pytest.mark.parametrize("num_tokens", [1, 64, 256, 2048])
+@pytest.mark.parametrize(
+    ("dtype", "sums", "operands"), [("fp8e4nv", "fp32", "e4m3.e4m3"), ("i8", "i32", "s8.s8")]
+)
+def test_scaled_linear_uses_the_matrix_unit(num_tokens, dtype, sums, operands):
+    launch = scaled_launch(num_tokens, 6144, 4096)
+    constants = {
+        "HAS_BIAS": True,
+        "EVEN_K": True,
+        "NUM_SPLITS": launch.num_splits,
+        "BLOCK_M": launch.block_m,
+        "BLOCK_N": launch.block_n,
+        "BLOCK_K": launch.block_k,
+    }
+    types = {"x_ptr": dtype, "weight_ptr": dtype, "partial_ptr": sums}
+    scales = {"x_scale_ptr": "fp32", "weight_scale_ptr": "fp32"}
+    ptx = compile_for_h100(
+        _scaled_linear_kernel, constants, launch.num_warps, launch.num_stages, **types, **scales
+    )
+    assert re.search(rf"wgmma\.mma_async\S*\.{operands}", ptx)
     assert "cp.async" in ptx, "weights are loaded ahead"
 
 
@@ -321,6 +348,8 @@ def test_rope_kv_write(rest, norm, interleaved, kind):
     assert "st.global" in compile_for_h100(_rope_kv_write_kernel, constants, num_warps=2, **types)
 
 
+QUANTIZE = {"GROUP_SIZE": 4096, "HAS_SCALE": False, "LIMIT": 448.0, "GROUPS": 1, "BLOCK": 4096}
+EIGHT_BITS = {"values_ptr": "fp8e4nv", "scales_ptr": "fp32", "scale_ptr": "fp32"}
 RMS_NORM = {"ADD": True, "MULTIPLIER": 1.0, "NORM_X": False, "NORM": True, "BLOCK": 4096}
 
 
@@ -331,6 +360,14 @@ RMS_NORM = {"ADD": True, "MULTIPLIER": 1.0, "NORM_X": False, "NORM": True, "BLOC
         (_rms_norm_kernel, RMS_NORM | {"MULTIPLIER": 0.22, "NORM_X": True}, 8, {}),
         (_rms_norm_kernel, RMS_NORM | {"NORM_X": True}, 8, {"weight_ptr": "fp32", "x_weight_ptr": "fp32"}),
         (_rms_norm_kernel, RMS_NORM | {"NORM_X": True, "NORM": False}, 8, {"x_weight_ptr": "fp32"}),
+        (_quantize_kernel, QUANTIZE, 8, EIGHT_BITS),
+        (
+            _quantize_kernel,
+            QUANTIZE | {"HAS_SCALE": True, "LIMIT": 127.0},
+            8,
+            EIGHT_BITS | {"values_ptr": "i8"},
+        ),
+        (_quantize_kernel, QUANTIZE | {"GROUP_SIZE": 128, "GROUPS": 32, "BLOCK": 128}, 8, EIGHT_BITS),
         (_layer_norm_kernel, {"ADD": True, "MULTIPLIER": 0.5, "BIAS": True, "BLOCK": 4096}, 8, {}),
         (_act_mul_kernel, {"ACTIVATION": "gelu", "BLOCK": 1024}, 4, {}),
         (_act_mul_kernel, {"ACTIVATION": "gelu_tanh", "BLOCK": 1024}, 4, {}),
