@@ -65,12 +65,10 @@ pytest: $(VENV)/.installed-dev
 	$(call beside,$(KERNELS_LOG),TRITON_INTERPRET=1 $(BIN)/python $(INTERPRET),$(BIN)/python -m pytest -m "not gpu")
 
 GPU_PYTHON = $(or $(INTERPRETER),$(BIN)/python)
-# The server's tests use no GPU, and the client libraries they import may not be installed.
-GPU_TESTS = tests/engine tests/gpu tests/kernels tests/models
 GPU_NEEDS = $(if $(INTERPRETER),,$(VENV)/.installed-dev)
 
 test-gpu: $(GPU_NEEDS)
-	$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS)
+	$(GPU_PYTHON) -m benchmarks.gpu_check --only tests
 
 gpu-check: $(GPU_NEEDS)
 	$(GPU_PYTHON) -m benchmarks.gpu_check --json gpu-check.json

@@ -1,20 +1,22 @@
 """All that is claimed about a GPU in one run: the tests on it, then the speed table. No network, no download.
 
-    python -m benchmarks.gpu_check [--json FILE]
+    python -m benchmarks.gpu_check [--json FILE] [--only tests|speed]
 
-Each part is a command in a process of its own, which gives the device's memory back: pytest -m gpu, monoloop
-bench static, benchmarks.workload and benchmarks.loop. "reach" is the aim for one H100 80GB in bf16; on
-another card the last column says how far it is away. The exit status is 1 if a test or a command failed; a
-missed aim is only shown.
+Each part is a command of its own, which gives the device's memory back: pytest -m gpu, monoloop bench static,
+benchmarks.workload and benchmarks.loop. "reach" is the aim for one H100 80GB in bf16; on another card the
+last column says how far it is away. The exit status is 1 if a test or a command failed; a missed aim is only
+shown.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import machine
+from engine.machine import num_cores
 
 # Milliseconds of a step, on an H100; decode from context 512 to 640.
 STEP_AIMS = {
@@ -45,10 +48,10 @@ PREFILLS = ["--prefill", "512,2048,8192"]
 DRAWS = ["--temperature", "0.8", "--top-p", "0.95", "--top-k", "50", "--prefill", "512"]
 DRAWS_AIM, MANY_DRAWS_AIM, MANY_DRAWS_FROM = 5.0, 8.0, 64
 
-
-PYTEST = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--durations=5"]
-# Those of the Makefile's test-gpu.
-TEST_FOLDERS = [["tests/gpu"], ["tests/engine", "tests/kernels", "tests/models"]]
+# The server's tests use no GPU, and the client libraries they import may not be installed.
+TEST_FOLDERS = ["tests/engine", "tests/gpu", "tests/kernels", "tests/models"]
+# The tests mostly wait for the compiler. Each process holds a CUDA context, of about half a GB.
+MAX_TEST_PROCESSES = 8
 
 
 class Figure(NamedTuple):
@@ -148,28 +151,18 @@ def parts() -> Iterator[Part]:
 
 
 def run_tests(console: Console) -> bool:
-    """Run the tests, which mostly wait for the compiler, side by side; whether all passed."""
-    started = time.perf_counter()
-    processes = [
-        (folders, subprocess.Popen([*PYTEST, *folders], stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-        for folders in TEST_FOLDERS
-    ]
-    passed = True
-    for folders, process in processes:
-        said, _ = process.communicate()
-        console.rule(f"pytest {' '.join(folders)}", align="left")
-        console.print(said.decode(errors="replace"), markup=False, highlight=False)
-        passed &= process.returncode == 0
-    console.print(f"tests took {time.perf_counter() - started:.0f} s")
-    return passed
+    """Run the tests in several processes; whether all passed. Those of one xdist_group run one by one."""
+    processes = min(MAX_TEST_PROCESSES, num_cores())
+    pytest = ["pytest", "-m", "gpu", "-q", "--durations=5", "-n", str(processes), "--dist", "loadgroup"]
+    return run_module(console, [*pytest, *TEST_FOLDERS], OMP_NUM_THREADS=str(num_cores() // processes))
 
 
-def run_module(console: Console, arguments: list[str]) -> bool:
+def run_module(console: Console, arguments: list[str], **environment: str) -> bool:
     """Run `python -m ...` in this Python, its output on ours; whether it ended well."""
     console.rule(" ".join(arguments), align="left")
     console.file.flush()
     started = time.perf_counter()
-    code = subprocess.run([sys.executable, "-m", *arguments]).returncode
+    code = subprocess.run([sys.executable, "-m", *arguments], env=os.environ | environment).returncode
     console.print(f"exit status {code} after {time.perf_counter() - started:.0f} s")
     return code == 0
 
@@ -193,19 +186,26 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
-    parser.add_argument("--no-tests", action="store_true", help="the speed table alone")
+    parser.add_argument("--only", choices=["tests", "speed"], help="the tests, or the speed table, alone")
     arguments = parser.parse_args()
     import torch
 
     if not torch.cuda.is_available():
         print("gpu_check: torch finds no usable CUDA device", file=sys.stderr)
         return 1
+    if arguments.only != "speed" and find_spec("xdist") is None:
+        print(
+            "gpu_check: the tests run in parallel by pytest-xdist, which this Python lacks. Install it "
+            f"({sys.executable} -m pip install pytest-xdist), or leave the tests out with --only speed",
+            file=sys.stderr,
+        )
+        return 1
     console = Console(width=None if sys.stdout.isatty() else 120)
     started = time.perf_counter()
-    passed = arguments.no_tests or run_tests(console)
+    passed = arguments.only == "speed" or run_tests(console)
     figures, failed = [], []
     with tempfile.TemporaryDirectory() as folder:
-        for number, part in enumerate(parts()):
+        for number, part in enumerate(parts() if arguments.only != "tests" else ()):
             file = Path(folder, f"{number}.json")
             if run_module(console, [*part.command, "--json", str(file)]):
                 figures += part.figures(part.shape, json.loads(file.read_text()), figures)
@@ -213,8 +213,9 @@ def main() -> int:
                 failed.append(" ".join(part.command))
     about = {**machine(), "gpu": torch.cuda.get_device_name(), "seconds": time.perf_counter() - started}
     console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
-    show(console, figures)
-    tests = "not run" if arguments.no_tests else "passed" if passed else "FAILED"
+    if figures:
+        show(console, figures)
+    tests = "not run" if arguments.only == "speed" else "passed" if passed else "FAILED"
     console.print(f"tests: {tests}; commands that failed: {', '.join(failed) or 'none'}")
     if arguments.json:
         rows = [{**figure._asdict(), "verdict": figure.verdict} for figure in figures]

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from engine.config import EngineConfig
 from engine.constraints.grammar import GrammarCompiler
-from engine.device.devices import set_up_thread
 from models.loader import random_decoder
 from models.shapes import SHAPES
 from tests.engine.tiny_engine import tiny_vocabulary
+from tests.gpu_thread import gpu_thread
 
 
 @pytest.fixture(params=[0, 1], ids=["run_ahead_0", "run_ahead_1"])
@@ -45,14 +44,8 @@ def make_tokenizer(tmp_path):
 def model(request):
     """A tiny decoder of random weights, on each device there is."""
     device = torch.device(request.param)
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            pytest.skip("needs a CUDA device")
-        set_up_thread(EngineConfig(), torch.device("cuda", 0))  # graphs are captured on a stream of one's own
-    with torch.inference_mode():
+    with gpu_thread(device), torch.inference_mode():
         yield random_decoder(SHAPES["tiny"], torch.float32, device)
-    if device.type == "cuda":
-        torch.cuda.set_stream(torch.cuda.default_stream())
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from engine.config import EngineConfig
-from engine.device.devices import set_up_thread
 from engine.device.runner import ModelRunner
 from models.loader import load
 from tests.engine.driver import Driver, output_of
+from tests.gpu_thread import gpu_thread
 from tests.models.harness import files_of
 
 VOCAB_SIZE = 131
@@ -116,13 +116,8 @@ class Windowed:
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request):
     device = torch.device(request.param)
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            pytest.skip("needs a CUDA device")
-        set_up_thread(EngineConfig(), torch.device("cuda", 0))
-    yield device
-    if device.type == "cuda":
-        torch.cuda.set_stream(torch.cuda.default_stream())
+    with gpu_thread(device):
+        yield device
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.device.devices import set_up_thread
+from tests.gpu_thread import gpu_thread
 
 DEVICE = torch.device("cuda", 0)
 
@@ -15,12 +14,8 @@ DEVICE = torch.device("cuda", 0)
 @pytest.fixture(scope="session")
 def device() -> Iterator[torch.device]:
     """The GPU, with a stream of its own for this thread; without one the test is skipped."""
-    if DEVICE.type == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    set_up_thread(EngineConfig(), DEVICE)
-    yield DEVICE
-    if DEVICE.type == "cuda":
-        torch.cuda.set_stream(torch.cuda.default_stream(DEVICE))
+    with gpu_thread(DEVICE):
+        yield DEVICE
 
 
 @pytest.fixture(autouse=True)

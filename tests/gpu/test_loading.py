@@ -7,11 +7,11 @@ from safetensors.torch import load_file, save_file
 from models.safetensors_file import read_header
 from models.tensor_reader import PIECE_BYTES, read_tensors
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("large")]
 
 
 @pytest.mark.parametrize("inference", [True, False])
-def test_tensors_around_the_size_of_the_buffers(inference, tmp_path):
+def test_tensors_around_the_size_of_the_buffers(inference, device, tmp_path):
     """Several threads; sizes of no, one and several buffers, with one byte more and less.
 
     The engine loads in inference mode, which threads do not inherit.
@@ -27,7 +27,7 @@ def test_tensors_around_the_size_of_the_buffers(inference, tmp_path):
     header = read_header(tmp_path / "some.safetensors")
     expected = load_file(tmp_path / "some.safetensors")
     with torch.inference_mode(inference):
-        found = zip(header, read_tensors(header.values(), torch.device("cuda")), strict=True)
+        found = zip(header, read_tensors(header.values(), device), strict=True)
         for name, tensor in found:
             assert tensor.is_cuda
             assert torch.equal(tensor.cpu(), expected[name]), name

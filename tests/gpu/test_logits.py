@@ -18,7 +18,8 @@ from models.shapes import CONFIGS, SHAPES
 from tests.gpu.driver import relative_error
 from tests.models.harness import forward_logits
 
-pytestmark = pytest.mark.gpu
+# One model at a time: the 8B shape takes 48 GB.
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("large")]
 
 SHAPE_NAMES = ["llama-1b", "llama-8b"]
 # Prefill, decode rows, and a chunk that continues a sequence.

@@ -21,7 +21,8 @@ from models.loader import random_decoder
 from models.shapes import SHAPES
 from tests.gpu.driver import Driver, relative_error
 
-pytestmark = pytest.mark.gpu
+# In one process, which makes the decoder and its graphs once.
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("steps")]
 
 SHAPE = "llama-1b"
 NUM_SLOTS = 64

@@ -14,10 +14,9 @@ def kept_tokens(
         kept &= logits >= descending[min(top_k, len(logits)) - 1]
     if top_p < 1:
         target = top_p * weights[kept].sum()
-        for value in np.unique(logits)[::-1]:
-            if weights[logits >= value].sum() >= target:
-                kept &= logits >= value
-                break
+        values, value_of = np.unique(logits, return_inverse=True)
+        down_to = np.bincount(value_of, weights)[::-1].cumsum()  # [values]: of all tokens at least as likely
+        kept &= logits >= values[::-1][np.searchsorted(down_to, target)]
     return kept & (weights >= min_p), weights
 
 
