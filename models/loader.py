@@ -4,7 +4,7 @@ import logging
 import resource
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from models.errors import ModelError
 from models.formats import conversion_to, stored_format
 from models.formats.base import WHOLE, LinearShape, LinearWeights, MakeLinear, Shard
 from models.kv_scales import read_kv_scales
+from models.layers import LinearLeaf
 from models.model_files import ModelFiles
 from models.placement import listed, parts_of, place
 from models.progress import byte_progress
@@ -94,6 +95,8 @@ def load(
             files.weights,
             listed(infinite),
         )
+    for text, count in _fallbacks(decoder).items():
+        logger.warning("%s: %d linears: %s", files.weights, count, text)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = time.perf_counter() - started
@@ -239,6 +242,12 @@ def _fill(
             leaf.fill(parameter, part)
         yield name, tensor
     decoder.finish()
+
+
+def _fallbacks(decoder: Decoder) -> Counter[str]:
+    """Return what formats do in another way than they say, and of how many linears."""
+    linears = (leaf for _, leaf in decoder.leaves() if isinstance(leaf, LinearLeaf))
+    return Counter(leaf.weights.fallback for leaf in linears if leaf.weights.fallback is not None)
 
 
 def _exceeds_float16(tensor: Tensor) -> bool:

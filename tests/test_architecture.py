@@ -88,7 +88,7 @@ def test_every_family_is_registered() -> None:
 
 def test_every_weight_format_is_registered() -> None:
     registered = {*formats.CONVERSIONS.values(), *formats.STORED.values(), *SCHEMES.values()}
-    assert names(registered) == modules("models/formats", "base", "scaled_rows", "stored_int4")
+    assert names(registered) == modules("models/formats", "base", "scaled_rows", "stored_int")
     for registry in (formats.CONVERSIONS, formats.STORED):
         assert len(names([*registry.values()])) == len(registry), "a weight format is one file"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from models.errors import ModelError
 from models.formats.base import LinearShape, LinearWeights, MakeStored, Shard
 from models.formats.dense import DenseWeights
-from models.formats.stored_int4 import PER_INT32, StoredInt4, group_size_of, is_in_layer, unpack
+from models.formats.stored_int import Codes, StoredInt, is_in_layer, packing_of
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of each output's bits
 
@@ -33,32 +33,33 @@ def stored(
     def make_linear(modules: Sequence[str], shape: LinearShape) -> LinearWeights:
         if not is_in_layer(modules):
             return DenseWeights(shape, dtype, device, shard)
-        group_size = group_size_of(options, "AWQ", shape.in_features)
-        return AwqWeights(modules, shape, dtype, device, shard, group_size)
+        packing = packing_of(options, "AWQ", shape.in_features, allowed=(4,))
+        return AwqWeights(modules, shape, dtype, device, shard, packing)
 
     return make_linear
 
 
-class AwqWeights(StoredInt4):
+class AwqWeights(StoredInt):
     """Weights filled from qweight, qzeros and scales."""
 
     def _stored(self, out_features: int) -> dict[str, tuple[int, ...]]:
-        if out_features % PER_INT32 or self._in_features % self.stored_group_size:
+        per_int32, group_size = self.packing.per_int32, self.packing.group_size
+        if out_features % per_int32 or self._in_features % group_size:
             raise self._error(
                 f"{out_features} outputs and {self._in_features} inputs cannot be AWQ, which packs "
-                f"{PER_INT32} outputs and groups {self.stored_group_size} inputs"
+                f"{per_int32} outputs and groups {group_size} inputs"
             )
         return {
-            "qweight": (self._in_features, out_features // PER_INT32),
-            "qzeros": (self.num_groups, out_features // PER_INT32),
+            "qweight": (self._in_features, out_features // per_int32),
+            "qzeros": (self.num_groups, out_features // per_int32),
             "scales": (self.num_groups, out_features),
         }
 
-    def _unpack(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
-        codes, zeros = (_in_order(unpack(parts[kind])).t() for kind in ("qweight", "qzeros"))
-        return codes, parts["scales"].t(), zeros
+    def _unpack(self, parts: Mapping[str, Tensor]) -> Codes:
+        codes, zeros = (_in_order(self.packing.unpack(parts[kind])).t() for kind in ("qweight", "qzeros"))
+        return Codes(codes, parts["scales"].t(), zeros)
 
 
 def _in_order(codes: Tensor) -> Tensor:
     """Return codes [n, out_features] by output."""
-    return codes.view(len(codes), -1, PER_INT32)[:, :, list(_PLACES)].flatten(1)
+    return codes.view(len(codes), -1, len(_PLACES))[:, :, list(_PLACES)].flatten(1)

@@ -69,6 +69,9 @@ class LinearWeights(ABC):
     Its parameters are the checkpoint's whole tensors; slicing them for the rank is part of filling.
     """
 
+    fallback: str | None = None
+    """What is done in place of the format's own storage or product, for the log; None if nothing."""
+
     @abstractmethod
     def parameters(self) -> dict[str, tuple[int, ...]]:
         """Return the tensors to load from the checkpoint: name, such as `q.weight`, -> shape."""

@@ -1,12 +1,13 @@
-"""GPTQ checkpoints (Frantar et al., 2022): int4, eight inputs in an int32, with or without zero points.
+"""GPTQ checkpoints (Frantar et al., 2022): integers of 4 or 8 bits with zero points, packed along inputs.
 
-qweight int32 [in_features / 8, out_features], qzeros int32 [groups, out_features / 8], scales [groups,
-out_features], g_idx int32 [in_features], the group of each input. Version 1 (checkpoint_format `gptq`) stores
-zero points less one, modulo 16; version 2 (`gptq_v2`) as they are.
+With n = 32 / bits: qweight int32 [in_features / n, out_features], qzeros int32 [groups, out_features / n],
+scales [groups, out_features], g_idx int32 [in_features], the group of each input. Version 1
+(checkpoint_format `gptq`) stores zero points less one, modulo 2 ** bits; version 2 (`gptq_v2`) as they are.
 """
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from models.errors import ModelError
 from models.formats.base import LinearShape, LinearWeights, MakeStored, Shard
 from models.formats.dense import DenseWeights
-from models.formats.stored_int4 import PER_INT32, StoredInt4, group_size_of, is_in_layer, unpack
+from models.formats.stored_int import Codes, StoredInt, is_in_layer, packing_of
 from models.weight_names import all_or_none
 
 _VERSIONS = {"gptq": 1, "gptq_v2": 0}  # what is added to stored zero points
@@ -26,6 +27,7 @@ def stored(
 ) -> MakeStored:
     """Return a maker of linears: GPTQ, but for the modules that the configuration leaves out."""
     version = str(quantization.get("checkpoint_format") or "gptq").lower()
+    version = "marlin" if quantization.get("is_marlin_format") else version
     if version not in _VERSIONS:
         raise ModelError(
             f"GPTQ of checkpoint_format '{version}' is not supported; {', '.join(_VERSIONS)} are"
@@ -36,10 +38,13 @@ def stored(
         is_head = not is_in_layer(modules) and not quantization.get("lm_head")
         if is_head or all_or_none(modules, [found is None for found in options]):
             return DenseWeights(shape, dtype, device, shard)
-        sizes = {group_size_of(found or {}, "GPTQ", shape.in_features) for found in options}
-        if len(sizes) > 1:
-            raise ModelError(f"{', '.join(modules)} have different group sizes, and are one product here")
-        return GptqWeights(modules, shape, dtype, device, shard, sizes.pop(), _VERSIONS[version])
+        packings = {packing_of(found or {}, "GPTQ", shape.in_features) for found in options}
+        if len(packings) > 1:
+            raise ModelError(
+                f"{', '.join(modules)} have different bits or group sizes, and are one product here"
+            )
+        packing = replace(packings.pop(), has_order=True, zero_offset=_VERSIONS[version])
+        return GptqWeights(modules, shape, dtype, device, shard, packing)
 
     return make_linear
 
@@ -67,36 +72,25 @@ def _options(module: str, quantization: Mapping[str, Any]) -> Mapping[str, Any] 
     return quantization
 
 
-class GptqWeights(StoredInt4):
-    """Weights filled from qweight, qzeros, scales and g_idx."""
-
-    def __init__(
-        self,
-        modules: Sequence[str],
-        shape: LinearShape,
-        dtype: torch.dtype,
-        device: torch.device,
-        shard: Shard,
-        group_size: int,
-        zero_offset: int,
-    ) -> None:
-        super().__init__(modules, shape, dtype, device, shard, group_size)
-        self._zero_offset = zero_offset
+class GptqWeights(StoredInt):
+    """Weights filled from qweight, qzeros and scales, and from g_idx if it is stored."""
 
     def _stored(self, out_features: int) -> dict[str, tuple[int, ...]]:
-        if out_features % PER_INT32 or self._in_features % PER_INT32:
+        per_int32 = self.packing.per_int32
+        if out_features % per_int32 or self._in_features % per_int32:
             raise self._error(
                 f"{out_features} outputs and {self._in_features} inputs cannot be GPTQ, which packs "
-                f"{PER_INT32} of both"
+                f"{per_int32} of both"
             )
-        return {
-            "qweight": (self._in_features // PER_INT32, out_features),
-            "qzeros": (self.num_groups, out_features // PER_INT32),
+        found: dict[str, tuple[int, ...]] = {
+            "qweight": (self._in_features // per_int32, out_features),
+            "qzeros": (self.num_groups, out_features // per_int32),
             "scales": (self.num_groups, out_features),
-            "g_idx": (self._in_features,),
         }
+        if self.packing.has_order:
+            found["g_idx"] = (self._in_features,)
+        return found
 
-    def _unpack(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
-        codes = unpack(parts["qweight"].t())
-        zeros = (unpack(parts["qzeros"]) + self._zero_offset & 15).t()
-        return self._by_group(codes, parts["g_idx"]), parts["scales"].t(), zeros
+    def _unpack(self, parts: Mapping[str, Tensor]) -> Codes:
+        codes, zeros = self.packing.unpack(parts["qweight"].t()), self.packing.unpack_zeros(parts["qzeros"])
+        return Codes(codes, parts["scales"].t(), zeros.t(), parts.get("g_idx"))

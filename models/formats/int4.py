@@ -52,7 +52,7 @@ def conversion(dtype: torch.dtype, device: torch.device, shard: Shard) -> MakeLi
 class Int4Weights(UnquantizedWeights):
     """Codes of four bits in tiles, and the scales and zero points of their groups.
 
-    Filled from unquantized weights; formats of checkpoints override `parameters` and `fill`.
+    Filled from unquantized weights, or with codes that a checkpoint stores.
     """
 
     codes_are_floats = False  # FP4 numbers in place of integers
@@ -93,6 +93,11 @@ class Int4Weights(UnquantizedWeights):
     def _fill_rows(self, first: int, rows: Tensor) -> None:
         codes, scales = quantize(rows.to(self._device), self.stored_group_size, self._dtype)
         self._store(first, codes, scales)
+
+    def fill_codes(self, name: str, codes: Tensor, scales: Tensor, zeros: Tensor | None = None) -> None:
+        """Load the output `name`; all as in `_store`, of the whole model."""
+        rows, first = self._rows[name]
+        self._store(first, codes[rows], scales[rows], None if zeros is None else zeros[rows])
 
     def _store(self, first: int, codes: Tensor, scales: Tensor, zeros: Tensor | None = None) -> None:
         """Keep rows from row `first` of the rank on, all of one expert.

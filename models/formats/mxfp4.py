@@ -64,12 +64,10 @@ class Mxfp4Weights(Int4Weights):
             blocks, exponents = (tensor, other) if kind == "blocks" else (other, tensor)
             if not exponents.is_meta and (exponents == _NAN).any():
                 raise ModelError(f"a scale of '{stem}' is not a number")
-            rows, first = self._rows[stem]
-            blocks, exponents = blocks[rows], exponents[rows]
             codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1)
             powers = exponents.int() - _EXPONENT_BIAS
             scales = torch.ldexp(torch.ones(powers.shape, device=powers.device), powers)
-            self._store(first, codes, scales.to(torch.bfloat16))
+            self.fill_codes(stem, codes, scales.to(torch.bfloat16))
 
     def random(self, parameter: str, generator: torch.Generator) -> Tensor:
         kind = parameter.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Packs codes, scales and zeros as AutoAWQ, GPTQModel and compressed-tensors do, and writes checkpoints."""
+"""Packs integers as AutoAWQ, GPTQModel and compressed-tensors do, of 4 or 8 bits, and writes checkpoints."""
 
 import json
 from pathlib import Path
@@ -10,24 +10,26 @@ from torch import Tensor, nn
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def pack(codes: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
-    """Codes [n, m * 8] as int32 [n, m]: the bits 4 * i of each are those of code order[i] of eight."""
-    packed = torch.zeros(len(codes), codes.shape[1] // 8, dtype=torch.int64)
-    for bits, place in enumerate(order):
-        packed |= codes[:, place::8].long() << 4 * bits
+def pack(codes: Tensor, order: tuple[int, ...] = tuple(range(8)), bits: int = 4) -> Tensor:
+    """Codes [n, m * 32 / bits] as int32 [n, m]: the bits `bits` * i of each are those of code order[i]."""
+    count = 32 // bits
+    packed = torch.zeros(len(codes), codes.shape[1] // count, dtype=torch.int64)
+    for index, place in enumerate(order[:count]):
+        packed |= codes[:, place::count].long() << bits * index
     return packed.to(torch.uint32).view(torch.int32)
 
 
-def quantized(weight: Tensor, group_size: int, asymmetric: bool, groups: Tensor | None = None):
+def quantized(weight: Tensor, group_size: int, asymmetric: bool, groups: Tensor | None = None, bits: int = 4):
     """Codes [n, k], scales fp16 and zeros [n, groups], and their values; groups [k] are those of inputs."""
     size = weight.shape[1] if group_size == -1 else group_size
     groups = torch.arange(weight.shape[1]) // size if groups is None else groups
     num_groups = int(groups.max()) + 1
-    scales = (torch.rand(len(weight), num_groups) * weight.std() * 0.3 + 0.02).half()
-    zeros = torch.full(scales.shape, 8)
+    scales = ((torch.rand(len(weight), num_groups) * weight.std() * 0.3 + 0.02) * 2.0 ** (4 - bits)).half()
+    zeros = torch.full(scales.shape, 1 << bits - 1)
     if asymmetric:
-        zeros = torch.randint(1, 16, scales.shape)
-    codes = ((weight / scales[:, groups]).round() + zeros[:, groups]).clamp(0, 15).to(torch.int64)
+        zeros = torch.randint(1, 1 << bits, scales.shape)
+    codes = (weight / scales[:, groups]).round() + zeros[:, groups]
+    codes = codes.clamp(0, (1 << bits) - 1).to(torch.int64)
     return codes, scales, zeros, (codes - zeros[:, groups]) * scales[:, groups].float()
 
 
@@ -40,34 +42,34 @@ def awq_tensors(codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Tenso
 
 
 def gptq_tensors(
-    codes: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor, version: int
+    codes: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor, version: int, bits: int = 4
 ) -> dict[str, Tensor]:
     return {
-        "qweight": pack(codes).t().contiguous(),
-        "qzeros": pack((zeros.t() - int(version == 1)) & 15),
+        "qweight": pack(codes, bits=bits).t().contiguous(),
+        "qzeros": pack((zeros.t() - int(version == 1)) & (1 << bits) - 1, bits=bits),
         "scales": scales.t().contiguous(),
         "g_idx": groups.to(torch.int32),
     }
 
 
 def packed_tensors(
-    codes: Tensor, scales: Tensor, zeros: Tensor | None, groups: Tensor | None
+    codes: Tensor, scales: Tensor, zeros: Tensor | None, groups: Tensor | None, bits: int = 4
 ) -> dict[str, Tensor]:
     """Tensors of compressed-tensors' pack-quantized; sizes are rounded up to whole int32."""
     found = {
-        "weight_packed": pack(padded(codes)),
+        "weight_packed": pack(padded(codes, bits), bits=bits),
         "weight_scale": scales,
         "weight_shape": torch.tensor(codes.shape),
     }
     if zeros is not None:
-        found["weight_zero_point"] = pack(padded(zeros.t())).t().contiguous()
+        found["weight_zero_point"] = pack(padded(zeros.t(), bits), bits=bits).t().contiguous()
     if groups is not None:
         found["weight_g_idx"] = groups.to(torch.int32)
     return found
 
 
-def padded(codes: Tensor) -> Tensor:
-    return nn.functional.pad(codes, (0, -codes.shape[1] % 8))
+def padded(codes: Tensor, bits: int) -> Tensor:
+    return nn.functional.pad(codes, (0, -codes.shape[1] % (32 // bits)))
 
 
 def save(

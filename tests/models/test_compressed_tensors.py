@@ -68,7 +68,7 @@ def test_patterns_precede_the_class(tmp_path):
 
     write(model, tmp_path, config, size_of)
     decoder = compare(model, tmp_path)
-    assert decoder.layers[0].mlp.down.weights.stored_group_size == 32
+    assert decoder.layers[0].mlp.down.weights.packing.group_size == 32
     assert isinstance(decoder.layers[1].mlp.down.weights, DenseWeights)
     assert isinstance(decoder.layers[0].attention.output.weights, DenseWeights)
 

@@ -31,9 +31,10 @@ def fill(weights, tensors):
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize(("size", "group_size"), [(384, 32), (384, 64), (384, 128), (384, -1), (388, -1)])
 @pytest.mark.parametrize("order", [None, "group", "static"])
-def test_outputs_of_odd_sizes(symmetric, group_size, order, size):
+@pytest.mark.parametrize("bits", [4, 8])
+def test_outputs_of_odd_sizes(symmetric, group_size, order, size, bits):
     torch.manual_seed(0)
-    args = ARGS | {"symmetric": symmetric, "group_size": group_size, "actorder": order}
+    args = ARGS | {"symmetric": symmetric, "group_size": group_size, "actorder": order, "num_bits": bits}
     if group_size == -1:
         args |= {"strategy": "channel", "group_size": None}
     weights = made(args, LinearShape(size, OUTPUTS))
@@ -43,10 +44,10 @@ def test_outputs_of_odd_sizes(symmetric, group_size, order, size):
     tensors, values = {}, []
     for name, features in OUTPUTS.items():
         codes, scales, zeros, exact = quantized(
-            torch.randn(features, size), group_size, not symmetric, groups
+            torch.randn(features, size), group_size, not symmetric, groups, bits
         )
         parts = packed_tensors(
-            codes, scales, None if symmetric else zeros, groups if order == "group" else None
+            codes, scales, None if symmetric else zeros, groups if order == "group" else None, bits
         )
         tensors |= {f"{name}.{kind}": tensor for kind, tensor in parts.items()}
         values.append(exact)
@@ -71,7 +72,7 @@ def test_ranks_make_the_whole(shard, world):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_bits": 8}, "pack-quantized with 8 bits is not supported; 4 bits are"),
+        ({"num_bits": 2}, "pack-quantized with 2 bits is not supported; 4 and 8 bits are"),
         ({"type": "float"}, "of type 'float' are not supported"),
         ({"strategy": "block"}, "the strategy 'block' is not supported"),
         ({"actorder": "sideways"}, "the order of activations 'sideways' is not known"),

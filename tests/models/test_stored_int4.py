@@ -1,6 +1,6 @@
 """Checkpoints that store int4 against transformers' model with the dequantized weights.
 
-Covers models/formats/stored_int4.py, models/formats/awq.py and models/formats/gptq.py.
+Covers models/formats/stored_int.py, models/formats/awq.py and models/formats/gptq.py.
 """
 
 import json
@@ -44,7 +44,17 @@ def linears(model, head=False):
 
 
 def write(
-    model, folder, config, *, group_size=64, asymmetric=True, order=None, version=1, skip=(), head=False
+    model,
+    folder,
+    config,
+    *,
+    group_size=64,
+    asymmetric=True,
+    order=None,
+    version=1,
+    skip=(),
+    head=False,
+    bits_of=lambda name: 4,
 ):
     """Quantize the linears of a model in place and write them in a layout."""
     tensors = {}
@@ -57,12 +67,13 @@ def write(
             groups = torch.arange(in_features) // size
             if order is not None:
                 groups = groups[order(name, in_features)]
-            codes, scales, zeros, values = quantized(module.weight.data, group_size, asymmetric, groups)
+            bits = bits_of(name)
+            codes, scales, zeros, values = quantized(module.weight.data, group_size, asymmetric, groups, bits)
             module.weight.data = values
             if config["quant_method"] == "awq":
                 tensors[name] = awq_tensors(codes, scales, zeros)
             else:
-                tensors[name] = gptq_tensors(codes, scales, zeros, groups, version)
+                tensors[name] = gptq_tensors(codes, scales, zeros, groups, version, bits)
     save(model, folder, tensors, config)
 
 
@@ -161,6 +172,42 @@ def test_gptq_modules_of_their_own(tmp_path):
         tensors[name] = gptq_tensors(codes, scales, zeros, torch.arange(module.in_features) // size, 1)
     save(model, tmp_path, tensors, GPTQ | {"dynamic": dynamic})
     compare(model, tmp_path)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("group_size", [16, 64, -1])
+def test_gptq_of_eight_bits(version, group_size, tmp_path, caplog):
+    model = llama()
+    config = GPTQ | {
+        "bits": 8,
+        "group_size": group_size,
+        "checkpoint_format": {1: "gptq", 2: "gptq_v2"}[version],
+    }
+    write(model, tmp_path, config, group_size=group_size, version=version, bits_of=lambda name: 8)
+    compare(model, tmp_path)
+    lines = [record.message for record in caplog.records if "8 bits" in record.message]
+    assert len(lines) == 1
+    assert lines[0].endswith("8 linears: there is no product for weights of 8 bits: they are kept in float32")
+
+
+def test_gptq_with_eight_bits_in_some_modules(tmp_path, caplog):
+    """As GPTQModel writes them, here in the order of activations."""
+    model = llama()
+    config = GPTQ | {
+        "desc_act": True,
+        "dynamic": {r"+:.*\.1\.self_attn\..*": {"bits": 8}},
+    }
+    write(
+        model,
+        tmp_path,
+        config,
+        order=lambda name, size: torch.randperm(size, generator=torch.Generator().manual_seed(size)),
+        bits_of=lambda name: 8 if ".1.self_attn." in name else 4,
+    )
+    decoder = compare(model, tmp_path)
+    assert "2 linears: there is no product for weights of 8 bits" in caplog.text
+    found = [layer.attention.qkv.weights.packing.bits for layer in decoder.layers]
+    assert found == [8 if index == 1 else 4 for index in range(len(found))]
 
 
 @pytest.mark.parametrize("config", [AWQ, GPTQ], ids=["awq", "gptq"])
@@ -263,7 +310,7 @@ def test_outputs_that_cannot_be_packed():
         ("scales", torch.inf, "down_proj: scales are not finite"),
         ("scales", 0.0, "a scale is 0 in a group whose weights are not"),
         ("g_idx", 1, "g_idx has not 64 inputs in each group"),
-        ("qweight", None, "four bits are packed in int32, and a tensor has torch.float32"),
+        ("qweight", None, "qweight holds torch.float32, and 4 bits are packed in int32"),
     ],
 )
 def test_values_that_make_no_sense(kind, change, message):
