@@ -1,4 +1,7 @@
-"""The product of 8-bit values against one in float64 with both sides dequantized."""
+"""The product of 8-bit values against one in float64 with both sides dequantized.
+
+Covers kernels/scaled_linear.py and kernels/split_sums.py.
+"""
 
 import pytest
 import torch
