@@ -14,17 +14,18 @@ import json
 import random
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.common import machine
 from benchmarks.in_process import MAX_CHUNKS_PER_SECOND, Recorder, drive, engine_around, serving
 from engine import Engine
 from engine.bench.steps import SHAPE_NAMES, random_runner
-from engine.config import EngineConfig
+from engine.config import EngineConfig, KVDtype
 from engine.device.devices import choose_device, set_up_thread
 from engine.device.runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.stats import EngineStats
+from models.formats import CONVERSIONS
 from server.commands.bench.workload import read_lengths
 
 WORKLOAD = Path(__file__).parent / "data" / "workload_w.json"
@@ -56,6 +57,8 @@ async def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     config = EngineConfig(
         device=args.device,
         dtype=args.dtype,
+        quantization=args.quantization,
+        kv_dtype=args.kv_dtype,
         kv_tokens=args.kv_tokens,
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
@@ -126,6 +129,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", choices=CONVERSIONS)
+    parser.add_argument("--kv-dtype", default="auto", choices=get_args(KVDtype))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--kv-tokens", type=int)
     parser.add_argument("--max-model-len", type=int, default=2048)

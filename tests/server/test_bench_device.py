@@ -28,9 +28,9 @@ def test_static_prints_a_table_and_writes_the_figures(
     assert document["ceilings"]["bytes_per_second"] > 0
 
 
-def test_static_measures_converted_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "static", *TINY, "--quantization", "int8"]) == 0
-    assert "tiny in int8 on" in capsys.readouterr().out
+def test_static_measures_converted_weights_and_kv(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "static", *TINY, "--quantization", "int8", "--kv-dtype", "int4"]) == 0
+    assert "tiny in int8, KV in int4 on" in capsys.readouterr().out
 
 
 def test_kernel_measures_the_ops_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

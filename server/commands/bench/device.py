@@ -97,6 +97,8 @@ def static(settings: StaticSettings) -> int:
     except ValueError as error:
         raise explain(error) from error
     title = f"{settings.shape} in {settings.quantization}" if settings.quantization else settings.shape
+    if settings.kv_dtype != "auto":
+        title += f", KV in {settings.kv_dtype}"
     return show(console, title, settings.json_file, asdict(ceilings), [asdict(row) for row in rows])
 
 
