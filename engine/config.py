@@ -34,9 +34,10 @@ class EngineConfig(BaseModel):
     )
     quantization: str | None = Field(
         None,
-        description="weight format that unquantized weights are converted to while loading: int8 (half the "
-        "memory of 16 bits, one scale per output feature) or int4 (a quarter, one scale per 128 inputs); "
-        "default: as the checkpoint stores them",
+        description="weight format that unquantized weights are converted to while loading: fp8 (half the "
+        "memory of 16 bits, one scale per output feature, and one per token for activations), int8 (one "
+        "scale per output feature, activations stay as they are) or int4 (a quarter of the memory, one scale "
+        "per 128 inputs); default: as the checkpoint stores them",
     )
     device: DeviceKind = Field("auto", description="device to run on; auto: cuda if available, otherwise cpu")
     kv_dtype: KVDtype = Field(

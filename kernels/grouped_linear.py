@@ -19,6 +19,7 @@ import torch
 from kernels.act_mul import activate, gelu_mul_torch, gelu_tanh_mul_torch, silu_mul_torch
 from kernels.dispatch import dispatch, tl, triton
 from kernels.expert_routing import ExpertGroups, pairs_of_tile
+from kernels.fp8_values import loadable, widened
 from kernels.int8_linear import int8_linear_torch
 from kernels.linear import unpacked_linear
 
@@ -129,9 +130,9 @@ def _grouped_linear_kernel(
             x = tl.load(x_row + start, mask=is_pair & inside, other=0.0)
             if GATED:
                 up_w = tl.load(up_weight + start, mask=inside, other=0.0)
-        acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision="ieee")
+        acc = tl.dot(x, tl.trans(widened(w, x.dtype)), acc, input_precision="ieee")
         if GATED:
-            up_acc = tl.dot(x, tl.trans(up_w.to(x.dtype)), up_acc, input_precision="ieee")
+            up_acc = tl.dot(x, tl.trans(widened(up_w, x.dtype)), up_acc, input_precision="ieee")
     if HAS_SCALE:
         acc *= tl.load(scale_ptr + first_row + weight_row)[None, :]
         if GATED:
@@ -167,7 +168,7 @@ def grouped_linear_triton(
     shape = shape or tile_shape(block_m, x.element_size(), activation is not None)
     _grouped_linear_kernel[(triton.cdiv(out_features, shape.block_n), groups.max_tiles)](
         x,
-        weight,
+        loadable(weight),
         scale if scale is not None else x,
         bias if bias is not None else x,
         out,
@@ -204,9 +205,9 @@ def grouped_linear_torch(
 ) -> torch.Tensor:
     """Return for each pair its row of x times its expert's weight, [num_pairs, out_features] in x's dtype.
 
-    x [num_tokens or num_pairs, in_features]; weight [num_experts, n, in_features] in x's dtype, or int8 with
-    `scale` fp32 [num_experts, n]; bias [num_experts, n] or None. With an activation the two halves of n
-    become one: out_features = n / 2. Sums are fp32.
+    x [num_tokens or num_pairs, in_features]; weight [num_experts, n, in_features] in x's dtype, or int8 or
+    fp8 with `scale` fp32 [num_experts, n]; bias [num_experts, n] or None. With an activation the two halves
+    of n become one: out_features = n / 2. Sums are fp32.
     """
     num_pairs = groups.expert_ids.numel()
     pairs_per_row = num_pairs // max(1, x.shape[0])

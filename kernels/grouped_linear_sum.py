@@ -11,6 +11,7 @@ import torch
 from kernels.dispatch import dispatch, tl, triton
 from kernels.expert_routing import ExpertGroups
 from kernels.expert_sum import add_shared, expert_sum_torch, expert_sum_triton
+from kernels.fp8_values import loadable, widened
 from kernels.grouped_linear import grouped_linear_torch, grouped_linear_triton
 
 
@@ -68,7 +69,7 @@ def _matvec_sum_kernel(
                 mask=there[:, None] & inside[None, :],
                 other=0.0,
             )
-            products += w.to(tl.float32) * x.to(tl.float32)[None, :]
+            products += widened(w, tl.float32) * x.to(tl.float32)[None, :]
         result = tl.sum(products, 1)
         if HAS_SCALE:
             result *= tl.load(scale_ptr + row, mask=there, other=0.0)
@@ -103,7 +104,7 @@ def grouped_linear_sum_triton(
     out = x.new_empty(num_tokens, out_features)
     _matvec_sum_kernel[(triton.cdiv(out_features, shape.block_n), num_tokens)](
         x,
-        weight,
+        loadable(weight),
         scale if scale is not None else x,
         bias if bias is not None else x,
         groups.expert_ids,

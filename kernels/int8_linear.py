@@ -1,4 +1,4 @@
-"""y = (x Qᵀ) * scale (+ b), with a weight Q of int8 and one float32 scale per output feature.
+"""y = (x Qᵀ) * scale (+ b), with a weight Q of int8 or fp8 (e4m3) and one float32 scale per output feature.
 
 Microseconds on an H200, activations in bfloat16, tiles the fastest of about 40, beside cuBLAS with a bfloat16
 weight:
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.dispatch import dispatch, tl, triton
+from kernels.fp8_values import copy_widened, loadable, widened
 
 _NUM_PROGRAMS = 128  # about one per multiprocessor; with fewer, smaller tiles are faster
 _TILE_BYTES = 2 << 20  # of float32 that the twin widens at a time
@@ -82,9 +83,9 @@ def _int8_linear_kernel(
             x = tl.load(x_row + first, mask=is_token, other=0.0)
         else:
             inside = (k < in_features - first)[None, :]
-            q = tl.load(weight + first, mask=inside, other=0)
+            q = tl.load(weight + first, mask=inside, other=0.0)
             x = tl.load(x_row + first, mask=is_token & inside, other=0.0)
-        acc = tl.dot(x, tl.trans(q.to(x.dtype)), acc, input_precision="ieee")
+        acc = tl.dot(x, tl.trans(widened(q, x.dtype)), acc, input_precision="ieee")
     acc *= tl.load(scale_ptr + feature, mask=there, other=0.0)[None, :]
     if HAS_BIAS:
         acc += tl.load(bias_ptr + feature, mask=there, other=0.0).to(tl.float32)[None, :]
@@ -110,7 +111,7 @@ def int8_linear_triton(
     grid = (triton.cdiv(out_features, shape.block_n), triton.cdiv(num_tokens, shape.block_m))
     _int8_linear_kernel[grid](
         x,
-        weight,
+        loadable(weight),
         scale,
         bias if bias is not None else scale,
         out,
@@ -134,10 +135,10 @@ def int8_linear_torch(
 ) -> torch.Tensor:
     """Return `(x @ weight.T) * scale + bias`, [num_tokens, out_features] in x's dtype.
 
-    x [num_tokens, in_features], weight int8 [out_features, in_features], scale fp32 [out_features], bias
-    [out_features] or None. Products are summed in fp32 and scaled after the sum. On a CPU it takes two to
-    six times as long as a dense product of few rows, since the weight is widened each time (torch's own int8
-    product is faster in bfloat16 but crashes at odd shapes).
+    x [num_tokens, in_features], weight int8 or fp8 [out_features, in_features], scale fp32 [out_features],
+    bias [out_features] or None. Products are summed in fp32 and scaled after the sum. On a CPU it takes two
+    to six times as long as a dense product of few rows, since the weight is widened each time (torch's own
+    int8 product is faster in bfloat16 but crashes at odd shapes).
     """
     num_tokens, in_features = x.shape
     out_features = weight.shape[0]
@@ -147,7 +148,7 @@ def int8_linear_torch(
     tile = torch.empty(step, in_features, dtype=torch.float32, device=x.device)
     for start in range(0, out_features, step):
         part = slice(start, min(start + step, out_features))
-        wide = tile[: part.stop - start].copy_(weight[part])
+        wide = copy_widened(tile[: part.stop - start], weight[part])
         product = torch.mm(wide, wide_x) * scale[part, None]
         if bias is not None:
             product += bias[part, None]

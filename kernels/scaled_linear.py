@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import dispatch, tl, triton
+from kernels.fp8_values import copy_widened
 from kernels.split_sums import MOST_TILES, arrivals, sum_of_splits
 
 _NUM_PROGRAMS = 256  # about two per multiprocessor
@@ -168,13 +169,13 @@ def scaled_linear_torch(
     `quantize_rows` returns values and x_scale.
     """
     num_tokens, in_features = values.shape
-    wide_x = values.float().t()
+    wide_x = copy_widened(torch.empty(values.shape, device=values.device), values).t()
     out = torch.empty(num_tokens, len(weight), dtype=dtype, device=values.device)
     step = max(1, min(len(weight), _TILE_BYTES // (4 * in_features)))
     tile = torch.empty(step, in_features, dtype=torch.float32, device=values.device)
     for start in range(0, len(weight), step):
         part = slice(start, min(start + step, len(weight)))
-        wide = tile[: part.stop - start].copy_(weight[part])
+        wide = copy_widened(tile[: part.stop - start], weight[part])
         product = torch.mm(wide, wide_x) * weight_scale[part, None] * x_scale
         if bias is not None:
             product += bias[part, None]

@@ -21,13 +21,14 @@ STORED = {
 # Value of the setting `quantization` -> a Conversion, imported when it is used.
 CONVERSIONS = {
     "dense": "models.formats.dense:conversion",
+    "fp8": "models.formats.fp8:conversion",
     "int4": "models.formats.int4:conversion",
     "int8": "models.formats.int8:conversion",
 }
 
 
 _FOUR_BITS = "an AWQ or GPTQ version of the model, or the unquantized one with --quantization int4"
-_EIGHT_BITS = "the unquantized model with --quantization int8"
+_EIGHT_BITS = "the unquantized model with --quantization fp8 or int8"
 
 # `quant_method` of a checkpoint that is not read -> what its weights are, and what to use in its place.
 # Formats that have several layouts refuse some of them with these words, too: see `refusal`.

@@ -6,8 +6,12 @@ import torch
 from torch import Tensor
 
 from kernels.expert_routing import ExpertGroups
+from kernels.fp8_values import has_fp8
 from kernels.grouped_linear import GatedActivation, grouped_linear
 from kernels.grouped_linear_sum import grouped_linear_sum
+from kernels.int8_linear import int8_linear
+from kernels.quantize_rows import quantize_rows
+from kernels.scaled_linear import scaled_linear
 from models.formats.base import LinearShape, Shard, UnquantizedWeights
 
 
@@ -33,7 +37,7 @@ class ScaledRows(UnquantizedWeights):
             size = (self.out_features, self.in_features)
             self._values = torch.empty(size, dtype=self.values_dtype, device=self._device)
             self._scale = torch.empty(self.out_features, dtype=torch.float32, device=self._device)
-        values, scale = quantize(rows.to(self._device), self.values_dtype)
+        values, scale = quantize_rows(rows.to(self._device).contiguous(), self.values_dtype)
         self._values[first : first + len(rows)].copy_(values[:, self._columns])
         self._scale[first : first + len(rows)].copy_(scale)
 
@@ -63,16 +67,15 @@ class ScaledRows(UnquantizedWeights):
         return grouped_linear_sum(x, values, groups, weights, shared, shared_gate, scale=scale, bias=bias)
 
 
-def quantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return rows [n, k] of floats as values [n, k] of a dtype, and their scales fp32 [n].
+def quantized_product(
+    x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, input_scale: Tensor | None = None
+) -> Tensor:
+    """Return `(x @ values.T) * scale + bias` with x quantized to the dtype of the values, in x's dtype.
 
-    values * scale is near rows: the largest of a row becomes the largest (or least) value of the dtype.
+    input_scale fp32 [1]: of all tokens; None: each token has its own. A GPU without products of fp8 leaves x
+    as it is.
     """
-    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-    rows = rows.float()
-    scale = rows.abs().amax(1).div_(limits.max)
-    # A row of zeros has the scale 0, and any divisor makes its values 0.
-    values = rows / torch.where(scale > 0, scale, 1.0)[:, None]
-    if not dtype.is_floating_point:
-        values.round_()  # a conversion to integers truncates
-    return values.to(dtype), scale
+    if values.dtype == torch.float8_e4m3fn and not has_fp8(x.device):
+        return int8_linear(x, values, scale, bias)
+    x_values, x_scale = quantize_rows(x, values.dtype, input_scale)
+    return scaled_linear(x_values, x_scale, values, scale, bias, x.dtype)

@@ -29,12 +29,13 @@ async def answer(config):
         await engine.stop()
 
 
-async def test_an_engine_answers_in_int8_and_its_record_replays(tmp_path):
+@pytest.mark.parametrize("name", ["fp8", "int8"])
+async def test_an_engine_answers_in_eight_bits_and_its_record_replays(name, tmp_path):
     folder = write_checkpoint(tmp_path / "model")
     record = tmp_path / "record"
-    model, num_tokens = await answer(settings(folder, quantization="int8", record=record))
+    model, num_tokens = await answer(settings(folder, quantization=name, record=record))
     plain_model, _ = await answer(settings(folder))
-    assert (model.quantization, plain_model.quantization) == ("int8", None)
+    assert (model.quantization, plain_model.quantization) == (name, None)
     assert model.dtype == plain_model.dtype == "float32"
     assert num_tokens == 20
     assert replay(record).first is None, "the record says how its weights were quantized"

@@ -152,10 +152,25 @@ def test_each_pair_meets_the_weight_of_its_expert(target, dtype, activation, num
     assert_close(again, torch.stack(rows), dtype)
 
 
+def narrow_weight(*shape, kind):
+    """Random values of eight bits."""
+    if kind == "int8":
+        return torch.randint(-127, 128, shape, dtype=torch.int8)
+    return (torch.randn(shape) * 60).to(torch.float8_e4m3fn)
+
+
+@pytest.fixture(params=["int8", "fp8", "bits of fp8"])
+def kind(request, monkeypatch):
+    """Kind of a weight of eight bits; the last is that of a GPU without fp8."""
+    if request.param == "bits of fp8":
+        monkeypatch.setattr("kernels.fp8_values.has_fp8", lambda _device: False)
+    return request.param
+
+
 @pytest.mark.parametrize("num_tokens", [1, 20])
-def test_integer_weights_are_scaled(target, num_tokens):
+def test_weights_of_eight_bits_are_scaled(target, kind, num_tokens):
     x = torch.randn(num_tokens, 33)
-    weight = torch.randint(-127, 128, (3, 8, 33), dtype=torch.int8)
+    weight = narrow_weight(3, 8, 33, kind=kind)
     scale = torch.rand(3, 8) * 0.01
     ids = torch.randint(0, 3, (num_tokens, 1)).int()
     groups = group_by_expert(*target.to(ids), 3)
@@ -221,6 +236,15 @@ def test_router(target, num_tokens, extra_rows, has_bias):
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
 def test_products_are_weighted_and_summed(target, dtype, num_tokens, num_experts, quantized, shared):
+    check_weighted_sum(target, dtype, num_tokens, num_experts, "int8" if quantized else None, shared)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 12])
+def test_products_of_eight_bits_are_weighted_and_summed(target, kind, num_tokens):
+    check_weighted_sum(target, torch.float16, num_tokens, 6, kind, shared=False)
+
+
+def check_weighted_sum(target, dtype, num_tokens, num_experts, kind, shared):
     """With 12 tokens pairs are sorted."""
     if dtype == torch.bfloat16 and target.backend == "triton" and not target.large and num_tokens == 12:
         pytest.skip("Triton's interpreter multiplies the bit patterns of bfloat16 matrices")
@@ -228,8 +252,8 @@ def test_products_are_weighted_and_summed(target, dtype, num_tokens, num_experts
     ids = torch.stack([torch.randperm(num_experts)[:top_k] for _ in range(num_tokens)]).int()
     x, weights = torch.randn(num_tokens * top_k, size).to(dtype), torch.rand(num_tokens, top_k)
     bias = torch.randn(num_experts, features).to(dtype)
-    if quantized:
-        weight = torch.randint(-127, 128, (num_experts, features, size), dtype=torch.int8)
+    if kind:
+        weight = narrow_weight(num_experts, features, size, kind=kind)
         scale = torch.rand(num_experts, features) * 1e-3
         exact = weight.double() * scale.double()[..., None]
     else:

@@ -1,4 +1,4 @@
-"""The int8 product against one in float64 with the dequantized weight."""
+"""The product with weights of int8 or fp8 against one in float64 with the dequantized weight."""
 
 import pytest
 import torch
@@ -13,11 +13,21 @@ SHAPES = [(1, 8, 1), (3, 100, 33), (17, 256, 96), (65, 130, 200)]
 LARGE = [(1, 4096, 6144), (16, 14336, 4096), (100, 2048, 8200), (1000, 4100, 1000), (8192, 4096, 4096)]
 
 
-def check(target: Target, num_tokens, in_features, out_features, dtype, with_bias=True, strided=False, **how):
+def check(
+    target: Target,
+    num_tokens,
+    in_features,
+    out_features,
+    dtype,
+    with_bias=True,
+    strided=False,
+    kind=torch.int8,
+    **how,
+):
     if dtype == torch.bfloat16 and target.backend == "triton" and target.device.type == "cpu":
         pytest.skip("Triton's interpreter multiplies the bit patterns of bfloat16 matrices")
     x = torch.randn(num_tokens, in_features * (1 + strided)).to(dtype)[:, :in_features]
-    weight = torch.randint(-127, 128, (out_features, in_features), dtype=torch.int8)
+    weight = torch.randint(-127, 128, (out_features, in_features)).float().to(kind)
     scale = torch.rand(out_features) * 0.02
     bias = torch.randn(out_features).to(dtype) if with_bias else None
     device_x, device_weight, device_scale = target.to(x, weight, scale)
@@ -38,6 +48,15 @@ def check(target: Target, num_tokens, in_features, out_features, dtype, with_bia
 def test_odd_shapes(target: Target, dtype: torch.dtype, with_bias: bool):
     for shape in SHAPES + LARGE * target.large:
         check(target, *shape, dtype, with_bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("has_fp8", [True, False])
+def test_fp8(target: Target, dtype: torch.dtype, has_fp8: bool, monkeypatch):
+    """On GPUs with fp8 and on those that read its bits."""
+    monkeypatch.setattr("kernels.fp8_values.has_fp8", lambda _device: has_fp8)
+    for shape in SHAPES + LARGE * target.large:
+        check(target, *shape, dtype, kind=torch.float8_e4m3fn)
 
 
 def test_rows_of_a_wider_tensor(target: Target):
