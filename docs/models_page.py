@@ -25,7 +25,8 @@ def architectures(found: Supported) -> Iterator[str]:
 def formats(found: Supported) -> Iterator[str]:
     """Yield the lines of the list of weight formats."""
     stored = ", ".join(("16 and 32 bits", *(f"`{name}`" for name in found.stored_formats)))
-    yield f"- safetensors, in one or several files: {stored}"
+    yield "- safetensors, in one or several files:"
+    yield f"  {stored}"
     yield "- GGUF, in one or several parts, dequantized while loading:"
     yield f"  {', '.join(found.gguf_types)}"
     yield "- conversions while loading (`--quantization`):"

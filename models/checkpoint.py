@@ -23,6 +23,7 @@ from models.weight_names import WeightMap, is_known, target_of, with_prefix
 logger = logging.getLogger("monoloop.models")
 
 CONFIG_FILE = "config.json"
+_MODELOPT_FILE = "hf_quant_config.json"
 
 
 class Checkpoint(Protocol):
@@ -122,6 +123,8 @@ def read_config(folder: Path) -> tuple[dict[str, Any], DecoderSpec]:
     if not (folder / CONFIG_FILE).is_file():
         raise ModelError(f"{folder} has no {CONFIG_FILE}{what_it_holds(folder)}")
     config = read_json(folder / CONFIG_FILE)
+    if (quantization := _quantization_beside(config, folder)) is not None:
+        config["quantization_config"] = quantization
     try:
         family = family_of(architectures_of(config))
         _check_quantization(config)
@@ -129,6 +132,17 @@ def read_config(folder: Path) -> tuple[dict[str, Any], DecoderSpec]:
         code = "; code that comes with a model (auto_map) is not run" if config.get("auto_map") else ""
         raise ModelError(f"{folder}: {error}{code}") from None
     return config, read_family_spec(family, config, folder)
+
+
+def _quantization_beside(config: Mapping[str, Any], folder: Path) -> Any:
+    """Return the quantization_config that a tool wrote in another place than that, if any."""
+    if config.get("quantization_config"):
+        return None
+    if config.get("compression_config"):  # compressed-tensors before its version 0.5
+        return config["compression_config"]
+    if (folder / _MODELOPT_FILE).is_file():
+        return {"quant_method": "modelopt", **read_json(folder / _MODELOPT_FILE)}
+    return None
 
 
 def _check_quantization(config: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ def _fitted(address: str, tensor: Tensor, shapes: Shapes) -> Tensor:
     Tools store the scale of a whole tensor as [] or [1], and scales of rows as [n] or [n, 1].
     """
     shape = shapes.get(address, ())
-    is_scale = address.endswith(("_scale", "_scale_inv"))
+    is_scale = address.endswith(("scale", "_scale_inv"))
     sizes = [size for size in tensor.shape if size != 1]
     return tensor.reshape(shape) if is_scale and sizes == [size for size in shape if size != 1] else tensor
 

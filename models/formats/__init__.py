@@ -15,7 +15,9 @@ STORED = {
     "awq": "models.formats.awq:stored",
     "compressed-tensors": "models.formats.compressed_tensors:stored",
     "gptq": "models.formats.gptq:stored",
+    "modelopt": "models.formats.modelopt:stored",
     "mxfp4": "models.formats.mxfp4:stored",
+    "smooth_quant": "models.formats.smooth_quant:stored",
 }
 
 # Value of the setting `quantization` -> a Conversion, imported when it is used.

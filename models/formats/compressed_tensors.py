@@ -5,9 +5,9 @@ begin with; so does `ignore` those that are left out. Names and patterns precede
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -16,10 +16,15 @@ from models.formats.base import LinearShape, LinearWeights, MakeStored, Shard
 from models.formats.dense import DenseWeights
 from models.weight_names import all_or_none
 
-# `format` -> a function that takes the QuantizationArgs of the weights, then what a Conversion takes.
+# `format` -> a function that takes the QuantizationArgs of the weights, what a Conversion takes, and those of
+# the input_activations, if there are any.
 SCHEMES = {
+    "float-quantized": "models.formats.naive_quantized:scheme",
+    "int-quantized": "models.formats.naive_quantized:scheme",
+    "naive-quantized": "models.formats.naive_quantized:scheme",
     "pack-quantized": "models.formats.pack_quantized:scheme",
 }
+_WEIGHT_ONLY = ("pack-quantized",)
 _CLASS = "Linear"
 
 
@@ -36,17 +41,17 @@ def stored(
     if not isinstance(groups, Mapping) or not groups:
         raise ModelError("the quantization_config has no config_groups")
     makers = [
-        (group.get("targets") or (), _scheme(name, group, quantization)(dtype, device, shard))
+        (_maker(name, group, quantization, dtype, device, shard), group.get("targets") or ())
         for name, group in groups.items()
     ]
     ignored = quantization.get("ignore") or ()
 
     def make_linear(modules: Sequence[str], shape: LinearShape) -> LinearWeights:
         if not _are_named(modules, (*ignored,)):
-            for targets, make in makers:
+            for make, targets in makers:
                 if _are_named(modules, [target for target in targets if target != _CLASS]):
                     return make(modules, shape)
-            for targets, make in makers:
+            for make, targets in makers:
                 if _CLASS in targets:
                     return make(modules, shape)
         return DenseWeights(shape, dtype, device, shard)
@@ -54,23 +59,31 @@ def stored(
     return make_linear
 
 
-def _scheme(
-    name: str, group: Mapping[str, Any], quantization: Mapping[str, Any]
-) -> Callable[[torch.dtype, torch.device, Shard], MakeStored]:
+def _maker(
+    name: str,
+    group: Mapping[str, Any],
+    quantization: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard,
+) -> MakeStored:
     """Return what makes the linears of a group. Raises ModelError, naming the group."""
-    weights, kind = group.get("weights"), group.get("format") or quantization.get("format")
+    if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
+        raise ModelError(f"{name} of the config_groups does not say how its weights are quantized")
+    kind = group.get("format") or quantization.get("format")
     if kind not in SCHEMES:
         raise ModelError(
             f"weights of compressed-tensors in the format '{kind}' are not supported ({name} has it); "
             f"supported: {', '.join(SCHEMES)}"
         )
-    if not isinstance(weights, Mapping):
-        raise ModelError(f"{name} of the config_groups does not say how its weights are quantized")
-    for part in ("input_activations", "output_activations"):
+    for part in ("output_activations", *["input_activations"] * (kind in _WEIGHT_ONLY)):
         if group.get(part):
             raise ModelError(f"{name}: {part} that are quantized are not supported with '{kind}'")
-    make = resolve_name(SCHEMES[kind])
-    return lambda dtype, device, shard: make(weights, dtype, device, shard)
+    inputs = [args] if (args := group.get("input_activations")) else []
+    try:
+        return cast(MakeStored, resolve_name(SCHEMES[kind])(group["weights"], dtype, device, shard, *inputs))
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from None
 
 
 def _are_named(modules: Sequence[str], targets: Iterable[str]) -> bool:

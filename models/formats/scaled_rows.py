@@ -32,14 +32,19 @@ class ScaledRows(UnquantizedWeights):
     def _product(self, x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         """Return `(x @ values.T) * scale + bias`, [num_tokens, out_features] in x's dtype."""
 
-    def _fill_rows(self, first: int, rows: Tensor) -> None:
+    def _allocate(self) -> tuple[Tensor, Tensor]:
+        """Return the values and the scales of all rows, which the first call makes."""
         if self._values is None or self._scale is None:
             size = (self.out_features, self.in_features)
             self._values = torch.empty(size, dtype=self.values_dtype, device=self._device)
             self._scale = torch.empty(self.out_features, dtype=torch.float32, device=self._device)
+        return self._values, self._scale
+
+    def _fill_rows(self, first: int, rows: Tensor) -> None:
+        kept_values, kept_scale = self._allocate()
         values, scale = quantize_rows(rows.to(self._device).contiguous(), self.values_dtype)
-        self._values[first : first + len(rows)].copy_(values[:, self._columns])
-        self._scale[first : first + len(rows)].copy_(scale)
+        kept_values[first : first + len(rows)].copy_(values[:, self._columns])
+        kept_scale[first : first + len(rows)].copy_(scale)
 
     def matmul(self, x: Tensor) -> Tensor:
         assert self._values is not None and self._scale is not None, "multiplied before it was filled"

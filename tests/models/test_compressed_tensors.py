@@ -76,12 +76,13 @@ def test_patterns_precede_the_class(tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (CONFIG | {"format": "float-quantized"}, "'float-quantized' .*group_0 .*pack-quantized"),
+        (CONFIG | {"format": "marlin-24"}, "'marlin-24' .*group_0 .*pack-quantized"),
         (with_group(format="nvfp4-pack-quantized"), "'nvfp4-pack-quantized'"),
         (with_group(weights=None), "group_0 .* does not say"),
         (with_group(weights=WEIGHTS | {"num_bits": 3}), "3"),
         (with_group(weights=WEIGHTS | {"group_size": 48}), "48"),
         (with_group(input_activations={"num_bits": 8}), "group_0: input_activations"),
+        (with_group(output_activations={"num_bits": 8}), "group_0: output_activations"),
         (with_group(targets=["re:("]), "no pattern"),
         (CONFIG | {"ignore": ["re:("]}, "no pattern"),
         (CONFIG | {"ignore": ["model.layers.0.self_attn.q_proj"]}, "only some of .*k_proj"),

@@ -1,0 +1,141 @@
+"""Base of formats whose checkpoints store weights of eight bits, with a scale per output feature or tensor.
+
+The inputs of a product are quantized, too, or only the weight is; experts are always weight-only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kernels.fp8_values import has_fp8
+from kernels.int8_linear import int8_linear
+from models.errors import ModelError
+from models.formats.base import LinearShape, Shard
+from models.formats.scaled_rows import ScaledRows, quantized_product
+
+_SPREAD = 30.0  # standard deviation of random values
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a tool stores a weight of eight bits, and what a product does with its inputs.
+
+    `dtype` is that of the weight. `inputs` are quantized to it with a scale of each token ("token"), with the
+    stored `input_scale` ("static"), or not at all. `unread` are tensors of one value that are not used, and
+    `fallback` is what products do in another way than the tool, for the log.
+    """
+
+    dtype: torch.dtype
+    scale_of: Literal["feature", "tensor"]
+    inputs: Literal["token", "static", "unquantized"]
+    unread: tuple[str, ...] = ()
+    fallback: str | None = None
+    scale_name: str = "weight_scale"
+
+
+class StoredScaledRows(ScaledRows):
+    """Rows of fp8 or int8 as a checkpoint stores them; `modules` are its names, for messages.
+
+    The scale of a tensor becomes that of each of its output features, so that fused outputs keep their own.
+    If fused outputs have different input scales, the largest is that of all.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[str],
+        shape: LinearShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard,
+        storage: Storage,
+    ) -> None:
+        super().__init__(shape, dtype, device, shard)
+        self.values_dtype = storage.dtype
+        self._modules = modules
+        self._outputs = list(shape.outputs)
+        self._storage = storage
+        self.fallback = storage.fallback
+        if storage.inputs != "unquantized" and storage.dtype.is_floating_point and not has_fp8(device):
+            self.fallback = f"{device} has no products of fp8, so that only weights are fp8"
+        self._input_scale: Tensor | None = None  # fp32 [1]
+
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        storage = self._storage
+        single = (*["input_scale"] * (storage.inputs == "static"), *storage.unread)
+        found: dict[str, tuple[int, ...]] = {}
+        for name, shape in super().parameters().items():
+            found[name] = shape
+            stem = name.removesuffix("weight")
+            if stem != name:
+                found[f"{stem}{storage.scale_name}"] = shape[:1] if storage.scale_of == "feature" else (1,)
+                found |= {f"{stem}{kind}": (1,) for kind in single}
+        return found
+
+    def fill(self, parameter: str, tensor: Tensor) -> None:
+        storage, (name, _, kind) = self._storage, parameter.rpartition(".")
+        rows, first = self._rows[name]
+        mine = slice(first, first + rows.stop - rows.start)
+        if kind == "weight":
+            if tensor.dtype != storage.dtype:
+                raise self._error(parameter, f"holds {_name(tensor.dtype)}, not {_name(storage.dtype)}")
+            values, _ = self._allocate()
+            values[mine].copy_(tensor[rows, self._columns])
+        elif kind == storage.scale_name:
+            found = tensor[rows] if storage.scale_of == "feature" else tensor
+            _, scale = self._allocate()
+            scale[mine].copy_(self._checked(parameter, found))
+        elif kind in storage.unread:
+            return
+        elif kind == "input_scale":
+            if not self.num_experts:
+                scale = self._checked(parameter, tensor).to(self._device)
+                self._input_scale = scale if self._input_scale is None else self._input_scale.maximum(scale)
+        else:
+            super().fill(parameter, tensor)
+
+    def _product(self, x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        if self._storage.inputs == "unquantized":
+            return int8_linear(x, values, scale, bias)
+        return quantized_product(x, values, scale, bias, self._input_scale)
+
+    def _checked(self, parameter: str, scale: Tensor) -> Tensor:
+        """Return scales in fp32. Raises ModelError, naming the tensor, for values that are no scale."""
+        if not scale.is_floating_point():
+            raise self._error(parameter, f"holds {_name(scale.dtype)}, and scales are floats")
+        scale = scale.float()
+        if not scale.is_meta:
+            bad = scale[~((scale > 0) & scale.isfinite())]
+            if len(bad):
+                raise self._error(parameter, f"has {bad[0].item()}, and scales are positive numbers")
+        return scale
+
+    def _error(self, parameter: str, message: str) -> ModelError:
+        """Return an error about the tensor of the checkpoint that fills a parameter."""
+        name, _, kind = parameter.rpartition(".")
+        expert, _, output = name.partition(".") if self.num_experts else ("", "", name)
+        packed = len(self._modules) != len(self._outputs)
+        module = self._modules[0 if packed else self._outputs.index(output)]
+        if expert:  # the modules are those of expert 0
+            module = f".{expert}.".join(module.rsplit(".0.", 1))
+        return ModelError(f"{module}.{kind} {message}")
+
+    def random(self, parameter: str, generator: torch.Generator) -> Tensor:
+        kind, device = parameter.rpartition(".")[2], generator.device
+        if kind == "bias":
+            return super().random(parameter, generator)
+        if kind == "weight":
+            values = torch.randn(self._parameters[parameter], device=device, generator=generator).mul_(
+                _SPREAD
+            )
+            return values.clamp_(-127, 127).to(self.values_dtype)
+        shape = self.parameters()[parameter]
+        if kind == self._storage.scale_name:
+            return torch.full(shape, self.in_features**-0.5 / _SPREAD, device=device)
+        return torch.full(shape, 1 / _SPREAD, device=device)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
