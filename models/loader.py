@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -199,8 +200,9 @@ def _linear_maker(
         raise ModelError(
             f"quantization '{quantization}' needs unquantized weights; these are quantized already"
         )
-    read = stored_format(stored)(stored, dtype, device, shard)
-    excluded = stored.get("modules_to_not_convert") or ()
+    with _quantization_config():
+        read = stored_format(stored)(stored, dtype, device, shard)
+        excluded = tuple(stored.get("modules_to_not_convert") or ())
     tensors = checkpoint.num_bytes.keys()
     filled = tensors | {name.rpartition(".")[0] for name in tensors}
 
@@ -209,9 +211,19 @@ def _linear_maker(
         is_tied = address == "output" and checkpoint.spec.tie_embeddings
         if is_tied or is_excluded(modules, excluded):
             return convert(address, shape)
-        return read(modules, shape)
+        with _quantization_config():
+            return read(modules, shape)
 
     return make_linear
+
+
+@contextmanager
+def _quantization_config() -> Iterator[None]:
+    """Raise ModelError for values of another type than a format expects."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ModelError(f"the quantization_config makes no sense: {error}") from error
 
 
 def _build(

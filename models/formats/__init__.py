@@ -12,6 +12,7 @@ from models.formats.base import Conversion, StoredFormat
 
 # `quant_method` of a checkpoint's quantization_config -> a StoredFormat, imported when it is used.
 STORED = {
+    "auto-round": "models.formats.auto_round:stored",
     "awq": "models.formats.awq:stored",
     "compressed-tensors": "models.formats.compressed_tensors:stored",
     "gptq": "models.formats.gptq:stored",
@@ -66,6 +67,8 @@ REFUSED = {
     "vptq": ("VPTQ, vector codebooks", _FOUR_BITS),
 }
 
+_OTHER_NAMES = {"auto_round": "auto-round", "intel/auto-round": "auto-round", "quip#": "quip_sharp"}
+
 
 def stored_format(quantization: Mapping[str, Any]) -> StoredFormat:
     """Return the format of weights stored as this `quantization_config` says. Raises ModelError."""
@@ -89,7 +92,8 @@ def refusal(method: str) -> ModelError:
 def _method(quantization: Mapping[str, Any]) -> str:
     """Return the name of the method, also of tools and versions that do not write `quant_method`."""
     if "quant_method" in quantization:
-        return str(quantization["quant_method"]).lower()
+        method = str(quantization["quant_method"]).lower()
+        return _OTHER_NAMES.get(method, method)
     if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):
         return "bitsandbytes"
     return "mlx" if "group_size" in quantization else "of unknown kind"
