@@ -1,4 +1,7 @@
-"""Weight formats: their registry, exclusions, and the parts that several ranks compute."""
+"""Weight formats: their registry, exclusions, and the parts that several ranks compute.
+
+Covers models/formats/scaled_rows.py, models/formats/int8.py and models/formats/fp8.py.
+"""
 
 import json
 import re

@@ -1,6 +1,6 @@
 """Checkpoints with weights of eight bits against transformers' model with the values that they stand for.
 
-Covers models/formats/stored_scaled_rows.py, naive_quantized.py, modelopt.py and smooth_quant.py.
+Covers models/formats/stored_scaled_rows.py and models/formats/smooth_quant.py.
 """
 
 import pytest
