@@ -9,8 +9,8 @@ import torch
 from models.checkpoint import Checkpoint
 from models.errors import ModelError
 
-# compressed-tensors and ModelOpt; `kv_scale`, of older files, is that of both.
-_NAME = re.compile(r"\.(\d+)\.self_attn\.(?:(?:k|v|qkv)_proj\.)?(k|v|kv)_scale$")
+# compressed-tensors and ModelOpt. In older files: `kv_scale`, that of both, and `output_scale`.
+_NAME = re.compile(r"\.(\d+)\.self_attn\.(?:(?:(?:k|v|qkv)_proj\.)?(k|v|kv)_scale|(k|v)_proj\.output_scale)$")
 
 KVScales = tuple[tuple[float, float], ...]
 """Scale of the keys and of the values of each layer: what is stored times the scale is the value."""
@@ -26,7 +26,7 @@ def read_kv_scales(checkpoint: Checkpoint) -> KVScales | None:
         (int(match[1]), kind): name
         for name in checkpoint.num_bytes
         if (match := _NAME.search(name)) and int(match[1]) < num_layers
-        for kind in match[2]
+        for kind in match[2] or match[3]
     }
     if not names:
         return None

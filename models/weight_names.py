@@ -91,7 +91,7 @@ _LAYER_NUMBER = re.compile(r"\.(\d+)\.")
 # Tables that older versions of libraries stored and that are computed from the configuration here.
 _BUFFERS = re.compile(r"(\.rotary_emb\.\w+|\.(attn|self_attn)\.(masked_)?bias|(^|\.)position_ids)$")
 # Scales of quantized queries, keys and values: no parameters. models/kv_scales.py reads those of KV in fp8.
-_KV_SCALES = re.compile(r"\.self_attn\.([qkv]_proj\.)?(q|k|v|kv)_scale$")
+_KV_SCALES = re.compile(r"\.self_attn\.(([qkv]_proj\.)?(q|k|v|kv)_scale|[qkv]_proj\.output_scale)$")
 
 
 def is_known(name: str, weight_map: WeightMap) -> bool:

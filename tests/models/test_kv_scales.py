@@ -16,6 +16,7 @@ CPU = torch.device("cpu")
 SCALES = ((0.25, 0.5), (2.0, 0.125))
 NAMES = {
     "compressed-tensors": ("k_scale", "v_scale"),
+    "compressed-tensors on projections": ("k_proj.output_scale", "v_proj.output_scale"),
     "ModelOpt": ("k_proj.k_scale", "v_proj.v_scale"),
 }
 
