@@ -1,6 +1,6 @@
 """Checkpoints with weights of eight bits against transformers' model with the values that they stand for.
 
-Covers models/formats/stored_scaled_rows.py and models/formats/smooth_quant.py.
+Covers models/formats/stored_scaled_rows.py, models/formats/fbgemm_fp8.py and models/formats/smooth_quant.py.
 """
 
 import pytest
@@ -72,6 +72,12 @@ LAYOUTS = {
     "INT8 W8A16": Layout(compressed("int-quantized", "int", "tensor", None), torch.int8, ()),
     "ModelOpt": Layout(modelopt(), FP8, (), input_scale=()),
     "ModelOpt by channel": Layout(modelopt("FP8_PER_CHANNEL_PER_TOKEN"), FP8, (-1,), is_dynamic=True),
+    "FBGEMM": Layout(
+        {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"], "activation_scale_ub": 1200.0},
+        FP8,
+        (-1, 1),
+        is_dynamic=True,
+    ),
     "SmoothQuant": Layout(
         {"quant_method": "smooth_quant", "quant_dtype": "int8"},
         torch.int8,
