@@ -46,6 +46,14 @@ class ScaledRows(UnquantizedWeights):
         kept_values[first : first + len(rows)].copy_(values[:, self._columns])
         kept_scale[first : first + len(rows)].copy_(scale)
 
+    def fill_values(self, name: str, values: Tensor, scale: Tensor) -> None:
+        """Load the output `name`: values [n, in_features] and their scales [n], of the whole model."""
+        rows, first = self._rows[name]
+        mine = slice(first, first + rows.stop - rows.start)
+        kept_values, kept_scale = self._allocate()
+        kept_values[mine].copy_(values[rows, self._columns])
+        kept_scale[mine].copy_(scale[rows])
+
     def matmul(self, x: Tensor) -> Tensor:
         assert self._values is not None and self._scale is not None, "multiplied before it was filled"
         return self._product(x, self._values, self._scale, self._bias)

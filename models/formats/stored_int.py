@@ -15,7 +15,9 @@ from models.errors import ModelError
 from models.formats.base import LinearShape, LinearWeights, Shard
 from models.formats.dense import DenseWeights
 from models.formats.int4 import Int4Weights
+from models.formats.int8 import Int8Weights
 
+_ZERO_OF_INT8 = 128
 _LAYER = re.compile(r"\.\d+\.")
 
 
@@ -64,8 +66,9 @@ class Codes(NamedTuple):
 class StoredInt(LinearWeights):
     """Integers that a checkpoint stores packed, an output in several tensors.
 
-    They are converted when all of them have come: 4 bits to `Int4Weights`, and 8 bits, for which there is no
-    product, to floats. `modules` are the checkpoint's names, for messages.
+    They are converted when all of them have come: 4 bits to `Int4Weights`, 8 bits to `Int8Weights` if a row
+    has one scale and no zero point, and others, for which there is no product, to floats. `modules` are the
+    checkpoint's names, for messages.
 
     Where inputs of 4 bits were quantized in the order of their activations, the inputs of a group are
     scattered. The weight's columns are then sorted by group, and those of x are gathered in that order.
@@ -88,16 +91,21 @@ class StoredInt(LinearWeights):
         self._order: Tensor | None = None  # of the inputs by group, int64 [in_features]
         self._is_scattered = False  # the order is another than the inputs' own
         self._keeps_order = bool(shape.num_experts) or (shape.shard == "row" and shard.world > 1)
-        self._kept: Int4Weights | DenseWeights
+        self._kept: Int4Weights | Int8Weights | DenseWeights
         if packing.bits == 4:
             try:
                 self._kept = Int4Weights(shape, dtype, device, shard, packing.group_size)
             except ModelError as error:
                 raise self._error(str(error)) from None
+        elif packing.group_size == shape.in_features and not packing.has_zeros:
+            self._kept = Int8Weights(shape, dtype, device, shard)
         else:
             self._kept = DenseWeights(shape, dtype, device, shard)
             name = str(dtype).removeprefix("torch.")
-            self.fallback = f"there is no product for weights of {packing.bits} bits: they are kept in {name}"
+            self.fallback = (
+                f"there is no product for {packing.bits} bits in groups or with zero points: "
+                f"they are kept in {name}"
+            )
 
     @abstractmethod
     def _stored(self, out_features: int) -> dict[str, tuple[int, ...]]:
@@ -137,6 +145,9 @@ class StoredInt(LinearWeights):
                 self._check(name, found)
             if isinstance(self._kept, DenseWeights):
                 self._kept.fill(f"{name}.weight".lstrip("."), self._dequantize(found))
+            elif isinstance(self._kept, Int8Weights):
+                values = (found.codes ^ _ZERO_OF_INT8).view(torch.int8)
+                self._kept.fill_values(name, values, found.scales.squeeze(1))
             else:
                 codes = self._by_group(found.codes, found.order)
                 self._kept.fill_codes(name, codes, found.scales, found.zeros)

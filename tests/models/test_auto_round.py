@@ -87,7 +87,7 @@ def test_options_of_modules(tmp_path, caplog):
     decoder = compare(model, tmp_path)
     assert isinstance(decoder.layers[0].attention.output.weights, DenseWeights)
     assert decoder.output.weights.packing.group_size == 32
-    assert "1 linears: there is no product for weights of 8 bits" in caplog.text
+    assert "1 linears: there is no product for 8 bits in groups" in caplog.text
 
 
 @pytest.mark.parametrize("blocks", ["model.layers.0", [["model.layers.0"]], ["model.layers.0."]])

@@ -8,6 +8,7 @@ import torch
 
 from models.errors import ModelError
 from models.formats.base import WHOLE, LinearShape, Shard
+from models.formats.int8 import Int8Weights
 from models.formats.pack_quantized import scheme
 from tests.models.harness import CPU
 from tests.models.int4_checkpoints import packed_tensors, quantized
@@ -67,6 +68,22 @@ def test_ranks_make_the_whole(shard, world):
         found.append(weights.matmul(x[:, rank.slice(192)] if shard == "row" else x))
     whole = sum(found) if shard == "row" else torch.cat(found, 1)
     torch.testing.assert_close(whole, x @ values.t(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("shard", "world"), [("column", 1), ("column", 3), ("row", 2)])
+def test_eight_bits_of_rows_stay_int8(shard, world):
+    torch.manual_seed(0)
+    args = ARGS | {"num_bits": 8, "strategy": "channel", "group_size": None}
+    codes, scales, _, values = quantized(torch.randn(37, 191), -1, False, bits=8)
+    x, found = torch.randn(5, 191), []
+    for rank in (Shard(index, world) for index in range(world)):
+        weights = made(args, LinearShape(191, {"": 37}, shard=shard), rank)
+        assert isinstance(weights._kept, Int8Weights) and weights.fallback is None
+        fill(weights, packed_tensors(codes, scales, None, None, 8))
+        found.append(weights.matmul(x[:, rank.slice(191)] if shard == "row" else x))
+    whole = sum(found) if shard == "row" else torch.cat(found, 1)
+    torch.testing.assert_close(whole, x @ values.t(), rtol=1e-4, atol=1e-4)
+    made(args | {"symmetric": False}, LinearShape(191, {"": 37})).fallback.index("kept in float32")
 
 
 @pytest.mark.parametrize(

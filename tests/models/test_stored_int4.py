@@ -187,7 +187,9 @@ def test_gptq_of_eight_bits(version, group_size, tmp_path, caplog):
     compare(model, tmp_path)
     lines = [record.message for record in caplog.records if "8 bits" in record.message]
     assert len(lines) == 1
-    assert lines[0].endswith("8 linears: there is no product for weights of 8 bits: they are kept in float32")
+    assert lines[0].endswith(
+        "8 linears: there is no product for 8 bits in groups or with zero points: they are kept in float32"
+    )
 
 
 def test_gptq_with_eight_bits_in_some_modules(tmp_path, caplog):
@@ -205,7 +207,7 @@ def test_gptq_with_eight_bits_in_some_modules(tmp_path, caplog):
         bits_of=lambda name: 8 if ".1.self_attn." in name else 4,
     )
     decoder = compare(model, tmp_path)
-    assert "2 linears: there is no product for weights of 8 bits" in caplog.text
+    assert "2 linears: there is no product for 8 bits in groups" in caplog.text
     found = [layer.attention.qkv.weights.packing.bits for layer in decoder.layers]
     assert found == [8 if index == 1 else 4 for index in range(len(found))]
 
