@@ -102,7 +102,8 @@ def _check_all_filled(empty: Iterable[str], surplus: list[str], checkpoint: Chec
     missing: dict[str, None] = {}  # names in the checkpoint, each once
     for address in empty:
         stem, _, kind = address.rpartition(".")
-        missing |= dict.fromkeys(f"{name}.{kind}" for name in names_of(stem, checkpoint.weight_map))
+        names = [f"{name}.{kind}" for name in names_of(stem, checkpoint.weight_map)]
+        missing |= dict.fromkeys(names_of(address, checkpoint.weight_map) or names)
     faults = []
     if missing:
         faults.append(f"the checkpoint lacks {listed(missing)}")

@@ -25,8 +25,9 @@ def stored(
     """Return a maker of linears: experts are MXFP4, all others dense."""
 
     def make_linear(modules: Sequence[str], shape: LinearShape) -> LinearWeights:
-        make = Mxfp4Weights if shape.num_experts else DenseWeights
-        return make(shape, dtype, device, shard)
+        if not shape.num_experts:
+            return DenseWeights(shape, dtype, device, shard)
+        return Mxfp4Weights(modules, shape, dtype, device, shard)
 
     return make_linear
 
@@ -36,9 +37,19 @@ class Mxfp4Weights(Int4Weights):
 
     codes_are_floats = True
 
-    def __init__(self, shape: LinearShape, dtype: torch.dtype, device: torch.device, shard: Shard) -> None:
+    def __init__(
+        self,
+        modules: Sequence[str],
+        shape: LinearShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard,
+    ) -> None:
+        self._modules = ", ".join(modules)  # for messages
         if shape.in_features % _BLOCK:
-            raise ModelError(f"rows of {shape.in_features} weights have no whole MXFP4 blocks of {_BLOCK}")
+            raise ModelError(
+                f"{self._modules}: rows of {shape.in_features} weights have no whole MXFP4 blocks of {_BLOCK}"
+            )
         super().__init__(shape, dtype, device, shard, _BLOCK)
         self._halves: dict[str, Tensor] = {}  # blocks or scales that came before the other
 
@@ -56,6 +67,8 @@ class Mxfp4Weights(Int4Weights):
 
     def fill(self, parameter: str, tensor: Tensor) -> None:
         stem, _, kind = parameter.rpartition(".")
+        if kind != "bias" and tensor.dtype != torch.uint8:
+            raise ModelError(f"{self._modules}: {parameter} holds {tensor.dtype}, and MXFP4 is bytes")
         if kind == "bias":
             super().fill(parameter, tensor)
         elif (other := self._halves.pop(stem, None)) is None:
@@ -63,7 +76,7 @@ class Mxfp4Weights(Int4Weights):
         else:
             blocks, exponents = (tensor, other) if kind == "blocks" else (other, tensor)
             if not exponents.is_meta and (exponents == _NAN).any():
-                raise ModelError(f"a scale of '{stem}' is not a number")
+                raise ModelError(f"{self._modules}: a scale of '{stem}' is not a number")
             codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1)
             powers = exponents.int() - _EXPONENT_BIAS
             scales = torch.ldexp(torch.ones(powers.shape, device=powers.device), powers)

@@ -18,6 +18,7 @@ from models.formats.int4 import Int4Weights
 from models.formats.int8 import Int8Weights
 
 _ZERO_OF_INT8 = 128
+_SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _LAYER = re.compile(r"\.\d+\.")
 
 
@@ -87,6 +88,7 @@ class StoredInt(LinearWeights):
         self.packing = packing
         self._in_features = shape.in_features
         self._dtype = dtype
+        self._scale_dtype: torch.dtype | None = None  # of the outputs that have come
         self._parts: dict[str, dict[str, Tensor]] = {}
         self._order: Tensor | None = None  # of the inputs by group, int64 [in_features]
         self._is_scattered = False  # the order is another than the inputs' own
@@ -135,7 +137,7 @@ class StoredInt(LinearWeights):
         if kind == "bias":
             self._kept.fill(parameter, tensor)
             return
-        self._check_dtype(parameter, tensor.dtype)
+        self._check_dtype(parameter, kind, tensor.dtype)
         parts = self._parts.setdefault(name, {})
         parts[kind] = tensor
         if parts.keys() == self._stored(0).keys():
@@ -202,15 +204,19 @@ class StoredInt(LinearWeights):
             if (differs & (found.scales == 0)[:, groups]).any():
                 raise self._error(f"a scale{of} is 0 in a group whose weights are not")
 
-    def _check_dtype(self, parameter: str, dtype: torch.dtype) -> None:
-        """Raise ModelError for scales that are no floats of 16 or 32 bits, and packed integers of others."""
-        kind = parameter.rpartition(".")[2]
-        if "scale" in kind and not (dtype.is_floating_point and dtype.itemsize > 1):
-            raise self._error(f"{parameter} holds {dtype}, and scales are floats of 16 or 32 bits")
-        if kind in ("qweight", "qzeros", "weight_packed", "weight_zero_point") and dtype != torch.int32:
+    def _check_dtype(self, parameter: str, kind: str, dtype: torch.dtype) -> None:
+        """Raise ModelError for scales, packed integers and other integers of another dtype, or of several."""
+        if "scale" in kind:
+            if dtype not in _SCALE_DTYPES:
+                raise self._error(f"{parameter} holds {dtype}, and scales are floats of 16 or 32 bits")
+            if dtype != (self._scale_dtype or dtype):
+                raise self._error(f"{parameter} holds {dtype}, and other scales {self._scale_dtype}")
+            self._scale_dtype = dtype
+        elif kind.endswith(("g_idx", "shape")):
+            if dtype not in (torch.int32, torch.int64):
+                raise self._error(f"{parameter} holds {dtype}, and not int32 or int64")
+        elif dtype != torch.int32:
             raise self._error(f"{parameter} holds {dtype}, and {self.packing.bits} bits are packed in int32")
-        if kind.endswith("g_idx") and dtype.is_floating_point:
-            raise self._error(f"{parameter} holds {dtype}, and groups are integers")
 
     def _error(self, message: str) -> ModelError:
         return ModelError(f"{', '.join(self.modules)}: {message}")
