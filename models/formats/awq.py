@@ -21,8 +21,8 @@ _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of each output's bits
 def stored(
     quantization: Mapping[str, Any], dtype: torch.dtype, device: torch.device, shard: Shard
 ) -> MakeStored:
-    """Return a maker of linears: those of layers are AWQ, an output head is dense."""
-    version = str(quantization.get("version", "gemm")).lower()
+    """Return a maker of linears: those of layers are AWQ, and an output head if the configuration says so."""
+    version = str(quantization.get("version") or quantization.get("checkpoint_format") or "gemm").lower()
     if version != "gemm":
         raise ModelError(f"AWQ of version '{version}' is not supported; 'gemm' is")
     if quantization.get("zero_point") is False:
@@ -31,7 +31,7 @@ def stored(
     options["group_size"] = quantization.get("group_size", quantization.get("q_group_size", 128))
 
     def make_linear(modules: Sequence[str], shape: LinearShape) -> LinearWeights:
-        if not is_in_layer(modules):
+        if not is_in_layer(modules) and not quantization.get("lm_head"):
             return DenseWeights(shape, dtype, device, shard)
         packing = packing_of(options, "AWQ", shape.in_features, allowed=(4,))
         return AwqWeights(modules, shape, dtype, device, shard, packing)

@@ -43,7 +43,12 @@ def conversion(dtype: torch.dtype, device: torch.device, shard: Shard) -> MakeLi
         groups = [size for size in GROUP_SIZES if shape.in_features % size == 0]
         parts = shard.world if shape.shard == "row" else 1
         if not groups or shape.in_features % (_SMALLEST_GROUP * parts):
-            return DenseWeights(shape, dtype, device, shard)
+            weights = DenseWeights(shape, dtype, device, shard)
+            weights.fallback = (
+                f"int4 takes a multiple of {_SMALLEST_GROUP} inputs on each rank: they are kept in "
+                f"{str(dtype).removeprefix('torch.')}"
+            )
+            return weights
         return Int4Weights(shape, dtype, device, shard, groups[-1])
 
     return with_dense_head(make, dtype, device, shard)

@@ -55,6 +55,22 @@ def test_the_head_too(tmp_path):
     assert isinstance(compare(model, tmp_path).output.weights, PackQuantizedWeights)
 
 
+@pytest.mark.parametrize("target", ["lm_head", "re:.*lm_head"])
+def test_a_head_with_a_scheme_of_its_own(target, tmp_path):
+    model = llama()
+    head = GROUP | {"targets": [target], "weights": WEIGHTS | {"group_size": 32}}
+    groups = {"group_0": GROUP | {"targets": ["re:.*layers.*_proj$"]}, "group_1": head}
+    config = CONFIG | {"config_groups": groups, "ignore": []}
+    write(model, tmp_path, config, lambda name: 32 if name == "lm_head" else 64)
+    assert compare(model, tmp_path).output.weights.packing.group_size == 32
+
+
+def test_a_tied_head_stays_as_the_embedding_is(tmp_path):
+    model = llama(tie_word_embeddings=True)
+    write(model, tmp_path, CONFIG | {"ignore": []}, lambda name: None if name == "lm_head" else 64)
+    assert isinstance(compare(model, tmp_path).output.weights, DenseWeights)
+
+
 def test_patterns_precede_the_class(tmp_path):
     model = llama()
     downs = GROUP | {"targets": ["re:.*down_proj"], "weights": WEIGHTS | {"group_size": 32}}

@@ -63,6 +63,19 @@ def test_inputs_that_32_does_not_divide_stay_dense(in_features):
     assert isinstance(made(LinearShape(96, {"": 4}, shard="row"), Shard(0, 3)), Int4Weights)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_log_says_which_linears_stay_dense(tied, tmp_path, caplog):
+    sizes = {"moe_intermediate_size": 40, "hidden_size": 64, "head_dim": 16, "decoder_sparse_step": 1}
+    config = Qwen3MoeConfig(**{**MOE, **sizes, "tie_word_embeddings": tied})
+    compare(randomised(Qwen3MoeForCausalLM(config)), tmp_path, {64: 64, 96: 32})
+    lines = [record.message for record in caplog.records if "int4" in record.message]
+    assert len(lines) == 1, lines
+    assert lines[0].endswith(
+        f"{config.num_hidden_layers} linears: int4 takes a multiple of 32 inputs on each rank: they are kept "
+        "in float32"
+    )
+
+
 @pytest.mark.parametrize(("shard", "world"), [("column", 3), ("row", 2), ("row", 3)])
 def test_ranks_make_the_whole(shard, world):
     torch.manual_seed(0)

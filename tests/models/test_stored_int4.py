@@ -152,11 +152,29 @@ def test_gptq_of_packed_projections(tmp_path):
         compare(model, tmp_path / config["quant_method"])
 
 
-def test_gptq_of_a_head(tmp_path):
+@pytest.mark.parametrize("config", [AWQ, GPTQ], ids=["awq", "gptq"])
+def test_a_head_that_is_quantized(config, tmp_path):
     model = llama()
-    write(model, tmp_path, GPTQ | {"lm_head": True}, head=True)
+    write(model, tmp_path, config | {"lm_head": True}, head=True)
     decoder = compare(model, tmp_path)
     assert not isinstance(decoder.output.weights, DenseWeights)
+
+
+@pytest.mark.parametrize("config", [AWQ, GPTQ], ids=["awq", "gptq"])
+def test_a_tied_head_stays_as_the_embedding_is(config, tmp_path):
+    model = llama(tie_word_embeddings=True)
+    write(model, tmp_path, config)
+    decoder = compare(model, tmp_path)
+    assert isinstance(decoder.output.weights, DenseWeights)
+
+
+def test_gptq_of_listed_modules(tmp_path):
+    model = llama()
+    listed = [["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], ["mlp.down_proj"]]
+    config = GPTQ | {"modules_in_block_to_quantize": listed}
+    write(model, tmp_path, config, skip=["o_proj", "gate_proj", "up_proj"])
+    decoder = compare(model, tmp_path)
+    assert isinstance(decoder.layers[0].mlp.gate_up.weights, DenseWeights)
 
 
 def test_gptq_modules_of_their_own(tmp_path):
@@ -284,6 +302,7 @@ def test_ranks_make_the_whole(config, shard, world):
     ("config", "message"),
     [
         (AWQ | {"version": "gemv"}, "AWQ of version 'gemv' is not supported"),
+        (AWQ | {"version": None, "checkpoint_format": "gemv"}, "AWQ of version 'gemv' is not supported"),
         (AWQ | {"zero_point": False}, "AWQ without zero points"),
         (AWQ | {"bits": 8}, "AWQ with 8 bits is not supported; 4 bits are"),
         (GPTQ | {"bits": 3}, "GPTQ with 3 bits is not supported"),
@@ -291,6 +310,7 @@ def test_ranks_make_the_whole(config, shard, world):
         (GPTQ | {"group_size": 0}, "group_size 0 makes no sense"),
         (GPTQ | {"group_size": 16}, "down_proj: groups of 16 "),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not supported"),
+        (GPTQ | {"is_marlin_format": True}, "checkpoint_format 'marlin' is not supported"),
         (GPTQ | {"dynamic": {"+:(": {}}}, "is no pattern"),
     ],
 )
