@@ -7,37 +7,56 @@ from typing import Any
 
 from models.errors import ModelError
 from models.rope import inverse_frequencies
-from models.spec import DecoderSpec
+from models.spec import DecoderSpec, MoeSpec
 
-# Sizes and counts in a config.json, whichever family reads them. A number above its bound is a mistake: known
-# models have up to 126 layers, heads of 576 elements and contexts of a million tokens.
+# The least and the most of sizes and counts in a config.json, whichever family reads them. A number outside
+# is a mistake: known models have up to 126 layers, 512 experts, heads of 576 elements and contexts of a
+# million tokens. Where 0 is allowed it means that there is none, or the family's default.
 _MOST = (1 << 31) - 1
 _BOUNDS = {
-    "vocab_size": _MOST,
-    "hidden_size": _MOST,
-    "intermediate_size": _MOST,
-    "num_hidden_layers": 1024,
-    "num_attention_heads": 1 << 16,
-    "num_key_value_heads": 1 << 16,
-    "head_dim": 1 << 16,
-    "max_position_embeddings": 1 << 22,
-    "sliding_window": _MOST,
+    "vocab_size": (1, _MOST),
+    "hidden_size": (1, _MOST),
+    "intermediate_size": (0, _MOST),
+    "num_hidden_layers": (1, 1024),
+    "num_attention_heads": (1, 1 << 16),
+    "num_key_value_heads": (0, 1 << 16),
+    "head_dim": (0, 1 << 16),
+    "max_position_embeddings": (1, 1 << 22),
+    "sliding_window": (0, _MOST),
+    "num_experts": (0, 1 << 16),
+    "num_local_experts": (0, 1 << 16),
+    "n_routed_experts": (0, 1 << 16),
+    "n_shared_experts": (0, 1 << 16),
+    "num_experts_per_tok": (0, 1 << 16),
+    "moe_intermediate_size": (0, _MOST),
+    "shared_expert_intermediate_size": (0, _MOST),
+    "n_group": (0, 1 << 16),
+    "topk_group": (0, 1 << 16),
+    "decoder_sparse_step": (1, 1024),
+    "first_k_dense_replace": (0, 1024),
+    "max_window_layers": (0, _MOST),
+    "no_rope_layer_interval": (1, 1024),
+    "num_nextn_predict_layers": (0, 1024),
 }
 
 
 def check_config(config: Mapping[str, Any]) -> None:
     """Check that sizes and counts are whole numbers within bounds; missing ones are left to the family.
 
-    Raises ModelError, naming the key.
+    Those of a text model in `text_config` as well. Raises ModelError, naming the key.
     """
-    for key, most in _BOUNDS.items():
-        value = config.get(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
-            raise ModelError(f"{key} is {value!r:.99}, which is not a whole number")
-        if not 0 <= value <= most:
-            raise ModelError(f"{key} is {value!r:.99}, which is not between 0 and {most}")
+    for values in (config, config.get("text_config") or {}):
+        for key in _BOUNDS.keys() & values.keys():
+            if values[key] is not None:
+                _check_number(key, values[key])
+
+
+def _check_number(key: str, value: Any) -> None:
+    least, most = _BOUNDS[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
+        raise ModelError(f"{key} is {value!r:.99}, which is not a whole number")
+    if not least <= value <= most:
+        raise ModelError(f"{key} is {value!r:.99}, which is not between {least} and {most}")
 
 
 def check_spec(spec: DecoderSpec) -> None:
@@ -59,14 +78,29 @@ def check_spec(spec: DecoderSpec) -> None:
             ("head_dim", attention.head_dim),
         ]
     for key, size in sizes:
-        if not 1 <= size <= _BOUNDS[key]:
-            raise ModelError(f"{key} is {size}, which is not between 1 and {_BOUNDS[key]}")
+        most = _BOUNDS[key][1]
+        if not 1 <= size <= most:
+            raise ModelError(f"{key} is {size}, which is not between 1 and {most}")
     for name, number in _numbers("", spec):
         if not (math.isfinite(number) and number >= 0):
             raise ModelError(f"{name} is {number}")
     for rope in {attention.rope for attention in attentions}:
         if rope is not None and not inverse_frequencies(rope, spec.max_position)[0].isfinite().all():
             raise ModelError(f"the rotary frequencies of {rope} are not finite")
+
+
+def check_experts(spec: DecoderSpec, num_bytes: int) -> None:
+    """Check that tensors of `num_bytes` bytes can hold a spec's experts, before their parameters are listed.
+
+    A weight has at least one bit. Raises ModelError with the numbers.
+    """
+    experts = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeSpec)]
+    num_weights = sum(3 * moe.num_experts * moe.intermediate_size * spec.hidden_size for moe in experts)
+    if num_weights > 8 * num_bytes:
+        raise ModelError(
+            f"{experts[0].num_experts} experts in {len(experts)} layers, as the configuration says, are "
+            f"{num_weights:,} weights, and the checkpoint has {num_bytes:,} bytes"
+        )
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, int | float]]:

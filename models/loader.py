@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels.linear import computes_bfloat16
 from models.checkpoint import Checkpoint, SafetensorsCheckpoint
+from models.config_check import check_experts
 from models.decoder import Decoder
 from models.errors import ModelError
 from models.formats import conversion_to, stored_format
@@ -238,6 +239,7 @@ def _names(
 ) -> list[str]:
     """Return the names of the tensors to load. Raises ModelError if the configuration has others."""
     try:
+        check_experts(checkpoint.spec, sum(checkpoint.num_bytes.values()))
         return place(checkpoint, _shapes(_build(checkpoint, dtype, _META, quantization, shard)), dtype)
     except ModelError as error:
         raise ModelError(f"{files.weights}: {error}") from None

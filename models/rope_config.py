@@ -22,6 +22,7 @@ from models.rope import (
 )
 
 _DEFAULT_THETA = 10_000.0
+_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 # The parameters that are read, and notes that change nothing: how the model was trained, and its window.
 _KNOWN = {
     "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings",
@@ -68,16 +69,36 @@ def rope_of(
 
 
 def _parameters_of(config: Mapping[str, Any], layer_type: str) -> tuple[Mapping[str, Any] | None, bool]:
-    """Return the parameters of a type of layer, and True if they are of that type alone."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(parameters, Mapping):
-        raise ModelError(f"RoPE parameters must be a mapping, not {parameters!r:.99}")
+    """Return the parameters of a type of layer, and True if they are of that type alone.
+
+    Raises ModelError if `rope_scaling` says something else: known programs differ in which one they read.
+    """
+    old = config.get("rope_scaling") or {}
+    parameters = config.get("rope_parameters") or old
+    for given in (parameters, old):
+        if not isinstance(given, Mapping):
+            raise ModelError(f"RoPE parameters must be a mapping, not {given!r:.99}")
     types = {*(config.get("layer_types") or ()), "full_attention", "sliding_attention"}
-    if not types & set(parameters):
-        return parameters, False
-    if layer_type not in parameters:
+    is_own = bool(types & set(parameters))
+    if is_own and layer_type not in parameters:
         raise ModelError(f"the RoPE parameters lack layers of type '{layer_type}'")
-    return parameters[layer_type], True
+    of_type = parameters[layer_type] if is_own else parameters
+    if layer_type == "full_attention" or not is_own or layer_type in old:  # alone, it is that of full layers
+        _check_equal(old.get(layer_type, old) or {}, of_type or {})
+    return of_type, is_own
+
+
+def _check_equal(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raise ModelError, naming the parameter, unless `rope_scaling` repeats what `rope_parameters` says."""
+    for name, value in old.items():
+        found = new.get(name)
+        if name in ("type", "rope_type"):
+            found = new.get("rope_type") or new.get("type") or "default"
+        if value is not None and found != value:
+            raise ModelError(
+                f"rope_scaling and rope_parameters contradict each other: {name} is {value!r:.99} and "
+                f"{found!r:.99}; remove one"
+            )
 
 
 def _scaling(
@@ -107,7 +128,7 @@ def _scaling(
                 original,
                 number("attention_factor", usual),
             )
-    raise ModelError(f"RoPE scaling of type '{kind}' is not supported")
+    raise ModelError(f"RoPE scaling of type '{kind}' is not supported; supported: {', '.join(_TYPES)}")
 
 
 def _yarn(parameters: Mapping[str, Any], original: int, max_position: int) -> YarnScaling:

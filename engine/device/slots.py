@@ -97,8 +97,9 @@ class StateSlots:
             torch.zeros(rows, *state.shape, dtype=state.dtype, device=device) for state in states
         )
         self._short_context = short_context or 0
-        is_long = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.is_long = None if short_context is None else is_long
+        self.is_long: torch.Tensor | None = None
+        if short_context is not None:
+            self.is_long = torch.zeros(rows, dtype=torch.int64, device=device)
         self._num_pages = [0] * rows
         self._edits: dict[int, LogitEdit] = {}
         self._num_logprobs: dict[int, int] = {}

@@ -69,10 +69,35 @@ class Family(Protocol):
 
 
 def architectures_of(config: dict[str, Any]) -> list[str]:
-    """Return the architectures that a Hugging Face configuration names."""
+    """Return the architectures that a Hugging Face configuration names, or the one of its `model_type`.
+
+    Raises ModelError if none are named and `model_type` does not decide it.
+    """
     named = config.get("architectures")
-    names = named if isinstance(named, list) else [named]
-    return [name for name in names if isinstance(name, str)]
+    if names := [name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str)]:
+        return names
+    model_type = config.get("model_type")
+    found = _of_model_type(model_type) if isinstance(model_type, str) else []
+    if len(found) > 1:
+        raise ModelError(
+            f"config.json names no architecture, and its model_type '{model_type}' is that of "
+            f'{" and ".join(found)}: name one as "architectures"'
+        )
+    return found
+
+
+def _of_model_type(model_type: str) -> list[str]:
+    """Return the supported architectures that generate text, of a `model_type` as transformers writes it.
+
+    `qwen3_moe` is Qwen3MoeForCausalLM; the suffix `_text` is of a text model beside one with images.
+    """
+    wanted = model_type.removesuffix("_text").replace("_", "").lower()
+    ends = ("ForCausalLM",) if model_type.endswith("_text") else ("ForCausalLM", "ForConditionalGeneration")
+    return [
+        name
+        for name in _BY_ARCHITECTURE
+        if name.endswith(ends) and name.partition("For")[0].replace("_", "").lower() == wanted
+    ]
 
 
 def family_of(architectures: list[str]) -> Family:

@@ -4,7 +4,7 @@ from typing import Any
 
 from kernels.expert_routing import RouterOptions
 from models.families import glm4_moe
-from models.families.llama_like import read_spec, with_qwen_windows
+from models.families.llama_like import count, read_spec, with_qwen_windows
 from models.families.moe_like import read_experts, with_experts
 from models.spec import DecoderSpec, MlpSpec
 
@@ -28,4 +28,4 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
     )
     shared = MlpSpec(int(config["moe_intermediate_size"]) * int(config["n_shared_experts"]))
     experts = read_experts(dense, config, router, correction_bias=True, shared=shared)
-    return with_experts(dense, experts, range(int(config.get("first_k_dense_replace", 0))))
+    return with_experts(dense, experts, range(count(config, "first_k_dense_replace", 0)))

@@ -5,7 +5,7 @@ from typing import Any
 
 from kernels.expert_routing import RouterOptions
 from models.families import llama_like
-from models.families.llama_like import read_spec
+from models.families.llama_like import count, read_spec
 from models.families.moe_like import EXPERT_MAP, read_experts, with_experts
 from models.spec import DecoderSpec
 
@@ -32,14 +32,14 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
         qk_norm="rms" if config.get("use_qk_norm") else None,
     )
     router = RouterOptions(
-        int(config.get("num_experts_per_tok", 8)),
+        count(config, "num_experts_per_tok", 8),
         "sigmoid",
         normalize=bool(config.get("norm_topk_prob", True)),
         scale=float(config.get("routed_scaling_factor", 1.0)),
-        num_groups=int(config.get("n_group", 1)),
-        top_groups=int(config.get("topk_group", 1)),
+        num_groups=count(config, "n_group", 1),
+        top_groups=count(config, "topk_group", 1),
     )
-    shared_size = int(config["moe_intermediate_size"]) * int(config.get("n_shared_experts", 1))
+    shared_size = int(config["moe_intermediate_size"]) * count(config, "n_shared_experts", 1)
     experts = read_experts(dense, config, router, shared_size, correction_bias=True)
-    spec = with_experts(dense, experts, range(int(config.get("first_k_dense_replace", 1))))
-    return replace(spec, num_mtp_layers=int(config.get("num_nextn_predict_layers", 1)))
+    spec = with_experts(dense, experts, range(count(config, "first_k_dense_replace", 1)))
+    return replace(spec, num_mtp_layers=count(config, "num_nextn_predict_layers", 1))

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.expert_routing import RouterOptions
 from kernels.grouped_linear import GatedActivation
 from models.families import llama_like
-from models.families.llama_like import read_spec
+from models.families.llama_like import count, read_spec
 from models.families.moe_like import read_experts, with_experts
 from models.spec import DecoderSpec, NormSpec
 from models.weight_names import Stacked, Target
@@ -73,6 +73,6 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
         "swiglu_clamped", float(config.get("swiglu_alpha", 1.702)), float(config.get("swiglu_limit", 7.0))
     )
     # The softmax of the chosen logits.
-    router = RouterOptions(int(config.get("num_experts_per_tok", 4)), normalize=True)
+    router = RouterOptions(count(config, "num_experts_per_tok", 4), normalize=True)
     experts = read_experts(dense, config, router, activation=activation, bias=True, router_bias=True)
     return with_experts(dense, experts)

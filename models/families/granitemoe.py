@@ -4,6 +4,7 @@ from typing import Any
 
 from kernels.expert_routing import RouterOptions
 from models.families import granite
+from models.families.llama_like import count
 from models.families.moe_like import read_experts, with_experts
 from models.spec import DecoderSpec
 from models.weight_names import Packed, Stacked
@@ -24,6 +25,6 @@ WEIGHT_MAP = granite.WEIGHT_MAP | {
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a GraniteMoeConfig or GraniteMoeSharedConfig as in config.json."""
     dense = granite.spec(config)
-    router = RouterOptions(int(config.get("num_experts_per_tok", 2)), normalize=True)
+    router = RouterOptions(count(config, "num_experts_per_tok", 2), normalize=True)
     shared_size = int(config.get("shared_intermediate_size") or 0)
     return with_experts(dense, read_experts(dense, config, router, shared_size))

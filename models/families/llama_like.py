@@ -67,8 +67,12 @@ def read_spec(
     num_heads = int(config["num_attention_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
     activation = config.get("hidden_act", "silu")
-    if activation not in _ACTIVATIONS:
-        raise ModelError(f"activation '{activation}' is not supported; supported: {', '.join(_ACTIVATIONS)}")
+    supported = [name for name, kind in _ACTIVATIONS.items() if not (gated and kind in ("relu", "relu2"))]
+    if activation not in supported:
+        gate = " in a gated MLP" if activation in _ACTIVATIONS else ""
+        raise ModelError(
+            f"activation '{activation}' is not supported{gate}; supported: {', '.join(supported)}"
+        )
     mlp = MlpSpec(
         int(config["intermediate_size"]), _ACTIVATIONS[activation], bool(config.get("mlp_bias", False)), gated
     )
@@ -96,12 +100,18 @@ def read_spec(
     return DecoderSpec(
         vocab_size=int(config["vocab_size"]),
         hidden_size=int(config["hidden_size"]),
-        max_position=int(config.get("max_position_embeddings", 2048)),
+        max_position=count(config, "max_position_embeddings", 2048),
         norm=norm or NormSpec(float(config.get("rms_norm_eps", 1e-6))),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)) and not num_labels,
         layers=tuple(layers[kind] for kind in kinds),
         num_labels=num_labels,
     )
+
+
+def count(config: dict[str, Any], key: str, default: int) -> int:
+    """Return a count of a configuration, `default` where it is missing or null."""
+    value = config.get(key)
+    return default if value is None else int(value)
 
 
 def refuse(config: dict[str, Any], *keys: str) -> None:
@@ -174,7 +184,7 @@ def with_qwen_windows(config: dict[str, Any]) -> dict[str, Any]:
     if not config.get("use_sliding_window"):
         config["sliding_window"] = None
     if not config.get("layer_types"):
-        num_full = int(config.get("max_window_layers", 28))
+        num_full = count(config, "max_window_layers", 28)
         kinds = ["full_attention", "sliding_attention"]
         config["layer_types"] = [
             kinds[layer >= num_full] for layer in range(int(config["num_hidden_layers"]))

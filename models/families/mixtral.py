@@ -4,7 +4,7 @@ from typing import Any
 
 from kernels.expert_routing import RouterOptions
 from models.families import llama_like
-from models.families.llama_like import read_spec
+from models.families.llama_like import count, read_spec
 from models.families.moe_like import EXPERT_MAP, read_experts, with_experts
 from models.spec import DecoderSpec
 
@@ -23,5 +23,5 @@ WEIGHT_MAP = (
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a MixtralConfig as in config.json."""
     dense = read_spec(config)
-    router = RouterOptions(int(config.get("num_experts_per_tok", 2)), normalize=True)
+    router = RouterOptions(count(config, "num_experts_per_tok", 2), normalize=True)
     return with_experts(dense, read_experts(dense, config, router))

@@ -7,6 +7,7 @@ from typing import Any
 from kernels.expert_routing import RouterOptions
 from kernels.grouped_linear import GatedActivation
 from models.errors import ModelError
+from models.families.llama_like import count
 from models.spec import DecoderSpec, MlpSpec, MoeSpec
 from models.weight_names import Stacked, Target
 
@@ -33,17 +34,18 @@ def read_experts(
     """
     mlp = spec.layers[0].mlp
     assert isinstance(mlp, MlpSpec)
-    if mlp.activation not in ("silu", "gelu", "gelu_tanh"):
-        raise ModelError(f"activation '{mlp.activation}' of experts is not supported")
+    assert mlp.activation in ("silu", "gelu", "gelu_tanh")  # those of gated blocks
     # The number has three names; transformers reads and writes more than one of them for some families.
     names = ("num_local_experts", "num_experts", "n_routed_experts")
-    found = [config[name] for name in names if config.get(name) is not None]
+    found = {name: int(config[name]) for name in names if config.get(name) is not None}
     if not found:
         raise KeyError(names[0])
+    if len({*found.values()}) > 1:
+        raise ModelError(f"{' and '.join(f'{name} = {found[name]}' for name in found)} contradict each other")
     size = int(config.get("moe_intermediate_size") or mlp.intermediate_size)
     shared = MlpSpec(shared_size, mlp.activation) if shared_size else None
     options = {"activation": GatedActivation(mlp.activation), "shared": shared, **more}
-    return MoeSpec(int(found[0]), size, router, **options)
+    return MoeSpec(next(iter(found.values())), size, router, **options)
 
 
 def with_experts(spec: DecoderSpec, experts: MoeSpec, dense_layers: Container[int] = ()) -> DecoderSpec:
@@ -57,7 +59,9 @@ def with_experts(spec: DecoderSpec, experts: MoeSpec, dense_layers: Container[in
 
 def qwen_dense_layers(config: dict[str, Any]) -> list[int]:
     """Return the layers without experts by the keys of Qwen2MoeConfig and Qwen3MoeConfig."""
-    step, dense = int(config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers") or ()
+    step, dense = count(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        raise ModelError(f"mlp_only_layers is {dense!r:.99}, which is not a list of layers")
     return [
         index for index in range(int(config["num_hidden_layers"])) if index in dense or (index + 1) % step
     ]

@@ -5,7 +5,7 @@ from typing import Any
 
 from kernels.expert_routing import RouterOptions
 from models.families import llama_like
-from models.families.llama_like import read_spec
+from models.families.llama_like import count, read_spec
 from models.families.moe_like import EXPERT_MAP, read_experts, with_experts
 from models.spec import DecoderSpec
 
@@ -31,6 +31,6 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
     clip = float(config.get("clip_qkv") or 0.0)
     dense = dense.with_attention(lambda _layer, attention: replace(attention, clip_qkv=clip))
     router = RouterOptions(
-        int(config.get("num_experts_per_tok", 8)), normalize=bool(config.get("norm_topk_prob", False))
+        count(config, "num_experts_per_tok", 8), normalize=bool(config.get("norm_topk_prob", False))
     )
     return with_experts(dense, read_experts(dense, config, router))

@@ -4,7 +4,7 @@ from typing import Any
 
 from kernels.expert_routing import RouterOptions
 from models.families import llama_like
-from models.families.llama_like import read_spec
+from models.families.llama_like import count, read_spec
 from models.families.moe_like import EXPERT_MAP, qwen_dense_layers, read_experts, with_experts
 from models.spec import DecoderSpec
 
@@ -24,7 +24,7 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a Qwen2MoeConfig as in config.json."""
     dense = read_spec(_with_windows(config), qkv_bias=bool(config.get("qkv_bias", True)))
     router = RouterOptions(
-        int(config.get("num_experts_per_tok", 4)), normalize=bool(config.get("norm_topk_prob", False))
+        count(config, "num_experts_per_tok", 4), normalize=bool(config.get("norm_topk_prob", False))
     )
     shared_size = int(config["shared_expert_intermediate_size"])
     experts = read_experts(dense, config, router, shared_size, shared_gate=True)
@@ -34,7 +34,7 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
 def _with_windows(config: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration with `layer_types`: every other layer below max_window_layers has a window."""
     num_layers = int(config["num_hidden_layers"])
-    last = int(config.get("max_window_layers", 28)) if config.get("use_sliding_window") else 0
+    last = count(config, "max_window_layers", 28) if config.get("use_sliding_window") else 0
     types = [
         "sliding_attention" if index < last and index % 2 == 0 else "full_attention"
         for index in range(num_layers)

@@ -4,7 +4,7 @@ from typing import Any
 
 from kernels.expert_routing import RouterOptions
 from models.families import qwen3
-from models.families.llama_like import read_spec
+from models.families.llama_like import count, read_spec
 from models.families.moe_like import EXPERT_MAP, qwen_dense_layers, read_experts, with_experts
 from models.spec import DecoderSpec
 
@@ -18,6 +18,6 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
         config = {**config, "sliding_window": None}
     dense = read_spec(config, qkv_bias=bias, output_bias=bias, qk_norm="rms")
     router = RouterOptions(
-        int(config.get("num_experts_per_tok", 8)), normalize=bool(config.get("norm_topk_prob", False))
+        count(config, "num_experts_per_tok", 8), normalize=bool(config.get("norm_topk_prob", False))
     )
     return with_experts(dense, read_experts(dense, config, router), qwen_dense_layers(config))

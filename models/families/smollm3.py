@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from models.families.llama_like import WEIGHT_MAP, read_spec
+from models.families.llama_like import WEIGHT_MAP, count, read_spec
 from models.spec import DecoderSpec
 
 __all__ = ["WEIGHT_MAP", "spec"]
@@ -11,7 +11,7 @@ __all__ = ["WEIGHT_MAP", "spec"]
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a SmolLM3Config as in config.json. Its `no_rope_layers` has a 1 for each layer with positions."""
-    num_layers, interval = int(config["num_hidden_layers"]), int(config.get("no_rope_layer_interval", 4))
+    num_layers, interval = int(config["num_hidden_layers"]), count(config, "no_rope_layer_interval", 4)
     has_rope = config.get("no_rope_layers") or [(layer + 1) % interval for layer in range(num_layers)]
     if len(has_rope) != num_layers:
         raise ValueError(f"{len(has_rope)} no_rope_layers for {num_layers} layers")

@@ -7,10 +7,13 @@ import json
 
 import pytest
 import torch
+import transformers
 
 from models.errors import ModelError
+from models.families import architectures_of
 from models.loader import load, read_spec
-from tests.models.families import make, prompt
+from models.spec import MlpSpec
+from tests.models.families import FAMILIES, make, prompt
 from tests.models.harness import CPU, files_of, forward_logits, transformers_logits
 
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
@@ -131,6 +134,58 @@ def test_an_activation_that_cannot_gate_is_refused_by_name(tmp_path):
     change_config(tmp_path, {"hidden_act": "relu2"})
     with pytest.raises(ModelError, match="activation 'relu2' is not supported in a gated MLP"):
         read_spec(files_of(tmp_path))
+
+
+@pytest.mark.parametrize("layers", [1, "1", ["1"], [True], {"1": 1}], ids=str)
+def test_layers_without_experts_that_are_no_list_are_refused_by_name(layers, tmp_path):
+    make("qwen3_moe").save_pretrained(tmp_path)
+    change_config(tmp_path, {"mlp_only_layers": layers})
+    with pytest.raises(ModelError, match=r"mlp_only_layers is .*, which is not a list of layers"):
+        read_spec(files_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "number", "dense_layers"),
+    [
+        ("qwen3_moe", "decoder_sparse_step", None, []),
+        ("qwen3_moe", "decoder_sparse_step", 9, [0, 1]),
+        ("qwen3_moe", "mlp_only_layers", None, [0]),
+        ("qwen3_moe", "mlp_only_layers", [1, 7, -1], [0, 1]),
+        ("glm4_moe", "first_k_dense_replace", None, [0]),
+        ("glm4_moe", "first_k_dense_replace", 0, []),
+        ("glm4_moe", "first_k_dense_replace", 9, [0, 1]),
+    ],
+    ids=str,
+)
+def test_layers_without_experts(family, key, number, dense_layers, tmp_path):
+    """Null is the default; a layer that there is not is ignored, as transformers does."""
+    make(family).save_pretrained(tmp_path)
+    change_config(tmp_path, {key: number, "num_hidden_layers": 2})
+    layers = read_spec(files_of(tmp_path)).layers
+    assert [index for index, layer in enumerate(layers) if isinstance(layer.mlp, MlpSpec)] == dense_layers
+
+
+def test_more_experts_than_the_file_can_hold_are_refused_before_they_are_listed(tmp_path, monkeypatch):
+    make("qwen3_moe").save_pretrained(tmp_path)
+    change_config(tmp_path, {"num_experts": 60_000})
+    with pytest.raises(ModelError, match="num_local_experts = 7 and num_experts = 60000 contradict"):
+        read_spec(files_of(tmp_path))
+    change_config(tmp_path, {"num_experts": 60_000, "num_local_experts": 60_000})
+    monkeypatch.setattr("models.loader.place", None)
+    with pytest.raises(ModelError, match=r"60000 experts in . layers, .* are [\d,]+ weights, and the checkp"):
+        load(files_of(tmp_path), torch.float32, CPU)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if FAMILIES[name].make is None])
+def test_model_type_names_the_architecture_unless_two_have_it(family):
+    """As transformers pairs them, for a config.json without `architectures`."""
+    architecture = FAMILIES[family].architecture
+    model_type = getattr(transformers, architecture).config_class.model_type
+    if architecture.startswith("Gemma3") and model_type == "gemma3":
+        with pytest.raises(ModelError, match=f"model_type 'gemma3' is that of .*{architecture}"):
+            architectures_of({"model_type": model_type})
+    else:
+        assert architectures_of({"model_type": model_type, "architectures": None}) == [architecture]
 
 
 def test_a_tied_head_with_a_bias_is_refused(tmp_path):

@@ -228,7 +228,6 @@ def test_broken_safetensors(checkpoint):
             {"architectures": ["GPT2LMHeadModel"]},
             r"GPT2LMHeadModel is not supported; .*`monoloop models` lists the \d+ that are",
         ),
-        ({"architectures": None}, "none named"),
         ({"quantization_config": {"quant_method": "eetq"}}, r"'eetq' \(EETQ, .* use the unquantized"),
         ({"hidden_act": "mish"}, "'mish' is not supported"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
