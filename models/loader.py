@@ -199,7 +199,8 @@ def _linear_maker(
         return convert
     if quantization is not None:
         raise ModelError(
-            f"quantization '{quantization}' needs unquantized weights; these are quantized already"
+            f"quantization '{quantization}' needs unquantized weights; these are quantized already "
+            f"({stored.get('quant_method')}), so leave it out"
         )
     with _quantization_config():
         read = stored_format(stored)(stored, dtype, device, shard)

@@ -78,11 +78,15 @@ def stored_format(quantization: Mapping[str, Any]) -> StoredFormat:
     return cast(StoredFormat, resolve_name(STORED[method]))
 
 
-def refusal(method: str) -> ModelError:
-    """Return the error for weights in a format that is not read, with what to use in its place."""
+def refusal(method: str, name: str | None = None) -> ModelError:
+    """Return the error for weights in a format that is not read, with what to use in its place.
+
+    `name` is what the configuration calls it, if that is not the method's name.
+    """
     if method in REFUSED:
         what, instead = REFUSED[method]
-        return ModelError(f"quantization '{method}' ({what}) is not supported; use {instead}")
+        name = name or f"quantization '{method}'"
+        return ModelError(f"{name} ({what}) is not supported; use {instead}")
     return ModelError(
         f"quantization '{method}' is not supported (supported in checkpoints: "
         f"{', '.join(STORED) or 'none'}); use an unquantized version of the model"

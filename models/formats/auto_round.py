@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from models.errors import ModelError
+from models.formats import refusal
 from models.formats.awq import AwqWeights
 from models.formats.base import LinearShape, LinearWeights, MakeStored, Shard
 from models.formats.dense import DenseWeights
@@ -87,6 +88,8 @@ def stored(
 def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return options of a module. Raises ModelError if they are not those of integers with 16-bit inputs."""
     data_type, act_bits = options.get("data_type") or "int", options.get("act_bits") or _UNQUANTIZED_BITS
+    if data_type.startswith("nv_fp"):
+        raise refusal("nvfp4", f"AutoRound of the data_type '{data_type}'")
     if data_type != "int":
         raise ModelError(f"AutoRound of the data_type '{data_type}' is not supported; 'int' is")
     if act_bits < _UNQUANTIZED_BITS:

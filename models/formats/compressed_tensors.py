@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 
 from models.errors import ModelError
+from models.formats import refusal
 from models.formats.base import LinearShape, LinearWeights, MakeStored, Shard
 from models.formats.dense import DenseWeights
 from models.weight_names import all_or_none
@@ -71,6 +72,8 @@ def _maker(
     if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
         raise ModelError(f"{name} of the config_groups does not say how its weights are quantized")
     kind = group.get("format") or quantization.get("format")
+    if str(kind).startswith("nvfp4"):
+        raise refusal("nvfp4", f"{name}: the format '{kind}' of compressed-tensors")
     if kind not in SCHEMES:
         raise ModelError(
             f"weights of compressed-tensors in the format '{kind}' are not supported ({name} has it); "

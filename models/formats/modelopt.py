@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from models.errors import ModelError
+from models.formats import refusal
 from models.formats.base import LinearShape, LinearWeights, MakeStored, Shard
 from models.formats.dense import DenseWeights
 from models.formats.stored_scaled_rows import Storage, StoredScaledRows
@@ -30,6 +31,8 @@ def stored(
     if not isinstance(options, Mapping):
         raise ModelError("'quantization' of ModelOpt is not a JSON object")
     algorithm = str(options.get("quant_algo") or "").upper()
+    if "NVFP4" in algorithm:
+        raise refusal("nvfp4", f"ModelOpt's algorithm '{algorithm}'")
     if algorithm and algorithm not in _ALGORITHMS:
         raise ModelError(
             f"ModelOpt's algorithm '{algorithm}' is not supported; {' and '.join(_ALGORITHMS)} are"

@@ -104,6 +104,7 @@ def test_blocks_that_are_quantized(blocks, tmp_path):
         ({"packing_format": "auto_round:llm_compressor"}, "packing_format 'auto_round:llm_compressor'"),
         ({"packing_format": "auto_round:fp8_static"}, "packing_format 'auto_round:fp8_static'"),
         ({"data_type": "mx_fp"}, "the data_type 'mx_fp' is not supported"),
+        ({"data_type": "nv_fp"}, r"'nv_fp' \(NVFP4, .*\) is not supported; use an AWQ or GPTQ"),
         ({"act_bits": 8}, "activations of 8 bits"),
         ({"bits": 2}, "AutoRound with 2 bits is not supported; 4 and 8 bits are"),
         ({"packing_format": "auto_round:auto_awq", "bits": 8}, "8 bits is not supported; 4 bits are"),

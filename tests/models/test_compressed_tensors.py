@@ -93,7 +93,7 @@ def test_patterns_precede_the_class(tmp_path):
     ("config", "message"),
     [
         (CONFIG | {"format": "marlin-24"}, "'marlin-24' .*group_0 .*pack-quantized"),
-        (with_group(format="nvfp4-pack-quantized"), "'nvfp4-pack-quantized'"),
+        (with_group(format="nvfp4-pack-quantized"), r"'nvfp4-pack-quantized' .*NVFP4.*; use an AWQ or GPTQ"),
         (with_group(weights=None), "group_0 .* does not say"),
         (with_group(weights=WEIGHTS | {"num_bits": 3}), "3"),
         (with_group(weights=WEIGHTS | {"group_size": 48}), "48"),

@@ -92,11 +92,18 @@ def test_weights_in_16_bits_with_quantized_keys_and_values(tmp_path):
     assert load(files_of(tmp_path), torch.float32, CPU, kv_scales=True).kv_scales == ((0.5, 0.5),) * 2
 
 
-@pytest.mark.parametrize("algorithm", ["NVFP4", "W8A8_SQ_PER_CHANNEL", "MIXED_PRECISION", "w4a16_awq"])
-def test_algorithms_that_are_not_supported(algorithm):
-    message = (
-        rf"ModelOpt's algorithm '{algorithm.upper()}' is not supported; FP8 and FP8_PER_CHANNEL_PER_TOKEN"
-    )
+@pytest.mark.parametrize(
+    ("algorithm", "reason"),
+    [
+        *((name, r"\(NVFP4, .*\) is not supported; use an AWQ or GPTQ") for name in ("NVFP4", "nvfp4_awq")),
+        *(
+            (name, "is not supported; FP8 and FP8_PER_CHANNEL_PER_TOKEN")
+            for name in ("W8A8_SQ_PER_CHANNEL", "MIXED_PRECISION", "w4a16_awq")
+        ),
+    ],
+)
+def test_algorithms_that_are_not_supported(algorithm, reason):
+    message = rf"ModelOpt's algorithm '{algorithm.upper()}' {reason}"
     for config in (modelopt(algorithm), {"quantization": {"quant_algo": algorithm}}):
         with pytest.raises(ModelError, match=message):
             stored(config, torch.float32, CPU, None)
