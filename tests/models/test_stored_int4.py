@@ -230,7 +230,7 @@ def test_gptq_with_eight_bits_in_some_modules(tmp_path, caplog):
     assert found == [8 if index == 1 else 4 for index in range(len(found))]
 
 
-@pytest.mark.parametrize("config", [AWQ, GPTQ], ids=["awq", "gptq"])
+@pytest.mark.parametrize("config", [AWQ, GPTQ, GPTQ | {"bits": 8}], ids=["awq", "gptq", "gptq of 8 bits"])
 def test_experts(config, tmp_path):
     """Qwen3-MoE checkpoints have a module for each expert, where transformers has one tensor of all."""
     torch.manual_seed(0)
@@ -240,10 +240,11 @@ def test_experts(config, tmp_path):
     tensors, group_size = {}, 32
 
     def store(name, weight):
-        codes, scales, zeros, values = quantized(weight, group_size, True)
-        groups = torch.arange(weight.shape[1]) // group_size
-        is_awq = config is AWQ
-        parts = awq_tensors(codes, scales, zeros) if is_awq else gptq_tensors(codes, scales, zeros, groups, 1)
+        groups, bits = torch.arange(weight.shape[1]) // group_size, config["bits"]
+        codes, scales, zeros, values = quantized(weight, group_size, True, groups, bits)
+        parts = gptq_tensors(codes, scales, zeros, groups, 1, bits)
+        if config is AWQ:
+            parts = awq_tensors(codes, scales, zeros)
         tensors.update({f"{name}.{kind}": tensor for kind, tensor in parts.items()})
         return values
 
@@ -280,14 +281,17 @@ def fill(weights, parts, prefix=""):
         weights.fill(f"{prefix}{name}", tensor)
 
 
-@pytest.mark.parametrize("config", [AWQ, GPTQ], ids=["awq", "gptq"])
+@pytest.mark.parametrize("config", [AWQ, GPTQ, GPTQ | {"bits": 8}], ids=["awq", "gptq", "gptq of 8 bits"])
 @pytest.mark.parametrize(("shard", "world"), [("column", 3), ("row", 2)])
 def test_ranks_make_the_whole(config, shard, world):
     torch.manual_seed(0)
-    codes, scales, zeros, values = quantized(torch.randn(40, 192), 64, True)
-    parts = awq_tensors(codes, scales, zeros)
-    if config is GPTQ:
-        parts = gptq_tensors(codes, scales, zeros, torch.arange(192) // 64, 1)
+    groups, bits = torch.arange(192) // 64, config["bits"]
+    if bits == 8:  # which are not kept in the order of activations
+        groups = groups[torch.randperm(192)]
+    codes, scales, zeros, values = quantized(torch.randn(40, 192), 64, True, groups, bits)
+    parts = gptq_tensors(codes, scales, zeros, groups, 1, bits)
+    if config is AWQ:
+        parts = awq_tensors(codes, scales, zeros)
     x, found = torch.randn(5, 192), []
     for rank in (Shard(index, world) for index in range(world)):
         weights = made(config, LinearShape(192, {"": 40}, shard=shard), rank)
