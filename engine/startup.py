@@ -10,6 +10,7 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.constraints.grammar import GrammarCompiler, Vocabulary
 from engine.device.devices import choose_device
+from engine.device.fit import check_lengths
 from engine.device.runner import ModelRunner
 from engine.device.thread import DeviceThread
 from engine.errors import FetchFailed, ModelError
@@ -61,6 +62,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
     report(f"found {files.name}")
     pooling = choose_pooling(config, files)
     token_budget = config.token_budget or default_token_budget(config)
+    await asyncio.to_thread(check_lengths, config, files, token_budget)
     device = DeviceThread(config.run_ahead)
     try:
         runner, (tokenizer, vocabulary) = await asyncio.gather(

@@ -340,6 +340,6 @@ def choose_max_model_len(spec: DecoderSpec, config: EngineConfig, token_budget: 
     if config.max_model_len > pool_tokens:
         raise ValueError(
             f"max_model_len: {config.max_model_len} tokens do not fit into a KV pool of {pool_tokens}; "
-            "lower it, or raise kv_tokens"
+            f"lower it to {pool_tokens}, or raise kv_tokens"
         )
     return config.max_model_len

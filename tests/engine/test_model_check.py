@@ -1,4 +1,7 @@
-"""Checks of models without loading them: sizes, memory, and the reasons against one."""
+"""Checks of models without loading them: sizes, memory, and the reasons against one.
+
+Covers engine/device/fit.py.
+"""
 
 from pathlib import Path
 
@@ -6,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine import check_model
+from engine import check_model, startup
 from engine.config import EngineConfig
 from engine.device import kv_cache
+from engine.device.fit import check_lengths
 from engine.device.runner import ModelRunner
 from engine.errors import ModelError
 from engine.startup import find
@@ -38,7 +42,7 @@ def config(folder: Path, **settings) -> EngineConfig:
 
 
 def set_memory(monkeypatch, num_bytes: int) -> None:
-    monkeypatch.setattr("engine.model_check.available_memory", lambda: num_bytes)
+    monkeypatch.setattr("engine.device.fit.available_memory", lambda: num_bytes)
 
 
 def test_what_a_model_takes(checkpoint):
@@ -96,10 +100,45 @@ def test_weights_that_do_not_fit(checkpoint, monkeypatch):
 
 def test_settings_that_cannot_be_met(checkpoint, monkeypatch):
     set_memory(monkeypatch, 4 * 10**6)
-    with pytest.raises(ValueError, match=r"^kv_tokens: the pool takes .* beside the weights"):
+    with pytest.raises(
+        ValueError, match=r"^kv_tokens: the pool takes .* beside the weights .* on cpu: \d,\d+ "
+    ):
         check_model(config(checkpoint, kv_tokens=10**6))
     with pytest.raises(ValueError, match=r"^max_model_len: 300 is more than the model's context window"):
         check_model(config(checkpoint, max_model_len=300))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kv_tokens": 10**6}, r"^kv_tokens: the pool takes .* on cpu: \d,\d+ tokens at most$"),
+        ({"max_model_len": 300}, r"^max_model_len: 300 is more than the model's context window of 256"),
+        (
+            {"kv_tokens": 64, "max_model_len": 200},
+            r"^max_model_len: 200 tokens .* pool of 64; lower it to 64",
+        ),
+    ],
+    ids=str,
+)
+async def test_lengths_that_cannot_be_met_are_refused_before_weights_are_read(
+    checkpoint, monkeypatch, settings, message
+):
+    set_memory(monkeypatch, 4 * 10**6)
+    monkeypatch.setattr("models.checkpoint.read_tensors", None)
+    with pytest.raises(ValueError, match=message):
+        await startup.load(config(checkpoint, **settings), print)
+
+
+def test_a_gpu_refuses_before_loading_only_what_cannot_fit_without_a_step(checkpoint, monkeypatch):
+    monkeypatch.setattr("engine.device.fit.choose_device", lambda config: torch.device("cuda", 0))
+    monkeypatch.setattr("engine.device.fit.step_bytes", lambda model, token_budget: 190_000)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (weights + room, GIB))
+    files, settings = find(str(checkpoint), None), EngineConfig(max_model_len=200)
+    weights, room = num_bytes(outline(files, torch.bfloat16).model), 200_000
+    check_lengths(settings, files, 512)  # 200 tokens take 64 kB
+    room = 50_000
+    with pytest.raises(ValueError, match="no memory is left"):
+        check_lengths(settings, files, 512)
 
 
 def test_a_checkpoint_that_lacks_a_tensor(checkpoint):

@@ -1,0 +1,89 @@
+"""Checks what fits into a device's memory beside the weights of a model that is not loaded yet."""
+
+from functools import partial
+
+import torch
+
+from engine.config import EngineConfig
+from engine.device.devices import choose_device
+from engine.device.kv_cache import cpu_pool_bytes, cuda_pool_bytes, page_bytes, pages_of_pool
+from engine.device.runner import choose_max_model_len
+from engine.errors import ModelError
+from engine.machine import available_memory
+from models import loader
+from models.decoder import Decoder
+from models.layers import Linear
+from models.memory import num_bytes
+from models.model_files import ModelFiles
+
+
+def check_lengths(config: EngineConfig, files: ModelFiles, token_budget: int) -> None:
+    """Check `max_model_len` and `kv_tokens`, where the settings have them, before weights are read; blocks.
+
+    Raises ModelError if the model cannot be loaded; ValueError, naming the setting and the most that fits,
+    if one cannot be met. On a GPU the memory of a step is known only once one has run: what is refused here
+    does not fit even without it.
+    """
+    if config.max_model_len is None and config.kv_tokens is None:
+        return
+    device = choose_device(config)
+    dtype = loader.default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
+    try:
+        model = loader.outline(files, dtype, quantization=config.quantization).model
+    except loader.ModelError as error:
+        raise ModelError(str(error)) from error
+    weight_bytes = num_bytes(model)
+    most = pages_beside(model, config, device, weight_bytes, 0)
+    try:
+        choose_max_model_len(model.spec, config, token_budget, most)
+    except ValueError:
+        likely = pages_beside(model, config, device, weight_bytes, step_bytes(model, token_budget))
+        choose_max_model_len(model.spec, config, token_budget, likely)
+        raise
+
+
+def pages_beside(
+    model: Decoder, config: EngineConfig, device: torch.device, weight_bytes: int, step_bytes: int
+) -> int:
+    """Return the number of pages of the KV pool beside the weights and, on a GPU, the largest step.
+
+    Raises ValueError, naming the setting, if they do not fit.
+    """
+    total = free = available_memory()
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+    left = free - weight_bytes
+    if left < 0:
+        raise ValueError(
+            f"model: the weights take {_gib(weight_bytes)}, and {_gib(free)} are free on {device}"
+        )
+    free_bytes = partial(cpu_pool_bytes, left)
+    if device.type == "cuda":
+        free_bytes = partial(cuda_pool_bytes, left, total, step_bytes, config.gpu_memory_utilization)
+    num_pages = pages_of_pool(model, config, device, free_bytes)
+    size = page_bytes(model, config)
+    if num_pages * size > left:
+        most = left // size // len(model.spec.kv_groups) * config.page_size
+        raise ValueError(
+            f"kv_tokens: the pool takes {_gib(num_pages * size)}, and beside the weights {_gib(left)} are "
+            f"free on {device}: {most:,} tokens at most"
+        )
+    return num_pages
+
+
+def step_bytes(model: Decoder, token_budget: int) -> int:
+    """Return about the memory of the largest step: the residual stream, and around the widest linear.
+
+    That linear's output, as much again as the activation makes of it, and the input live at the same time.
+    """
+    widest = max(
+        leaf.shape.out_features
+        for path, leaf in model.leaves()
+        if isinstance(leaf, Linear) and path != "output"
+    )
+    num_tokens = min(token_budget, model.spec.max_position)
+    return num_tokens * (3 * model.spec.hidden_size + 2 * widest) * model.dtype.itemsize
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
