@@ -32,6 +32,7 @@ _BY_ARCHITECTURE = {
     "MiniCPMForCausalLM": "models.families.minicpm",
     "Ministral3ForCausalLM": "models.families.ministral3",
     "MinistralForCausalLM": "models.families.llama",
+    "Mistral3ForConditionalGeneration": "models.families.mistral3",
     "MistralForCausalLM": "models.families.llama",
     "MixtralForCausalLM": "models.families.mixtral",
     "NemotronForCausalLM": "models.families.nemotron",

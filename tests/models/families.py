@@ -87,16 +87,36 @@ GEMMA3 = {
 }
 
 
+MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16,
+    "max_position_embeddings": 256,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
 def make_gemma3_with_images(**config: Any) -> Any:
     """Return a Gemma 3 of this text configuration with a small vision tower beside it."""
+    return with_images("Gemma3", config, mm_tokens_per_image=4)
+
+
+def make_mistral3(**config: Any) -> Any:
+    """Return a Mistral 3 of this text configuration with a small vision tower beside it."""
+    text = {"model_type": "mistral", **config}
+    return with_images("Mistral3", text, tie_word_embeddings=False)
+
+
+def with_images(name: str, text: dict[str, Any], **more: Any) -> Any:
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    whole = transformers.Gemma3Config(
-        text_config=config,
-        vision_config={**vision, "image_size": 28, "patch_size": 14},
-        mm_tokens_per_image=4,
-    )
+    vision |= {"image_size": 28, "patch_size": 14}
+    make_config = getattr(transformers, f"{name}Config")
+    whole = make_config(text_config=text, vision_config=vision, **more)
     whole.text_config._attn_implementation = "eager"
-    return transformers.Gemma3ForConditionalGeneration(whole)
+    return getattr(transformers, f"{name}ForConditionalGeneration")(whole)
 
 
 FAMILIES = {
@@ -199,19 +219,16 @@ FAMILIES = {
         "Ministral3ForCausalLM",
         {
             **BASE,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 1e6,
-                "factor": 16.0,
-                "original_max_position_embeddings": 16,
-                "max_position_embeddings": 256,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "llama_4_scaling_beta": 0.1,
-            },
+            "rope_parameters": MINISTRAL3_ROPE,
         },
     ),
     "mistral": TinyFamily("MistralForCausalLM", {**BASE, "sliding_window": 19}),
+    "mistral3": TinyFamily("Mistral3ForConditionalGeneration", BASE, make_mistral3),
+    "mistral3 of ministral3": TinyFamily(
+        "Mistral3ForConditionalGeneration",
+        {**BASE, "model_type": "ministral3", "rope_parameters": MINISTRAL3_ROPE},
+        make_mistral3,
+    ),
     "mixtral": TinyFamily("MixtralForCausalLM", {**BASE, "sliding_window": 19, "num_local_experts": 5}),
     "nemotron": TinyFamily("NemotronForCausalLM", {**BASE, "attention_bias": True, "mlp_bias": True}),
     "olmo2": TinyFamily("Olmo2ForCausalLM", {**BASE, "attention_bias": True}),
