@@ -38,6 +38,13 @@ _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 _MOST_ELEMENTS = 1 << 62  # sizes stay within int64
 _GIT_LFS = b"version https://git-lfs"
+_ZIP, _PICKLE = b"PK\x03\x04", (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # torch.save writes them
+
+PICKLE = (
+    "a pickle, and reading a pickle runs whatever code is in it: take a safetensors version of the model, or "
+    "convert it once with save_pretrained"
+)
+"""What a pickle is, as the end of a sentence, and what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +88,13 @@ def _read(file: Path) -> tuple[dict[str, Any], int, int]:
             raise ValueError(
                 "it is a pointer of Git LFS, without the weights; fetch them with `git lfs pull`"
             )
+        if first.startswith(_ZIP):
+            raise ValueError(f"it is {PICKLE}")
         if size < _LENGTH_BYTES:
             raise ValueError(f"it is truncated: it has {size} bytes, less than a header")
         (length,) = struct.unpack("<Q", first)
+        if length > _MOST_HEADER_BYTES and first.startswith(_PICKLE):
+            raise ValueError(f"it is {PICKLE}")
         if length > _MOST_HEADER_BYTES:
             raise ValueError(f"it is no safetensors file: it says that its header has {length} bytes")
         if length > size - _LENGTH_BYTES:

@@ -5,6 +5,7 @@ from pathlib import Path, PurePosixPath
 
 from models.errors import ModelError
 from models.json_files import read_json
+from models.safetensors_file import PICKLE
 
 WHOLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -79,13 +80,10 @@ def what_it_holds(folder: Path) -> str:
         )
     if found := names("*.gguf"):
         return f"; to serve the GGUF file in it, name the file: {found[0]}"
-    if found := names(f"{_MISTRAL}*.safetensors", f"{_MISTRAL}*.pth"):
+    if found := names(f"{_MISTRAL}*.safetensors"):
         return f"; {found[0]} is in Mistral's own format: take the model in that of transformers"
     if found := names(*_PICKLES):
-        return (
-            f"; {found[0]} is a pickle, and reading a pickle runs whatever code is in it: take a safetensors "
-            "version of the model, or convert it once with save_pretrained"
-        )
+        return f"; {found[0]} is {PICKLE}"
     for kind, *patterns in (
         ("ONNX", "*.onnx", "onnx"),
         ("MLX", "*.npz"),

@@ -40,6 +40,8 @@ class GGUFCheckpoint:
         self._check_counts(path, config)
         config["architectures"] = [self._conversion.name]
         config["tie_word_embeddings"] = "output.weight" not in self._tensors
+        config["attention_bias"] = "blk.0.attn_q.bias" in self._tensors
+        config["mlp_bias"] = "blk.0.ffn_down.bias" in self._tensors
         if (long := self._floats("rope_factors_long.weight")) is not None:
             short = self._floats("rope_factors_short.weight")
             factors = {"rope_type": "longrope", "long_factor": long, "short_factor": short}

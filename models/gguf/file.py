@@ -6,6 +6,7 @@ builds numpy arrays for every vocabulary entry, which takes seconds; this one wa
 
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,15 @@ class GGUFFile:
         if not isinstance(alignment, int) or alignment < 1:
             raise ValueError(f"its tensors are aligned to {alignment!r}")
         data = -(-self._at // alignment) * alignment
+        extents = []
         for name, kind, shape, offset in infos:
+            if offset % alignment:
+                raise ValueError(f"tensor {name} is at {offset}, which is not a multiple of {alignment}")
             self.tensors[name] = self._tensor(name, kind, shape, data + offset)
+            extents.append((offset, offset + self.tensors[name].raw.nbytes, name))
+        for (_, end, before), (start, _, name) in pairwise(sorted(extents)):
+            if start < end:
+                raise ValueError(f"tensor {name} overlaps with {before}")
 
     def _read_key(self) -> None:
         key = self._string()

@@ -63,6 +63,10 @@ def content(change: Callable[[bytes], bytes]) -> Break:
     return lambda folder: (folder / WHOLE).write_bytes(change((folder / WHOLE).read_bytes())) and None
 
 
+def saved(**options: Any) -> Break:
+    return lambda folder: torch.save({"weight": torch.ones(2)}, folder / WHOLE, **options)
+
+
 def renamed(name: str) -> Break:
     return lambda folder: (folder / WHOLE).rename(folder / name) and None
 
@@ -266,6 +270,20 @@ BAD: dict[str, tuple[Break, str]] = {
     ),
     "in two shards": (duplicated, r"is in two files, shard0\.safetensors and shard1\.safetensors"),
     "pickle": (renamed("pytorch_model.bin"), r"pytorch_model\.bin is a pickle, .* safetensors"),
+    "pickle of another name": (saved(), r"model\.safetensors cannot be read: it is a pickle, and reading"),
+    "old pickle of another name": (
+        saved(_use_new_zipfile_serialization=False),
+        r"model\.safetensors cannot be read: it is a pickle, and reading",
+    ),
+    "index: pickle": (
+        lambda folder: (
+            torch.save({}, folder / "pytorch_model.bin"),
+            index(lambda names: names.update({UP: "pytorch_model.bin"}))(folder),
+            None,
+        )[-1],
+        r"pytorch_model\.bin cannot be read: it is a pickle",
+    ),
+    "pickle of Meta": (renamed("consolidated.00.pth"), r"consolidated\.00\.pth is a pickle"),
     "pickle .pt": (renamed("model.pt"), r"model\.pt is a pickle"),
     "pickle .pth": (renamed("model.pth"), r"model\.pth is a pickle"),
     "pickle .ckpt": (renamed("model.ckpt"), r"model\.ckpt is a pickle"),

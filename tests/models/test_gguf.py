@@ -219,6 +219,14 @@ def header(*, keys=(), tensors=(), num_keys=None, num_tensors=None, data=0):
         ),
         (header(tensors=[tensor_info("w", offset=64)], data=64), "tensor w reaches beyond the end"),
         (
+            header(tensors=[tensor_info("w", offset=7)], data=64),
+            "tensor w is at 7, which is not a multiple of 32",
+        ),
+        (
+            header(tensors=[tensor_info("w", offset=32), tensor_info("v", shape=(9,))], data=96),
+            "tensor w overlaps with v$",
+        ),
+        (
             header(tensors=[tensor_info("w", shape=(2**40, 2**40))], data=64),
             "tensor w reaches beyond the end",
         ),

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
 from models.catalog import locate
 from models.errors import ModelError
 from models.gguf.architectures import conversion_of, gguf_names_of, registered_gguf_names
+from models.gguf.file import GGUFFile
 from models.gguf.metadata import Metadata, base_config
 from models.loader import load, read_spec
 from tests.models.families import FAMILIES, make, prompt
@@ -71,6 +72,15 @@ def test_every_architecture_is_written_here():
 def test_logits(name, tied, tmp_path):
     model = make(name, **MODELS[name], tie_word_embeddings=tied)
     assert_parity(model, write_gguf(tmp_path / "tiny.gguf", model))
+
+
+@pytest.mark.parametrize("biases", [{"attention_bias": True}, {"mlp_bias": True}], ids=str)
+def test_biases_of_llama(biases, tmp_path):
+    """No key says that there are any."""
+    model = make("llama", **{"attention_bias": False, "mlp_bias": False, **biases})
+    path = write_gguf(tmp_path / "tiny.gguf", model)
+    assert any(name.endswith("bias") for name in GGUFFile(path).tensors)
+    assert_parity(model, path)
 
 
 @pytest.mark.parametrize(
