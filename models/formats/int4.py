@@ -60,8 +60,6 @@ class Int4Weights(UnquantizedWeights):
     Filled from unquantized weights, or with codes that a checkpoint stores.
     """
 
-    codes_are_floats = False  # FP4 numbers in place of integers
-
     def __init__(
         self,
         shape: LinearShape,
@@ -69,10 +67,13 @@ class Int4Weights(UnquantizedWeights):
         device: torch.device,
         shard: Shard,
         group_size: int,
+        *,
+        codes_are_floats: bool = False,
     ) -> None:
         """Take the group size of the whole weight: a multiple of 32, or at least all inputs.
 
-        Raises ModelError if it is another, or a rank's inputs begin or end within 32 inputs of a group.
+        With `codes_are_floats` codes are FP4 numbers, not integers. Raises ModelError for another group size,
+        or if a rank's inputs begin or end within 32 inputs of a group.
         """
         super().__init__(shape, dtype, device, shard)
         first, end = self._columns.start, self._columns.stop
@@ -93,6 +94,7 @@ class Int4Weights(UnquantizedWeights):
             self._repeats, self._group_size = group_size // size, size
             self._groups = slice(first // size, -(-end // size))
         self._rows_of_expert = self.out_features // max(1, shape.num_experts)
+        self._codes_are_floats = codes_are_floats
         self._weight: FourBitWeight | None = None
 
     def _fill_rows(self, first: int, rows: Tensor) -> None:
@@ -136,7 +138,7 @@ class Int4Weights(UnquantizedWeights):
             group_size=self._group_size,
             in_features=self.in_features,
             out_features=self._rows_of_expert,
-            is_float=self.codes_are_floats,
+            is_float=self._codes_are_floats,
         )
 
     def matmul(self, x: Tensor) -> Tensor:

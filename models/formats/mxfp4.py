@@ -3,16 +3,17 @@
 32 values of a row share one byte, the exponent of their scale (E8M0), and are FP4 (E2M1), two in a byte.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from models.errors import ModelError
 from models.formats.base import LinearShape, LinearWeights, MakeStored, Shard
 from models.formats.dense import DenseWeights
 from models.formats.int4 import Int4Weights
+from models.formats.stored_parts import StoredParts
 
 _BLOCK = 32
 _EXPONENT_BIAS = 127
@@ -32,10 +33,8 @@ def stored(
     return make_linear
 
 
-class Mxfp4Weights(Int4Weights):
+class Mxfp4Weights(StoredParts):
     """FP4 codes in tiles, filled from blocks and scales; scales are bfloat16, which has all powers of two."""
-
-    codes_are_floats = True
 
     def __init__(
         self,
@@ -45,42 +44,30 @@ class Mxfp4Weights(Int4Weights):
         device: torch.device,
         shard: Shard,
     ) -> None:
-        self._modules = ", ".join(modules)  # for messages
+        self._codes = Int4Weights(shape, dtype, device, shard, _BLOCK, codes_are_floats=True)
+        super().__init__(modules, shape, self._codes)
         if shape.in_features % _BLOCK:
-            raise ModelError(
-                f"{self._modules}: rows of {shape.in_features} weights have no whole MXFP4 blocks of {_BLOCK}"
-            )
-        super().__init__(shape, dtype, device, shard, _BLOCK)
-        self._halves: dict[str, Tensor] = {}  # blocks or scales that came before the other
+            raise self._error(f"rows of {shape.in_features} weights have no whole MXFP4 blocks of {_BLOCK}")
 
-    def parameters(self) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
-        for name, shape in super().parameters().items():
-            stem, _, kind = name.rpartition(".")
-            if kind == "weight":
-                num_blocks = shape[1] // _BLOCK
-                found[f"{stem}.blocks"] = (shape[0], num_blocks, _BLOCK // 2)
-                found[f"{stem}.scales"] = (shape[0], num_blocks)
-            else:
-                found[name] = shape
-        return found
+    def _stored(self, out_features: int) -> dict[str, tuple[int, ...]]:
+        num_blocks = self._in_features // _BLOCK
+        return {
+            "blocks": (out_features, num_blocks, _BLOCK // 2),
+            "scales": (out_features, num_blocks),
+        }
 
-    def fill(self, parameter: str, tensor: Tensor) -> None:
-        stem, _, kind = parameter.rpartition(".")
-        if kind != "bias" and tensor.dtype != torch.uint8:
-            raise ModelError(f"{self._modules}: {parameter} holds {tensor.dtype}, and MXFP4 is bytes")
-        if kind == "bias":
-            super().fill(parameter, tensor)
-        elif (other := self._halves.pop(stem, None)) is None:
-            self._halves[stem] = tensor
-        else:
-            blocks, exponents = (tensor, other) if kind == "blocks" else (other, tensor)
-            if not exponents.is_meta and (exponents == _NAN).any():
-                raise ModelError(f"{self._modules}: a scale of '{stem}' is not a number")
-            codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1)
-            powers = exponents.int() - _EXPONENT_BIAS
-            scales = torch.ldexp(torch.ones(powers.shape, device=powers.device), powers)
-            self.fill_codes(stem, codes, scales.to(torch.bfloat16))
+    def _check_dtype(self, parameter: str, kind: str, dtype: torch.dtype) -> None:
+        if dtype != torch.uint8:
+            raise self._error(f"{parameter} holds {dtype}, and MXFP4 is bytes")
+
+    def _convert(self, name: str, parts: Mapping[str, Tensor]) -> None:
+        blocks, exponents = parts["blocks"], parts["scales"]
+        if not exponents.is_meta and (exponents == _NAN).any():
+            raise self._error(f"a scale of '{name}' is not a number")
+        codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1)
+        powers = exponents.int() - _EXPONENT_BIAS
+        scales = torch.ldexp(torch.ones(powers.shape, device=powers.device), powers)
+        self._codes.fill_codes(name, codes, scales.to(torch.bfloat16))
 
     def random(self, parameter: str, generator: torch.Generator) -> Tensor:
         kind = parameter.rpartition(".")[2]
@@ -88,6 +75,6 @@ class Mxfp4Weights(Int4Weights):
             return super().random(parameter, generator)
         shape = self.parameters()[parameter]
         if kind == "scales":  # 2 ** -1 is near the reciprocal of the values' deviation of 2.9 and more
-            exponent = round(-1.5 - 0.5 * torch.tensor(float(self.in_features)).log2().item())
+            exponent = round(-1.5 - 0.5 * math.log2(self._in_features))
             return torch.full(shape, _EXPONENT_BIAS + exponent, dtype=torch.uint8, device=generator.device)
         return torch.randint(256, shape, dtype=torch.uint8, device=generator.device, generator=generator)

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.expert_routing import ExpertGroups
-from kernels.grouped_linear import GatedActivation
 from models.errors import ModelError
-from models.formats.base import LinearShape, LinearWeights, Shard
+from models.formats.base import LinearShape, Shard, UnquantizedWeights
 from models.formats.dense import DenseWeights
 from models.formats.int4 import Int4Weights
 from models.formats.int8 import Int8Weights
+from models.formats.stored_parts import StoredParts
 
 _ZERO_OF_INT8 = 128
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -64,12 +63,11 @@ class Codes(NamedTuple):
     order: Tensor | None = None
 
 
-class StoredInt(LinearWeights):
-    """Integers that a checkpoint stores packed, an output in several tensors.
+class StoredInt(StoredParts):
+    """Integers that a checkpoint stores packed, with scales and maybe zero points.
 
-    They are converted when all of them have come: 4 bits to `Int4Weights`, 8 bits to `Int8Weights` if a row
-    has one scale and no zero point, and others, for which there is no product, to floats. `modules` are the
-    checkpoint's names, for messages.
+    4 bits are kept as `Int4Weights`, 8 bits as `Int8Weights` if a row has one scale and no zero point, and
+    others, for which there is no product, as floats.
 
     Where inputs of 4 bits were quantized in the order of their activations, the inputs of a group are
     scattered. The weight's columns are then sorted by group, and those of x are gathered in that order.
@@ -84,34 +82,19 @@ class StoredInt(LinearWeights):
         shard: Shard,
         packing: Packing,
     ) -> None:
-        self.modules = modules
+        super().__init__(modules, shape, _kept(modules, shape, dtype, device, shard, packing))
         self.packing = packing
-        self._in_features = shape.in_features
         self._dtype = dtype
         self._scale_dtype: torch.dtype | None = None  # of the outputs that have come
-        self._parts: dict[str, dict[str, Tensor]] = {}
         self._order: Tensor | None = None  # of the inputs by group, int64 [in_features]
         self._is_scattered = False  # the order is another than the inputs' own
         self._keeps_order = bool(shape.num_experts) or (shape.shard == "row" and shard.world > 1)
-        self._kept: Int4Weights | Int8Weights | DenseWeights
-        if packing.bits == 4:
-            try:
-                self._kept = Int4Weights(shape, dtype, device, shard, packing.group_size)
-            except ModelError as error:
-                raise self._error(str(error)) from None
-        elif packing.group_size == shape.in_features and not packing.has_zeros:
-            self._kept = Int8Weights(shape, dtype, device, shard)
-        else:
-            self._kept = DenseWeights(shape, dtype, device, shard)
+        if isinstance(self._kept, DenseWeights):
             name = str(dtype).removeprefix("torch.")
             self.fallback = (
                 f"there is no product for {packing.bits} bits in groups or with zero points: "
                 f"they are kept in {name}"
             )
-
-    @abstractmethod
-    def _stored(self, out_features: int) -> dict[str, tuple[int, ...]]:
-        """Return the tensors of one output: name, such as `qweight`, -> shape. Raises ModelError."""
 
     @abstractmethod
     def _unpack(self, parts: Mapping[str, Tensor]) -> Codes:
@@ -122,37 +105,18 @@ class StoredInt(LinearWeights):
         """Groups of a row of the whole weight; the last may have fewer inputs than others."""
         return -(-self._in_features // self.packing.group_size)
 
-    def parameters(self) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
-        for name, shape in self._kept.parameters().items():
-            prefix = name.removesuffix("weight")
-            if prefix == name:
-                found[name] = shape
-            else:
-                found |= {f"{prefix}{kind}": stored for kind, stored in self._stored(shape[0]).items()}
-        return found
-
-    def fill(self, parameter: str, tensor: Tensor) -> None:
-        name, _, kind = parameter.rpartition(".")
-        if kind == "bias":
-            self._kept.fill(parameter, tensor)
-            return
-        self._check_dtype(parameter, kind, tensor.dtype)
-        parts = self._parts.setdefault(name, {})
-        parts[kind] = tensor
-        if parts.keys() == self._stored(0).keys():
-            del self._parts[name]
-            found = self._unpack(parts)
-            if not found.codes.is_meta:
-                self._check(name, found)
-            if isinstance(self._kept, DenseWeights):
-                self._kept.fill(f"{name}.weight".lstrip("."), self._dequantize(found))
-            elif isinstance(self._kept, Int8Weights):
-                values = (found.codes ^ _ZERO_OF_INT8).view(torch.int8)
-                self._kept.fill_values(name, values, found.scales.squeeze(1))
-            else:
-                codes = self._by_group(found.codes, found.order)
-                self._kept.fill_codes(name, codes, found.scales, found.zeros)
+    def _convert(self, name: str, parts: Mapping[str, Tensor]) -> None:
+        found = self._unpack(parts)
+        if not found.codes.is_meta:
+            self._check(name, found)
+        if isinstance(self._kept, Int4Weights):
+            codes = self._by_group(found.codes, found.order)
+            self._kept.fill_codes(name, codes, found.scales, found.zeros)
+        elif isinstance(self._kept, Int8Weights):
+            values = (found.codes ^ _ZERO_OF_INT8).view(torch.int8)
+            self._kept.fill_values(name, values, found.scales.squeeze(1))
+        else:
+            self._fill_floats(name, self._dequantize(found))
 
     def _groups(self, found: Codes) -> Tensor:
         """Return the group of each input, int64 [in_features]."""
@@ -218,13 +182,10 @@ class StoredInt(LinearWeights):
         elif dtype != torch.int32:
             raise self._error(f"{parameter} holds {dtype}, and {self.packing.bits} bits are packed in int32")
 
-    def _error(self, message: str) -> ModelError:
-        return ModelError(f"{', '.join(self.modules)}: {message}")
-
     def random(self, parameter: str, generator: torch.Generator) -> Tensor:
         kind = parameter.rpartition(".")[2]
         if kind == "bias":
-            return self._kept.random(parameter, generator)
+            return super().random(parameter, generator)
         shape, device = self.parameters()[parameter], generator.device
         if kind.endswith("g_idx"):
             return (
@@ -243,22 +204,26 @@ class StoredInt(LinearWeights):
         if self._is_scattered:
             assert self._order is not None
             x = x.index_select(1, self._order)
-        return self._kept.matmul(x)
+        return super().matmul(x)
 
-    def grouped_matmul(
-        self, x: Tensor, groups: ExpertGroups, activation: GatedActivation | None = None
-    ) -> Tensor:
-        return self._kept.grouped_matmul(x, groups, activation)
 
-    def grouped_sum(
-        self,
-        x: Tensor,
-        groups: ExpertGroups,
-        weights: Tensor,
-        shared: Tensor | None = None,
-        shared_gate: Tensor | None = None,
-    ) -> Tensor:
-        return self._kept.grouped_sum(x, groups, weights, shared, shared_gate)
+def _kept(
+    modules: Sequence[str],
+    shape: LinearShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard,
+    packing: Packing,
+) -> UnquantizedWeights:
+    """Return the weights that keep what a packing stores. Raises ModelError for odd groups of inputs."""
+    if packing.bits == 4:
+        try:
+            return Int4Weights(shape, dtype, device, shard, packing.group_size)
+        except ModelError as error:
+            raise ModelError(f"{', '.join(modules)}: {error}") from None
+    if packing.group_size == shape.in_features and not packing.has_zeros:
+        return Int8Weights(shape, dtype, device, shard)
+    return DenseWeights(shape, dtype, device, shard)
 
 
 def packing_of(

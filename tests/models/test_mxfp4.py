@@ -35,7 +35,7 @@ def one_expert(exponent, blocks):
 def test_every_code_and_the_order_of_values(exponent):
     codes = torch.randperm(32) % 16
     blocks = (codes[0::2] | codes[1::2] << 4).to(torch.uint8)[None, None]
-    found = dequantize(one_expert(exponent, blocks)._weight.expert(0), torch.float32)
+    found = dequantize(one_expert(exponent, blocks)._codes._weight.expert(0), torch.float32)
     assert found[0].tolist() == [value_of(code, exponent) for code in codes.tolist()]
 
 
@@ -59,7 +59,7 @@ def test_parts_of_ranks_are_filled_in_any_order(scales_first):
         whole.fill(name, tensors[name])
     halves = []
     for expert in range(3):
-        rows = dequantize(whole._weight.expert(expert), torch.float32)
+        rows = dequantize(whole._codes._weight.expert(expert), torch.float32)
         for half, part in zip(("gate", "up"), rows.split(5), strict=True):
             blocks, scales = tensors[f"{expert}.{half}.blocks"], tensors[f"{expert}.{half}.scales"]
             exact = [

@@ -1,6 +1,7 @@
 """Checkpoints that store int4 against transformers' model with the dequantized weights.
 
-Covers models/formats/stored_int.py, models/formats/awq.py and models/formats/gptq.py.
+Covers models/formats/stored_int.py, models/formats/stored_parts.py, models/formats/awq.py and
+models/formats/gptq.py.
 """
 
 import json
