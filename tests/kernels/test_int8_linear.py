@@ -3,14 +3,22 @@
 import pytest
 import torch
 
-from kernels.int8_linear import int8_linear, int8_linear_triton, tile_shape
+from kernels.int8_linear import int8_linear, int8_linear_triton, launch_shape
 from tests.kernels.conftest import Target
 from tests.kernels.tolerances import assert_close
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # (tokens, inputs, features): one of each, none a multiple of a tile, several tiles each way.
 SHAPES = [(1, 8, 1), (3, 100, 33), (17, 256, 96), (65, 130, 200)]
-LARGE = [(1, 4096, 6144), (16, 14336, 4096), (100, 2048, 8200), (1000, 4100, 1000), (8192, 4096, 4096)]
+LARGE = [
+    (1, 4096, 6144),
+    (16, 14336, 4096),
+    (50, 4096, 6144),
+    (64, 2048, 28672),
+    (100, 2048, 8200),
+    (1000, 4100, 1000),
+    (8192, 4096, 4096),
+]
 
 
 def check(
@@ -69,8 +77,15 @@ def test_every_tile(target: Target, num_tokens: int, out_features: int):
     """The tiles of 16-bit activations, at a size the interpreter can afford."""
     if target.backend == "torch":
         pytest.skip("has no tiles")
-    shape = tile_shape(num_tokens, out_features, 2)
+    shape = launch_shape(num_tokens, out_features, 2)
     check(target, num_tokens + 3, shape.block_k + 8, shape.block_n + 5, torch.float16, shape=shape)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_rows_that_are_dequantized(target: Target, kind: torch.dtype, monkeypatch):
+    """Many tokens, three rows of the weight at a time."""
+    monkeypatch.setattr("kernels.int8_linear._CHUNK_BYTES", 3 * 2 * 90)
+    check(target, 256, 90, 8, torch.float16, kind=kind)
 
 
 def test_no_tokens(target: Target):

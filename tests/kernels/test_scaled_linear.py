@@ -46,12 +46,13 @@ def test_without_bias(target: Target, kind: torch.dtype):
 
 
 @KINDS
+@pytest.mark.parametrize("weight_left", [False, True])
 @pytest.mark.parametrize("num_splits", [1, 2, 3])
-def test_divided_inputs(target: Target, kind: torch.dtype, num_splits: int):
+def test_divided_inputs(target: Target, kind: torch.dtype, num_splits: int, weight_left: bool):
     if target.backend == "torch":
         pytest.skip("divides no inputs")
     for _ in range(2):  # the counters of arrived parts are 0 again
-        check(target, 20, 300, 70, kind, shape=LaunchShape(16, 64, 64, num_splits, 4, 2))
+        check(target, 20, 300, 70, kind, shape=LaunchShape(16, 64, 128, weight_left, num_splits, 4, 2))
 
 
 @KINDS
