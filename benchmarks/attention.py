@@ -47,7 +47,7 @@ def references(probe: Probe) -> Iterator[OpCase]:
     lengths, models = ((2048, 8192), (LLAMA_8B, LLAMA_1B)) if probe.cuda else ((16,), (TINY,))
     cases = [AttentionCase(heads, 16, [(n, n)]) for heads in models for n in lengths]
     for case, call in attention_calls(probe, cases):
-        cost = case.cost(probe.dtype.itemsize)
+        cost = case.cost(probe.dtype)
         ((n, _),) = case.rows
         yield OpCase("ours", str(case), call, *cost)
         yield OpCase("torch sdpa", f"{case.heads.name}, {n}, contiguous", sdpa(probe, case.heads, n), *cost)
@@ -90,7 +90,7 @@ def tune_prefill(probe: Probe) -> Iterator[OpCase]:
                 "prefill_attention",
                 f"{case}: {tuple(cut)}",
                 partial(prefill_attention_triton, *inputs[:3], out, inputs.options, shape=cut),
-                *case.cost(probe.dtype.itemsize),
+                *case.cost(probe.dtype),
             )
 
 
@@ -106,7 +106,7 @@ def tune_decode(probe: Probe) -> Iterator[OpCase]:
                 "decode_attention",
                 f"{case}: {tuple(launch)}",
                 partial(decode_attention_triton, *inputs[:3], out, inputs.options, launch=launch),
-                *case.cost(probe.dtype.itemsize),
+                *case.cost(probe.dtype),
             )
 
 

@@ -7,7 +7,7 @@ import torch
 from kernels.attention_batch import AttentionOptions
 from kernels.dispatch import tl, triton
 from kernels.kv_layer import KVLayer
-from kernels.kv_values import load_heads
+from kernels.kv_values import load_halves, load_heads
 
 LOG2_E = 1.4426950408889634
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -29,13 +29,56 @@ def constants(q: torch.Tensor, kv: KVLayer, options: AttentionOptions) -> dict[s
         "NUM_KV_HEADS": num_kv_heads,
         "GROUP": q.shape[1] // num_kv_heads,
         "HEAD_DIM": head_dim,
-        "DIM_BLOCK": triton.next_power_of_2(head_dim),
+        "DIM_BLOCK": max(32, triton.next_power_of_2(head_dim)),  # a matrix unit takes 16 of a half
         "PAGE_SIZE": page_size,
         "WINDOW": options.window,
         "SOFTCAP": options.softcap > 0,
         "SINKS": options.sinks is not None,
         **kv.constants(),
     }
+
+
+@triton.jit
+def _slots(start, end, pages_ptr, PAGE_SIZE: tl.constexpr, MASKED: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the keys of a tile, [BLOCK_N] int32, and their slots, int64."""
+    key = start + tl.arange(0, BLOCK_N)
+    read = key
+    if MASKED:
+        # Past the end read the last key again: memory there may hold NaN, which a weight of 0 does not
+        # remove, and a load without a mask is cheaper.
+        read = tl.minimum(key, end - 1)
+    page = tl.load(pages_ptr + read // PAGE_SIZE)
+    return key, page.to(tl.int64) * PAGE_SIZE + read % PAGE_SIZE
+
+
+@triton.jit
+def _weigh(
+    scores, total, peak, key, position, end, factor, softcap,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, AXIS: tl.constexpr,
+):  # fmt: skip
+    """Return the weights of keys, what the sums so far are multiplied by, total and peak: an online softmax.
+
+    (Milakov and Gimelshein, 2018; Dao, 2023.) scores has the keys along AXIS.
+    """
+    if SOFTCAP:
+        # tanh(x) = 2 * sigmoid(2 * x) - 1
+        scores = softcap * (2.0 * tl.sigmoid(scores * (2.0 / softcap)) - 1.0)
+    if MASKED:
+        key = tl.expand_dims(key, 1 - AXIS)
+        query = tl.expand_dims(position, AXIS)
+        visible = (key < end) & (key <= query)
+        if WINDOW > 0:
+            visible &= key > query - WINDOW
+        # Scale before subtracting the maximum: fused into one multiply-add, a hidden score would leave the
+        # rounding error of the maximum, 1e22 in the exponent of a row without a visible key so far.
+        exponents = tl.where(visible, scores * factor, _HIDDEN)
+        new_peak = tl.maximum(peak, tl.max(exponents, AXIS))
+        weights = tl.exp2(exponents - tl.expand_dims(new_peak, AXIS))
+    else:
+        new_peak = tl.maximum(peak, tl.max(scores, AXIS) * factor)
+        weights = tl.exp2(scores * factor - tl.expand_dims(new_peak, AXIS))
+    rescale = tl.exp2(peak - new_peak)
+    return weights, tl.expand_dims(rescale, AXIS), total * rescale + tl.sum(weights, AXIS), new_peak
 
 
 @triton.jit
@@ -68,40 +111,74 @@ def attend_tile(
 ):
     """Return (acc, total, peak) including the tile's keys: one step of the online softmax.
 
-    (Milakov and Gimelshein, 2018; Dao, 2023.) Without MASKED every key of the tile is visible to every query.
+    Without MASKED every key of the tile is visible to every query.
     """
-    key = start + tl.arange(0, BLOCK_N)
-    read = key
-    if MASKED:
-        # Past the end read the last key again: memory there may hold NaN, which a weight of 0 does not
-        # remove, and a load without a mask is cheaper.
-        read = tl.minimum(key, end - 1)
-    page = tl.load(pages_ptr + read // PAGE_SIZE)
-    slot = page.to(tl.int64) * PAGE_SIZE + read % PAGE_SIZE
+    key, slot = _slots(start, end, pages_ptr, PAGE_SIZE, MASKED, BLOCK_N)
     k = load_heads(
         k_ptr, k_scales_ptr, slot, q.dtype, NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, KV_KIND, STORED, NUM_SCALES
     )
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-    if SOFTCAP:
-        # tanh(x) = 2 * sigmoid(2 * x) - 1
-        scores = softcap * (2.0 * tl.sigmoid(scores * (2.0 / softcap)) - 1.0)
-    if MASKED:
-        visible = (key < end)[None, :] & (key[None, :] <= position[:, None])
-        if WINDOW > 0:
-            visible &= key[None, :] > position[:, None] - WINDOW
-        # Scale before subtracting the maximum: fused into one multiply-add, a hidden score would leave the
-        # rounding error of the maximum, 1e22 in the exponent of a row without a visible key so far.
-        exponents = tl.where(visible, scores * factor, _HIDDEN)
-        new_peak = tl.maximum(peak, tl.max(exponents, 1))
-        weights = tl.exp2(exponents - new_peak[:, None])
-    else:
-        new_peak = tl.maximum(peak, tl.max(scores, 1) * factor)
-        weights = tl.exp2(scores * factor - new_peak[:, None])
-    rescale = tl.exp2(peak - new_peak)
-    total = total * rescale + tl.sum(weights, 1)
-    acc = acc * rescale[:, None]
+    weights, rescale, total, peak = _weigh(
+        scores, total, peak, key, position, end, factor, softcap, WINDOW, SOFTCAP, MASKED, 1
+    )
     v = load_heads(
         v_ptr, v_scales_ptr, slot, q.dtype, NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, KV_KIND, STORED, NUM_SCALES
     )
-    acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
-    return acc, total, new_peak
+    acc = tl.dot(weights.to(v.dtype), v, acc * rescale, input_precision="ieee")
+    return acc, total, peak
+
+
+@triton.jit
+def attend_few(
+    low_acc,  # [DIM_BLOCK / 2, M] fp32: of the halves of `load_halves`
+    high_acc,
+    total,
+    peak,
+    low_q,  # [DIM_BLOCK / 2, M]
+    high_q,
+    position,
+    start,
+    end,
+    pages_ptr,
+    k_ptr,
+    v_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
+    factor,
+    softcap,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    KV_KIND: tl.constexpr,
+    STORED: tl.constexpr,
+    NUM_SCALES: tl.constexpr,
+    USE_PTX: tl.constexpr,
+    MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Return what `attend_tile` returns, for few queries: keys and values are the left operands.
+
+    The matrix unit has at least 16 rows but 8 columns, so that 4 or 8 heads of a group take half the
+    registers and instructions.
+    """
+    key, slot = _slots(start, end, pages_ptr, PAGE_SIZE, MASKED, BLOCK_N)
+    low, high = load_halves(
+        k_ptr, k_scales_ptr, slot, low_q.dtype, NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, KV_KIND, STORED,
+        NUM_SCALES, USE_PTX, False,
+    )  # fmt: skip
+    scores = tl.dot(low, low_q, input_precision="ieee")
+    scores = tl.dot(high, high_q, scores, input_precision="ieee")
+    weights, rescale, total, peak = _weigh(
+        scores, total, peak, key, position, end, factor, softcap, WINDOW, SOFTCAP, MASKED, 0
+    )
+    low, high = load_halves(
+        v_ptr, v_scales_ptr, slot, low_q.dtype, NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, KV_KIND, STORED,
+        NUM_SCALES, USE_PTX, True,
+    )  # fmt: skip
+    weights = weights.to(low.dtype)
+    low_acc = tl.dot(low, weights, low_acc * rescale, input_precision="ieee")
+    high_acc = tl.dot(high, weights, high_acc * rescale, input_precision="ieee")
+    return low_acc, high_acc, total, peak

@@ -96,6 +96,18 @@ def add_split(acc, total, peak, split_acc, split_total, split_peak):
 
 
 @triton.jit
+def add_halves(low, high, total, peak, split_low, split_high, split_total, split_peak):
+    """Return (low, high, total, peak) as `add_split`, of values in two parts [n, M]."""
+    new_low, new_total, new_peak = add_split(
+        tl.trans(low), total, peak, tl.trans(split_low), split_total, split_peak
+    )
+    new_high, new_total, new_peak = add_split(
+        tl.trans(high), total, peak, tl.trans(split_high), split_total, split_peak
+    )
+    return tl.trans(new_low), tl.trans(new_high), new_total, new_peak
+
+
+@triton.jit
 def combine_items(
     out_ptr,
     partial_ptr,

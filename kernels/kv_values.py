@@ -8,6 +8,7 @@ divided by what is stored. kernels/kv_layer.py describes the tensors.
 import torch
 
 from kernels.dispatch import tl, triton
+from kernels.four_bit_weight import unpack
 from kernels.kv_layer import GROUP, KVLayer, num_groups
 
 FP8_MAX = 448.0
@@ -59,6 +60,19 @@ def store_heads(
         tl.store(stored + half, (low | (high << 4)).to(tl.uint8), mask=there & (half < HEAD_DIM // 2))
 
 
+# PTX of two pairs of bytes to the first and to the second number of both pairs. Bytes of int8, their signs
+# inverted, are the last bits of 1024 + 128 + n.
+_FP8_PAIRS = tl.constexpr(
+    "{ .reg .b32 a; .reg .b16 b, c; prmt.b32 a, $2, 0, 0x3120; mov.b32 {b, c}, a; "
+    "cvt.rn.f16x2.e4m3x2 $0, b; cvt.rn.f16x2.e4m3x2 $1, c; }"
+)
+_INT8_PAIRS = tl.constexpr(
+    "{ .reg .b32 a, b; xor.b32 a, $2, 0x80808080; mov.b32 b, 0x64806480; "
+    "prmt.b32 $0, a, 0x64646464, 0x4240; prmt.b32 $1, a, 0x64646464, 0x4341; "
+    "sub.f16x2 $0, $0, b; sub.f16x2 $1, $1, b; }"
+)
+
+
 @triton.jit
 def load_heads(
     stored,  # pointer to the KV head of slot 0
@@ -103,6 +117,87 @@ def load_heads(
         scale = tl.load(scales + slot * (NUM_KV_HEADS * NUM_SCALES)).to(tl.float32)
         x = x.to(tl.float32) * scale[:, None]
     return x.to(TYPE)
+
+
+@triton.jit
+def half_elements(half: tl.constexpr, KV_KIND: tl.constexpr, DIM_BLOCK: tl.constexpr):
+    """Return the elements of a head, [DIM_BLOCK / 2], that a half has: quantized, every other one."""
+    column = tl.arange(0, DIM_BLOCK // 2)
+    return half * (DIM_BLOCK // 2) + column if KV_KIND == "float" else 2 * column + half
+
+
+@triton.jit
+def load_halves(
+    stored,
+    scales,
+    slot,
+    TYPE: tl.constexpr,  # float16 with USE_PTX
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    KV_KIND: tl.constexpr,
+    STORED: tl.constexpr,
+    NUM_SCALES: tl.constexpr,
+    USE_PTX: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+):
+    """Return what `load_heads` returns as two halves, [N, DIM_BLOCK / 2] each, or [DIM_BLOCK / 2, N].
+
+    `half_elements` says which elements they have. With USE_PTX two bytes are one load of 16 bits: the matrix
+    unit takes values of two keys at a time, and there is an instruction that transposes numbers of 16 bits,
+    none for bytes.
+    """
+    N: tl.constexpr = slot.shape[0]
+    HALF: tl.constexpr = DIM_BLOCK // 2
+    AXIS: tl.constexpr = 0 if TRANSPOSED else 1  # of the elements
+    column = tl.expand_dims(tl.arange(0, HALF), 1 - AXIS)
+    place = tl.expand_dims(slot, AXIS)
+    if KV_KIND == "float":
+        head = stored + place * (NUM_KV_HEADS * HEAD_DIM) + column
+        if DIM_BLOCK == HEAD_DIM:
+            low = tl.load(head)
+            high = tl.load(head + HALF)
+        else:
+            low = tl.load(head, mask=column < HEAD_DIM, other=0.0)
+            high = tl.load(head + HALF, mask=column + HALF < HEAD_DIM, other=0.0)
+    elif not USE_PTX:
+        x = load_heads(
+            stored, scales, slot, TYPE, NUM_KV_HEADS, HEAD_DIM, DIM_BLOCK, KV_KIND, STORED, NUM_SCALES
+        )
+        low, high = tl.split(tl.reshape(x, [N, HALF, 2]))
+        if TRANSPOSED:
+            low = tl.trans(low)
+            high = tl.trans(high)
+    elif KV_KIND == "int4":
+        SIZE: tl.constexpr = min(_GROUP // 2, HALF)  # bytes of a group
+        GROUPS: tl.constexpr = HALF // SIZE
+        NUM_GROUPS: tl.constexpr = (HEAD_DIM + _GROUP - 1) // _GROUP
+        head = stored + place * (NUM_KV_HEADS * STORED) + column
+        in_head = column < STORED
+        packed = tl.load(head) if DIM_BLOCK == HEAD_DIM else tl.load(head, mask=in_head, other=0)
+        group = tl.expand_dims(tl.arange(0, GROUPS), 1 - AXIS)
+        at = scales + place * (NUM_KV_HEADS * NUM_SCALES) + group
+        scale = tl.load(at, mask=group < NUM_GROUPS, other=0.0)
+        least = tl.load(at + NUM_GROUPS, mask=group < NUM_GROUPS, other=0.0)
+        scale = tl.expand_dims(scale, AXIS + 1)
+        least = tl.expand_dims(least, AXIS + 1)
+        low, high = unpack(packed, tl.float16, False, True)
+        groups: tl.constexpr = [GROUPS, SIZE, N] if TRANSPOSED else [N, GROUPS, SIZE]
+        low = tl.reshape(tl.reshape(low - 1024, groups) * scale + least, packed.shape)
+        high = tl.reshape(tl.reshape(high - 1024, groups) * scale + least, packed.shape)
+    else:
+        head = stored.to(tl.pointer_type(tl.int16)) + place * (NUM_KV_HEADS * HEAD_DIM // 2) + column
+        in_head = column < HEAD_DIM // 2
+        packed = tl.load(head) if DIM_BLOCK == HEAD_DIM else tl.load(head, mask=in_head, other=0)
+        PTX: tl.constexpr = _FP8_PAIRS if KV_KIND == "fp8" else _INT8_PAIRS
+        low, high = tl.inline_asm_elementwise(
+            PTX, "=r,=r,r", [packed], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
+        if KV_KIND == "int8":
+            scale = tl.expand_dims(tl.load(scales + slot * (NUM_KV_HEADS * NUM_SCALES)), AXIS)
+            low *= scale
+            high *= scale
+    return low, high
 
 
 def write_heads(kv: KVLayer, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

@@ -9,7 +9,8 @@ import torch
 
 from engine.bench.probe import Probe
 from kernels.attention_batch import AttentionBatch, AttentionOptions
-from kernels.kv_layer import KVLayer
+from kernels.kv_layer import KVLayer, KVStorage
+from kernels.kv_values import write_heads
 from kernels.paged_attention import paged_attention
 
 
@@ -31,25 +32,32 @@ Rows = list[tuple[int, int]]  # (query_len, context_len) each
 
 
 class AttentionCase(NamedTuple):
-    """One step: rows of a model's shape over pages of some size."""
+    """One step: rows of a model's shape over pages of some size, of a `--kv-dtype`."""
 
     heads: Heads
     page_size: int
     rows: Rows
+    kv_dtype: str = "auto"
 
     def __str__(self) -> str:
         lengths = sorted({length for _, length in self.rows})
         context = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]}-{lengths[-1]}"
         queries = f"{self.rows[0][0]} of " if self.rows[0][0] > 1 else ""
-        return f"{self.heads.name}, {len(self.rows)} x {queries}{context}, page {self.page_size}"
+        kv_dtype = "" if self.kv_dtype == "auto" else f", {self.kv_dtype}"
+        return f"{self.heads.name}, {len(self.rows)} x {queries}{context}, page {self.page_size}{kv_dtype}"
 
-    def cost(self, itemsize: int) -> tuple[float, float]:
+    def storage(self, dtype: torch.dtype) -> KVStorage:
+        """Return how keys and values are stored for a model of a dtype."""
+        return KVStorage.of(self.kv_dtype, dtype, {self.heads.head_dim})
+
+    def cost(self, dtype: torch.dtype) -> tuple[float, float]:
         """Return (bytes, FLOPs): every key and value read once, every visible score computed once."""
         heads = self.heads
-        kv = sum(length for _, length in self.rows) * 2 * heads.num_kv_heads * heads.head_dim
+        values = sum(length for _, length in self.rows) * heads.num_kv_heads * heads.head_dim
+        kv = 2 * self.storage(dtype).num_bytes(values)
         q = sum(n for n, _ in self.rows) * 2 * heads.num_heads * heads.head_dim
         scores = sum(n * length - n * (n - 1) / 2 for n, length in self.rows)
-        return float((kv + q) * itemsize), 4 * scores * heads.num_heads * heads.head_dim
+        return float(kv + q * dtype.itemsize), 4 * scores * heads.num_heads * heads.head_dim
 
 
 # Pages of 1 and of 16 tokens show the cost of gathering token by token.
@@ -69,6 +77,11 @@ DECODE = [
     AttentionCase(LLAMA_1B, 16, [(1, 512)] * 16),
     AttentionCase(LLAMA_1B, 16, [(1, 512)] * 64),
     AttentionCase(LLAMA_1B, 16, [(1, 640)] * 256),
+    *(
+        AttentionCase(LLAMA_8B, 16, [(1, context)] * rows, kv_dtype)
+        for kv_dtype in ("fp8", "int8", "int4")
+        for rows, context in ((64, 512), (256, 640), (1, 8192), (16, 8192))
+    ),
 ]
 PREFILL = [
     AttentionCase(LLAMA_8B, 16, [(512, 512)]),
@@ -81,9 +94,10 @@ PREFILL = [
     AttentionCase(LLAMA_8B, 16, [(20, 8192)]),
     AttentionCase(LLAMA_1B, 16, [(2048, 2048)]),
     AttentionCase(LLAMA_1B, 16, [(8192, 8192)]),
+    *(AttentionCase(LLAMA_8B, 16, [(8192, 8192)], kv_dtype) for kv_dtype in ("fp8", "int8", "int4")),
 ]
-TINY_DECODE = [AttentionCase(TINY, 16, [(1, 20), (1, 5)])]
-TINY_PREFILL = [AttentionCase(TINY, 16, [(20, 33)])]
+TINY_DECODE = [AttentionCase(TINY, 16, [(1, 20), (1, 5)], kv_dtype) for kv_dtype in ("auto", "int8")]
+TINY_PREFILL = [AttentionCase(TINY, 16, [(20, 33)], kv_dtype) for kv_dtype in ("auto", "int4")]
 
 
 class AttentionInputs(NamedTuple):
@@ -97,9 +111,17 @@ class AttentionInputs(NamedTuple):
 
 def attention_inputs(probe: Probe, case: AttentionCase) -> AttentionInputs:
     """Return the inputs of a step, on scattered pages."""
-    heads, page_size, rows = case
+    heads, page_size, rows, _ = case
     pages = [-(-length // page_size) for _, length in rows]
-    shape = (sum(pages), page_size, heads.num_kv_heads, heads.head_dim)
+    storage, slots = case.storage(probe.dtype), sum(pages) * page_size
+    tensors = storage.allocate(
+        sum(pages),
+        page_size * heads.num_kv_heads * heads.head_dim,
+        lambda dtype, *shape: torch.zeros(shape, dtype=dtype, device=probe.device),
+    )
+    kv = storage.layer(tensors, page_size, heads.num_kv_heads, heads.head_dim)
+    new = (slots, heads.num_kv_heads, heads.head_dim)
+    write_heads(kv, torch.arange(slots, device=probe.device), probe.randn(*new), probe.randn(*new))
     permutation = torch.randperm(sum(pages), dtype=torch.int32, device=probe.device)
     table = torch.zeros(len(rows), max(pages), dtype=torch.int32, device=probe.device)
     for i, some in enumerate(permutation.split(pages)):
@@ -117,7 +139,7 @@ def attention_inputs(probe: Probe, case: AttentionCase) -> AttentionInputs:
     )
     options = AttentionOptions(heads.head_dim**-0.5)
     q = probe.randn(num_tokens, heads.num_heads, heads.head_dim)
-    return AttentionInputs(q, KVLayer(probe.randn(*shape), probe.randn(*shape)), batch, options)
+    return AttentionInputs(q, kv, batch, options)
 
 
 def attention_calls(

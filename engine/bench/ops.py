@@ -194,13 +194,13 @@ def rope(probe: Probe) -> Iterator[OpCase]:
 def decode(probe: Probe) -> Iterator[OpCase]:
     """Yield attention of rows with one query."""
     for case, call in attention_calls(probe, DECODE if probe.cuda else TINY_DECODE):
-        yield OpCase("decode_attention", str(case), call, *case.cost(probe.dtype.itemsize))
+        yield OpCase("decode_attention", str(case), call, *case.cost(probe.dtype))
 
 
 def prefill(probe: Probe) -> Iterator[OpCase]:
     """Yield attention of rows with several queries."""
     for case, call in attention_calls(probe, PREFILL if probe.cuda else TINY_PREFILL):
-        yield OpCase("prefill_attention", str(case), call, *case.cost(probe.dtype.itemsize))
+        yield OpCase("prefill_attention", str(case), call, *case.cost(probe.dtype))
 
 
 def sampling(probe: Probe) -> Iterator[OpCase]:

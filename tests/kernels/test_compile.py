@@ -132,7 +132,8 @@ def test_decode_attention_uses_the_matrix_unit(head_dim, dim_block, options):
     constants = attention_constants(
         head_dim,
         dim_block,
-        GROUP_BLOCK=16,
+        USE_PTX=False,
+        GROUP_BLOCK=8,
         MEMBERS=4,
         BLOCK_N=launch.block_n,
         **options,
@@ -157,10 +158,13 @@ def quantized(kind: str) -> tuple[dict[str, Any], dict[str, str]]:
 def test_attention_over_quantized_keys(kind):
     constants, types = quantized(kind)
     launch = launch_shape(128, 2)
-    decode = attention_constants(128, 128, GROUP_BLOCK=16, MEMBERS=4, BLOCK_N=launch.block_n, **constants)
+    decode = attention_constants(
+        128, 128, USE_PTX=True, GROUP_BLOCK=8, MEMBERS=4, BLOCK_N=launch.block_n, **constants
+    )
     ptx = compile_for_h100(_decode_kernel, decode, launch.num_warps, launch.num_stages, **types)
     assert "mma.sync" in ptx
     assert "cp.async" in ptx, "keys and values are loaded ahead"
+    assert "ld.shared.b8" not in ptx, "values are transposed two at a time"
     shape = tile_shape(128, 2)
     prefill = attention_constants(
         128, 128, COUNTED=False, BLOCK_M=shape.block_m, BLOCK_N=shape.block_n, **constants
