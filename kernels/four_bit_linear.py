@@ -9,7 +9,6 @@ Three ways by the number of tokens:
 - For more tokens than a few tiles, some rows of the weight at a time are written in 16 bits for cuBLAS.
 """
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -17,10 +16,10 @@ from torch import Tensor
 
 from kernels.dispatch import dispatch, tl, triton
 from kernels.four_bit_weight import TILE_INPUTS, TILE_ROWS, FourBitWeight, constants, dequantize, tile_sums
+from kernels.split_sums import MOST_TILES, arrivals, sum_of_splits
 
 _NUM_PROGRAMS = 256  # about two per multiprocessor
 _MANY_FEATURES = 20000  # from here on the tiles alone occupy all multiprocessors, with little split-K or none
-_MOST_TILES = 4096  # of a product whose inputs are divided
 _MANY_TOKENS = 257  # from here on writing the weight in 16 bits costs less than unpacking it for each tile
 # Of 16-bit weights that are written at a time; 16 to 64 MiB are up to 1.7 times slower.
 _CHUNK_BYTES = 128 << 20
@@ -82,11 +81,7 @@ def _four_bit_linear_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One program per tile of features and tokens, features first, and part of the inputs.
-
-    partial fp32 [num_splits, num_tiles, tile] takes the sums of parts, arrived int32 [num_tiles] counts them;
-    it is 0 before and after.
-    """
+    """One program per tile of features and tokens, features first, and part of the inputs."""
     feature = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     token = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     split = tl.program_id(2)
@@ -104,24 +99,7 @@ def _four_bit_linear_kernel(
         acc, x_row, is_token, values_ptr, scales_ptr, zeros_ptr, row, first, end, in_features, num_rows,
         GROUP_SIZE, HAS_ZEROS, IS_FLOAT, WEIGHT_LEFT, EVEN_K, USE_PTX,
     )  # fmt: skip
-    is_last = split == 0
-    if NUM_SPLITS > 1:
-        # The tile in any order, the same for stores and loads.
-        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        num_tiles = tl.num_programs(0) * tl.num_programs(1)
-        if WEIGHT_LEFT:
-            place = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
-        else:
-            place = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-        parts = partial_ptr + tile * BLOCK_M * BLOCK_N + place
-        tl.store(parts + split * num_tiles * BLOCK_M * BLOCK_N, acc)
-        tl.debug_barrier()  # all stores of this program become visible before its arrival
-        is_last = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu") == NUM_SPLITS - 1
-        if is_last:
-            tl.store(arrived_ptr + tile, 0)  # ready for the next product
-            acc = tl.load(parts, cache_modifier=".cg")
-            for other in tl.static_range(1, NUM_SPLITS):
-                acc += tl.load(parts + other * num_tiles * BLOCK_M * BLOCK_N, cache_modifier=".cg")
+    acc, is_last = sum_of_splits(acc, partial_ptr, arrived_ptr, NUM_SPLITS)
     if is_last:
         target = out_ptr + token.to(tl.int64)[:, None] * out_features + feature[None, :]
         stored = is_token[:, None] & (feature < out_features)[None, :]
@@ -135,12 +113,6 @@ def _four_bit_linear_kernel(
             if HAS_BIAS:
                 acc += bias[None, :]
             tl.store(target, acc.to(out_ptr.dtype.element_ty), mask=stored)
-
-
-@cache
-def _arrivals(device: torch.device) -> Tensor:
-    """Return the counters of arrived parts, int32 [_MOST_TILES]: 0 whenever no product runs."""
-    return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
 
 
 def four_bit_linear_triton(
@@ -157,7 +129,7 @@ def four_bit_linear_triton(
     shape = shape or launch_shape(num_tokens, out_features, x.element_size())
     grid = (triton.cdiv(out_features, shape.block_n), triton.cdiv(num_tokens, shape.block_m))
     num_tiles = triton.cdiv(in_features, TILE_INPUTS)
-    num_splits = shape.num_splits if grid[0] * grid[1] <= _MOST_TILES else 1
+    num_splits = shape.num_splits if grid[0] * grid[1] <= MOST_TILES else 1
     split_tiles = triton.cdiv(num_tiles, num_splits)
     num_splits = triton.cdiv(num_tiles, split_tiles)
     partial = out
@@ -172,7 +144,7 @@ def four_bit_linear_triton(
         bias if bias is not None else x,
         out,
         partial,
-        _arrivals(x.device),
+        arrivals(x.device),
         num_tokens,
         out_features,
         in_features,
