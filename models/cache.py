@@ -7,6 +7,7 @@ from pathlib import Path
 
 from models.catalog import cache_folder, catalog_source, is_hub_id
 from models.errors import ModelError
+from models.gguf.choices import choices
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,19 @@ def cached_models(cache_dir: Path | None = None) -> list[CachedModel]:
 
 
 def is_fetched(name: str, cache_dir: Path | None = None) -> bool:
-    """Return False for a model of the catalog or of the hub that is not in the cache."""
+    """Return False for a model of the catalog or of the hub that is not in the cache.
+
+    Of a hub repository with several GGUF models the one that is named must be there.
+    """
     source = catalog_source(name)
     if source is None and (Path(name).expanduser().exists() or not is_hub_id(name)):
         return True
-    return any(model.name == (source or name) for model in cached_models(cache_dir))
+    repository, _, choice = (source or name).partition(":")
+    for model in cached_models(cache_dir):
+        if model.name == repository:
+            there = choices(path.name for path in model.folder.rglob("*.gguf")) if choice else {}
+            return not choice or choice.lower() in map(str.lower, there)
+    return False
 
 
 def remove(name: str, cache_dir: Path | None = None) -> CachedModel | None:

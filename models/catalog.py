@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _HUB_CACHE_VARIABLES = {"HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"}
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?")
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
 _ALWAYS_KEYS = ("repetition_penalty", "max_new_tokens")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -64,7 +64,7 @@ def catalog_source(name: str) -> str | None:
 
 
 def is_hub_id(name: str) -> bool:
-    """Return True for a name of the form owner/name, as the hub's repositories have."""
+    """Return True for owner/name, the name of a hub repository, or owner/name:choice of a GGUF model."""
     return _HUB_ID.fullmatch(name) is not None and not name.endswith(".gguf")
 
 
@@ -134,8 +134,10 @@ def _hub_files(name: str, repository: str, cache_dir: Path | None, *, progress: 
     """Return the files of a repository of the hub, fetching what is missing."""
     if cache_dir is None and not _HUB_CACHE_VARIABLES & os.environ.keys():
         _home()  # the hub's library would make a folder called ~
-    folder = fetch_from_hub(repository, cache_dir and _expand(cache_dir), progress=progress)
-    return _folder_files(name, folder)
+    found = fetch_from_hub(repository, cache_dir and _expand(cache_dir), progress=progress)
+    if found.suffix == ".gguf":
+        return replace(_file_files(found, cache_dir), name=name)
+    return _folder_files(name, found)
 
 
 def _read_catalog() -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from server.terminal import USAGE, fail
 def main(arguments: list[str]) -> int:
     """Fetch the named model and print its folder; return the exit code. Raises SettingsError."""
     parser = argparse.ArgumentParser(prog="monoloop pull", description="Fetch a model without serving it.")
-    parser.add_argument("model", help="catalog name or hub id")
+    parser.add_argument("model", help="catalog name, hub id, or OWNER/NAME:Q4_K_M for one GGUF model")
     add_cache_flags(parser)
     given = parse_arguments(parser, arguments)
     cache_dir = find_cache_dir(given)

