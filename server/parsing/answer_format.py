@@ -165,7 +165,7 @@ class AnswerFormat(NamedTuple):
         if reasoning_class is not None:
             markers += reasoning_class.markers
             markers += chain(*reasoning_class.answer_markers.items())
-            is_open = await self._is_open(prompt, tokenizer, *reasoning_class.markers)
+            is_open = await self._is_open(prompt, tokenizer, *reasoning_class.ends(Marker()))
             span = reasoning_class.span(marker, is_open=is_open)
         if tools_class is not None:
             markers += tools_class.markers

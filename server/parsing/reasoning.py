@@ -20,6 +20,8 @@ class ReasoningParser(Parser):
     for the parser of calls.
     """
 
+    after_opener: ClassVar[str] = ""
+    """Text that belongs to the opening marker, after it."""
     answer_markers: ClassVar[Mapping[str, str]] = {}
     """Markers around an answer that follows reasoning, opening and closing ones, which are no part of it."""
     marks_every_answer: ClassVar[bool] = False
@@ -27,7 +29,7 @@ class ReasoningParser(Parser):
 
     def __init__(self, marker: Marker, *, is_open: bool) -> None:
         super().__init__()
-        self._open_marker, self._close_marker = map(marker, self.markers)
+        self._open_marker, self._close_marker = self.ends(marker)
         self._is_open = is_open
         self._blanks: list[str] = []
         self._answer_markers = {marker(start): marker(end) for start, end in self.answer_markers.items()}
@@ -35,22 +37,35 @@ class ReasoningParser(Parser):
         self._state = self._first
 
     @classmethod
+    def ends(cls, marker: Marker) -> tuple[str, str]:
+        """Return the texts that begin and end reasoning, as the engine delivers them."""
+        opener, closer = map(marker, cls.markers)
+        return opener + cls.after_opener, closer
+
+    @classmethod
     def span(cls, marker: Marker, *, is_open: bool) -> ReasoningSpan:
         """Return what the engine looks for: it counts reasoning tokens and ignores stop strings in them."""
-        opener, closer = map(marker, cls.markers)
+        opener, closer = cls.ends(marker)
         return ReasoningSpan(opener, closer, is_open)
 
     def _first(self) -> bool:
-        """Decide if the text begins with reasoning; models may repeat the marker that ends the prompt."""
+        """Decide if the text begins with reasoning; models may repeat the marker that ends the prompt.
+
+        A closing marker alone is reasoning without text.
+        """
         start = self._at
         is_there = self._skip_blanks()
         self._blanks.append(self._text[start : self._at])
         answer_markers = self._answer_markers if self.marks_every_answer and not self._is_open else ()
-        marker = self._accept_one((self._open_marker, *answer_markers)) if is_there else None
+        markers = (self._open_marker, self._close_marker, *answer_markers)
+        marker = self._accept_one(markers) if is_there else None
         if marker is None:
             return False
         if marker in self._answer_markers:
             self._begin_answer(marker)
+        elif marker == self._close_marker:
+            self._blanks.clear()
+            self._state = self._closing
         elif marker or self._is_open:
             self._blanks.clear()
             self._state = self._opening

@@ -20,6 +20,8 @@ PAIRS = {
     "<function_calls>": "</function_calls>",
     "```tool_code": "```",
 }
+# How templates of LFM2 list the tools; they show no call.
+TOOL_LISTS = ("<|tool_list_start|>", "List of tools: [")
 START = re.compile(r"[\s\[]*")
 NAME = re.compile(r"[A-Za-z0-9_.:/-]*")
 WORD = re.compile(r"\w*")
@@ -33,7 +35,7 @@ class PythonicParser(ToolParser):
     """Python's syntax."""
 
     name = "pythonic"
-    template_signs = tuple(PAIRS)
+    template_signs = (*PAIRS, *TOOL_LISTS)
     markers = (*PAIRS, *PAIRS.values())
 
     def __init__(self, tools: Tools, marker: Marker) -> None:

@@ -21,7 +21,7 @@ class QwenCoderParser(TaggedToolParser):
     """Tags of functions and parameters; newlines separate values from their tags."""
 
     name = "qwen3_coder"
-    template_signs = (TAGS.function,)
+    template_signs = (TAGS.parameter,)
     markers = ("<tool_call>", "</tool_call>")
     blocks = {"<tool_call>": "</tool_call>"}  # noqa: RUF012
     tags = TAGS

@@ -5,8 +5,9 @@ server/parsing/formats/hermes.py,
 server/parsing/formats/llama.py, server/parsing/formats/mistral.py, server/parsing/formats/pythonic.py,
 server/parsing/formats/cohere.py, server/parsing/formats/deepseek.py, server/parsing/formats/granite.py,
 server/parsing/quoted_json.py, server/parsing/formats/function_gemma.py, server/parsing/formats/gemma4.py,
-server/parsing/formats/internlm.py, server/parsing/formats/kimi.py, server/parsing/formats/minimax.py and
-server/parsing/formats/phi4_mini.py.
+server/parsing/formats/internlm.py, server/parsing/formats/kimi.py, server/parsing/formats/minimax.py,
+server/parsing/formats/minimax_m3.py, server/parsing/formats/functionary.py,
+server/parsing/formats/nemotron.py and server/parsing/formats/phi4_mini.py.
 """
 
 import json
@@ -115,6 +116,14 @@ WORDS: dict[str, list[str]] = {
         '<parameter name="', "</parameter>", '<invoke name="get_weather">',
         '<parameter name="days">', 'unit">', ">",
     ],
+    "minimax_m3": [
+        "]<]minimax[>[", "]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>",
+        ']<]minimax[>[<invoke name="now">', "]<]minimax[>[</invoke>", "]<]minimax[>[<a>", "]<]minimax[>[</a>",
+        "]<]minimax[>[<item>", "]<]minimax[>[</item>", ']<]minimax[>[<invoke name="get_weather">',
+        "]<]minimax[>[<places>", "]<]minimax[>[</places>", "]<]minimax[>[<days>", "</days>", "]<]min",
+    ],
+    "functionary_v31": ["<function=", "</function>", "<function=now>", "now>", "<function=now>{"],
+    "nemotron": ["<TOOLCALL>", "</TOOLCALL>", '{"name": "now", "arguments": ', '{"name": "now"}'],
     "deepseek_v32": [
         "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", '<｜DSML｜invoke name="now">',
         "</｜DSML｜invoke>",

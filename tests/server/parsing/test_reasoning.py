@@ -2,7 +2,9 @@
 
 Covers server/parsing/reasoning.py, server/parsing/formats/cohere_think.py,
 server/parsing/formats/granite_think.py, server/parsing/formats/mistral_think.py,
-server/parsing/formats/seed_think.py and server/parsing/formats/think_response.py.
+server/parsing/formats/seed_think.py, server/parsing/formats/think_response.py,
+server/parsing/formats/minimax_think.py, server/parsing/formats/gemma4_think.py and
+server/parsing/formats/apriel_think.py.
 """
 
 import pytest
@@ -69,6 +71,13 @@ def test_reasoning_comes_first_or_not_at_all(text: str, is_open: bool, reasoning
         ),
         ("cohere", " <|START_TEXT|>4 <|END_TEXT|>", False, "", "4"),
         ("cohere", "<|START_ACTION|>4", False, "", "<|START_ACTION|>4"),
+        ("minimax_m3", "<mm:think>Hm.</mm:think>4", False, "Hm.", "4"),
+        ("minimax_m3", "</mm:think>4", False, "", "4"),
+        ("gemma4", "<|channel>thought\nHm.\n<channel|>4", False, "Hm.", "4"),
+        ("gemma4", "<|channel>thought\n<channel|>4", False, "", "4"),
+        ("gemma4", "<|channel>final\n4", False, "", "<|channel>final\n4"),
+        ("apriel", "Hm.\n[BEGIN FINAL RESPONSE]\n4", True, "Hm.", "4"),
+        ("apriel", "Here are my reasoning steps:\nHm.\n[BEGIN FINAL RESPONSE]\n4", False, "Hm.", "4"),
         ("granite", "Here is my thought process: Hm.\n\nHere is my response: 4", False, "Hm.", "4"),
         ("granite", "Here is my answer: 4", False, "", "Here is my answer: 4"),
         ("think_response", "<think>Hm.</think>\n<response>\n4 < 5\n</response>\n", False, "Hm.", "4 < 5\n"),

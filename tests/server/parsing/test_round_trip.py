@@ -104,6 +104,28 @@ def gemma(start: str, end: str, quote: str) -> Callable[[list[Call]], str]:
     )
 
 
+NAMESPACE = "]<]minimax[>["
+
+
+def elements(name: str, value: Any) -> str:
+    """Return a value as MiniMax M3 writes it."""
+    text = plain(value)
+    if isinstance(value, list):
+        text = "".join(elements("item", item) for item in value)
+    elif isinstance(value, dict):
+        text = "".join(elements(key, item) for key, item in value.items())
+    return f"{NAMESPACE}<{name}>{text}{NAMESPACE}</{name}>"
+
+
+def strings(value: Any) -> bool:
+    """Return True if all values inside a list or an object are strings: text has no other types there."""
+    inner = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+    return all(
+        isinstance(item, str) or (isinstance(item, list | dict) and bool(item) and strings(item))
+        for item in inner
+    )
+
+
 WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "hermes": lambda calls: "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in objects()(calls)),
     "llama3_json": lambda calls: "; ".join(objects("name", "parameters")(calls)),
@@ -154,6 +176,16 @@ WRITERS: dict[str, Callable[[list[Call]], str]] = {
         '<｜DSML｜parameter name="{}" string="{type}">{}</｜DSML｜parameter>\n',
         "</｜DSML｜invoke>",
     ),
+    "minimax_m3": lambda calls: "".join(
+        f'{NAMESPACE}<invoke name="{name}">'
+        + "".join(elements(key, value) for key, value in passed.items())
+        + f"{NAMESPACE}</invoke>\n"
+        for name, passed in calls
+    ),
+    "functionary_v31": lambda calls: "".join(
+        f"<function={name}>{dumps(passed)}</function>" for name, passed in calls
+    ),
+    "nemotron": lambda calls: f"<TOOLCALL>[{', '.join(objects()(calls))}]</TOOLCALL>",
     "function_gemma": gemma("<start_function_call>", "<end_function_call>", "<escape>"),
     "gemma4": gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
 }
@@ -173,11 +205,16 @@ def tools_of(calls: list[Call]) -> Tools:
 
 def is_ambiguous(name: str, calls: list[Call]) -> bool:
     """Return True if text has no way to say which type of value it is, or is not written as it is."""
-    if name not in ("glm45", "qwen3_coder", "seed_oss", "minimax_m2"):
+    if name == "minimax_m3" and not all(strings(value) for _, passed in calls for value in passed.values()):
+        return True
+    if name not in ("glm45", "qwen3_coder", "seed_oss", "minimax_m2", "minimax_m3"):
         return False
+    mixed = set() if name == "minimax_m3" else {"string"}  # types that may have the same text
     properties = [schema["properties"].values() for schema in tools_of(calls).parameters.values()]
     return any(
-        "string" in schema["type"] and len(schema["type"]) > 1 for schemas in properties for schema in schemas
+        mixed <= set(schema["type"]) and len(schema["type"]) > 1
+        for schemas in properties
+        for schema in schemas
     )
 
 

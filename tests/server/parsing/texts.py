@@ -31,6 +31,11 @@ class Text(NamedTuple):
     calls: Calls
 
 
+def m3(tags: str) -> str:
+    """Return tags, which `|` separates, as MiniMax M3 writes them."""
+    return "".join(f"]<]minimax[>[{tag}" for tag in tags.split("|"))
+
+
 PARIS: tuple[str, Any] = ("get_weather", {"city": "Paris", "days": 2})
 TEXTS = [
     Text(
@@ -198,6 +203,47 @@ TEXTS = [
         [PARIS, ("now", {})],
     ),
     Text("minimax_m2", "<minimax:tool_call><invoke name=now>", "<minimax:tool_call><invoke name=now>", []),
+    Text(
+        "minimax_m3",
+        "I look.\n"
+        + m3('<tool_call>\n|<invoke name="get_weather">|<city>Paris|</city>|<days>2|</days>|</invoke>\n')
+        + m3('<invoke name="now">|</invoke>\n|</tool_call>'),
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+    Text(
+        "minimax_m3",
+        m3('<invoke name="get_weather">|<places>|<item>|<a>x < y|</a>|<a b>|</a b>\n|</item>|<item>z|</item>')
+        + m3("</places>|<other>|<item>1|</item>|<key>2|</key>|</other>|</invoke>"),
+        "",
+        [("get_weather", {"places": [{"a": "x < y", "a b": ""}, "z"], "other": {"item": "1", "key": "2"}})],
+    ),
+    Text(
+        "minimax_m3",
+        m3('<invoke name="get_weather">|<places>|</places>stray|</city>| |<city>|</city>|</tool_call>Done.'),
+        "Done.",
+        [("get_weather", {"places": [], "city": ""})],
+    ),
+    Text("minimax_m3", "]<]minimax[>[<tool_call>now", "]<]minimax[>[<tool_call>now", []),
+    Text(
+        "functionary_v31",
+        'I look.\n<function=get_weather>{"city": "Paris", "days": 2}</function><function=now></function>',
+        "I look.",
+        [PARIS, ("now", {})],
+    ),
+    Text(
+        "functionary_v31",
+        "<function=now {}, <function> and <function=now>{",
+        "<function=now {}, <function> and",
+        [("now", {})],
+    ),
+    Text(
+        "nemotron",
+        '<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}, {"name": "now"}]'
+        "</TOOLCALL>",
+        "",
+        [PARIS, ("now", {})],
+    ),
     Text(
         "deepseek_v32",
         'So.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
