@@ -17,12 +17,14 @@ from typing import Literal, NamedTuple
 import torch
 
 from kernels.act_mul import activate, gelu_mul_torch, gelu_tanh_mul_torch, silu_mul_torch
+from kernels.block_linear import BLOCK, wide_block_linear
 from kernels.dispatch import dispatch, tl, triton
 from kernels.expert_routing import ExpertGroups, pairs_of_tile
 from kernels.fp8_values import loadable, widened
 from kernels.int8_linear import int8_linear_torch
 from kernels.linear import unpacked_linear
 
+_BLOCK = tl.constexpr(BLOCK)
 _ACTIVATIONS = {"silu": silu_mul_torch, "gelu": gelu_mul_torch, "gelu_tanh": gelu_tanh_mul_torch}
 
 
@@ -85,10 +87,12 @@ def _grouped_linear_kernel(
     out_features,
     in_features,
     x_stride,
+    num_blocks,
     alpha,
     limit,
     SORTED: tl.constexpr,
     HAS_SCALE: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     EVEN_K: tl.constexpr,
@@ -98,7 +102,8 @@ def _grouped_linear_kernel(
 ):
     """One program per block of features and tile of pairs, features first: neighbours share rows of x.
 
-    `out_features` counts the results: with an activation an expert's weight has twice as many rows.
+    `out_features` counts the results: with an activation an expert's weight has twice as many rows. With
+    SCALE_ROWS above 0 that many rows share `num_blocks` scales, one for 128 inputs each.
     """
     expert, pair, there, count = pairs_of_tile(
         ids_ptr, order_ptr, tiles_ptr, max_tiles, tl.program_id(1), SORTED, BLOCK_M
@@ -114,6 +119,9 @@ def _grouped_linear_kernel(
     k = tl.arange(0, BLOCK_K)
     weight = weight_ptr + (first_row + weight_row)[:, None] * in_features + k[None, :]
     up_weight = weight_ptr + (first_row + out_features + weight_row)[:, None] * in_features + k[None, :]
+    if SCALE_ROWS:
+        scale = scale_ptr + (first_row + weight_row) // SCALE_ROWS * num_blocks
+        up_scale = scale_ptr + (first_row + out_features + weight_row) // SCALE_ROWS * num_blocks
     x_row = x_ptr + (pair // pairs_per_row).to(tl.int64)[:, None] * x_stride + k[None, :]
     is_pair = there[:, None]
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -130,9 +138,17 @@ def _grouped_linear_kernel(
             x = tl.load(x_row + start, mask=is_pair & inside, other=0.0)
             if GATED:
                 up_w = tl.load(up_weight + start, mask=inside, other=0.0)
-        acc = tl.dot(x, tl.trans(widened(w, x.dtype)), acc, input_precision="ieee")
-        if GATED:
-            up_acc = tl.dot(x, tl.trans(widened(up_w, x.dtype)), up_acc, input_precision="ieee")
+        if SCALE_ROWS:
+            block = start // _BLOCK
+            sums = tl.dot(x, tl.trans(widened(w, x.dtype)), input_precision="ieee")
+            acc += sums * tl.load(scale + block)[None, :]
+            if GATED:
+                sums = tl.dot(x, tl.trans(widened(up_w, x.dtype)), input_precision="ieee")
+                up_acc += sums * tl.load(up_scale + block)[None, :]
+        else:
+            acc = tl.dot(x, tl.trans(widened(w, x.dtype)), acc, input_precision="ieee")
+            if GATED:
+                up_acc = tl.dot(x, tl.trans(widened(up_w, x.dtype)), up_acc, input_precision="ieee")
     if HAS_SCALE:
         acc *= tl.load(scale_ptr + first_row + weight_row)[None, :]
         if GATED:
@@ -164,6 +180,9 @@ def grouped_linear_triton(
     out = x.new_empty(num_pairs, out_features)
     if num_pairs == 0:
         return out
+    scale_rows = num_blocks = 0
+    if scale is not None and scale.ndim == 3:
+        scale_rows, num_blocks = weight.shape[1] // scale.shape[1], scale.shape[2]
     block_m = max(16, groups.tile_rows)
     shape = shape or tile_shape(block_m, x.element_size(), activation is not None)
     _grouped_linear_kernel[(triton.cdiv(out_features, shape.block_n), groups.max_tiles)](
@@ -178,10 +197,12 @@ def grouped_linear_triton(
         out_features,
         in_features,
         x.stride(0),
+        num_blocks,
         activation.alpha if activation is not None else 0.0,
         activation.limit if activation is not None else 0.0,
         SORTED=groups.order is not None,
-        HAS_SCALE=scale is not None,
+        HAS_SCALE=scale is not None and not scale_rows,
+        SCALE_ROWS=scale_rows,
         HAS_BIAS=bias is not None,
         ACTIVATION=activation.kind if activation is not None else "",
         EVEN_K=in_features % shape.block_k == 0,
@@ -206,8 +227,9 @@ def grouped_linear_torch(
     """Return for each pair its row of x times its expert's weight, [num_pairs, out_features] in x's dtype.
 
     x [num_tokens or num_pairs, in_features]; weight [num_experts, n, in_features] in x's dtype, or int8 or
-    fp8 with `scale` fp32 [num_experts, n]; bias [num_experts, n] or None. With an activation the two halves
-    of n become one: out_features = n / 2. Sums are fp32.
+    fp8 with `scale` fp32 [num_experts, n], or [num_experts, n / r, ceil(in_features / 128)] of r rows and 128
+    inputs each; bias [num_experts, n] or None. With an activation the two halves of n become one:
+    out_features = n / 2. Sums are fp32.
     """
     num_pairs = groups.expert_ids.numel()
     pairs_per_row = num_pairs // max(1, x.shape[0])
@@ -216,7 +238,9 @@ def grouped_linear_torch(
     for expert, pairs in tiles_of(groups):
         rows = x[pairs // pairs_per_row]
         added = None if bias is None else bias[expert]
-        if scale is None:
+        if scale is not None and scale.ndim == 3:
+            product = wide_block_linear(rows.float(), weight[expert], scale[expert], added).to(x.dtype)
+        elif scale is None:
             product = unpacked_linear(rows, weight[expert], added)
         else:
             product = int8_linear_torch(rows, weight[expert], scale[expert], added)

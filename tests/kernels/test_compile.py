@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from kernels.act_mul import _act_mul_kernel
+from kernels.block_linear import _block_linear_kernel
+from kernels.block_linear import launch_shape as block_launch
 from kernels.decode_attention import _decode_kernel, launch_shape
 from kernels.dispatch import HAS_TRITON
 from kernels.expert_routing import _group_kernel, _route_kernel
@@ -212,6 +214,44 @@ def scaled_linear_ptx(launch, dtype, weight_dtype, sums):
     return ptx
 
 
+@pytest.mark.parametrize("num_tokens", [1, 16, 64, 256])
+@pytest.mark.parametrize("scale_rows", [128, 8])
+def test_block_linear_uses_the_matrix_unit(num_tokens, scale_rows):
+    launch = block_launch(num_tokens, 6144, 4096)
+    constants = {
+        "SCALE_ROWS": scale_rows,
+        "X_KIND": "floats" if launch.quantizes else "values",
+        "HAS_BIAS": True,
+        "EVEN_K": True,
+        "NUM_SPLITS": launch.num_splits,
+        "BLOCK_M": launch.block_m,
+        "BLOCK_N": launch.block_n,
+    }
+    types = {"weight_ptr": "fp8e4nv", "x_scale_ptr": "fp32", "scale_ptr": "fp32"}
+    if not launch.quantizes:
+        types["x_ptr"] = "fp8e4nv"
+    ptx = compile_for_h100(_block_linear_kernel, constants, launch.num_warps, launch.num_stages, **types)
+    assert re.search(r"wgmma\.mma_async\S*\.e4m3.e4m3", ptx)
+    assert "cp.async" in ptx, "weights are loaded ahead"
+
+
+@pytest.mark.parametrize("num_tokens", [1, 256])
+def test_block_linear_of_bits_of_fp8(num_tokens):
+    launch = block_launch(num_tokens, 6144, 4096)
+    constants = {
+        "SCALE_ROWS": 128,
+        "X_KIND": "wide",
+        "HAS_BIAS": False,
+        "EVEN_K": False,
+        "NUM_SPLITS": launch.num_splits,
+        "BLOCK_M": launch.block_m,
+        "BLOCK_N": launch.block_n,
+    }
+    types = {"weight_ptr": "u8", "x_scale_ptr": "fp32", "scale_ptr": "fp32"}
+    ptx = compile_for_h100(_block_linear_kernel, constants, launch.num_warps, launch.num_stages, **types)
+    assert re.search(r"wgmma\.mma_async\S*\.bf16.bf16", ptx)
+
+
 FOUR_BITS = {"GROUP_SIZE": 128, "HAS_ZEROS": False, "IS_FLOAT": False, "USE_PTX": True}
 FOUR_BIT_TYPES = {"values_ptr": "u8", "zeros_ptr": "u8", "scales_ptr": "fp16", "partial_ptr": "fp32"}
 
@@ -278,11 +318,13 @@ def test_four_bit_weights_are_dequantized():
 
 @pytest.mark.parametrize(("block_m", "instruction"), [(16, "mma.sync"), (64, "wgmma"), (128, "wgmma")])
 @pytest.mark.parametrize("activation", ["", "silu", "swiglu_clamped"])
-def test_grouped_linear_uses_the_matrix_unit(block_m, instruction, activation):
+@pytest.mark.parametrize("blocks", [False, True])
+def test_grouped_linear_uses_the_matrix_unit(block_m, instruction, activation, blocks):
     tile = grouped_tile(block_m, 2, gated=bool(activation))
     constants = {
         "SORTED": True,
         "HAS_SCALE": False,
+        "SCALE_ROWS": 128 if blocks else 0,
         "HAS_BIAS": True,
         "ACTIVATION": activation,
         "EVEN_K": True,
@@ -291,7 +333,12 @@ def test_grouped_linear_uses_the_matrix_unit(block_m, instruction, activation):
         "BLOCK_K": tile.block_k,
     }
     ptx = compile_for_h100(
-        _grouped_linear_kernel, constants, tile.num_warps, tile.num_stages, scale_ptr="fp32"
+        _grouped_linear_kernel,
+        constants,
+        tile.num_warps,
+        tile.num_stages,
+        scale_ptr="fp32",
+        weight_ptr="fp8e4nv" if blocks else "bf16",
     )
     assert instruction in ptx
     assert "cp.async" in ptx, "weights are loaded ahead"

@@ -181,6 +181,29 @@ def test_weights_of_eight_bits_are_scaled(target, kind, num_tokens):
     assert_close(found, torch.stack(rows), torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("activation", [None, GatedActivation("silu")], ids=lambda a: a and a.kind)
+@pytest.mark.parametrize("num_tokens", [1, 20])
+def test_weights_of_fp8_have_scales_of_blocks(target, kind, dtype, activation, num_tokens):
+    num_experts, features, size, rows = 3, 24, 300, 6
+    x = torch.randn(num_tokens, size).to(dtype)
+    weight = narrow_weight(num_experts, features, size, kind="fp8")
+    scale = torch.rand(num_experts, features // rows, -(-size // 128)) * 1e-3
+    ids = torch.stack([torch.randperm(num_experts)[:2] for _ in range(num_tokens)]).int()
+    groups = group_by_expert(*target.to(ids), num_experts)
+    found = grouped_linear(
+        *target.to(x, weight), groups, scale=scale.to(target.device), activation=activation
+    )
+    of_values = scale.double().repeat_interleave(rows, 1).repeat_interleave(128, 2)[..., :size]
+    exact = weight.double() * of_values
+    expected = [
+        activated(exact[expert] @ x[token].double(), activation)
+        for token, experts in enumerate(ids.tolist())
+        for expert in experts
+    ]
+    assert_close(found, torch.stack(expected), dtype, size)
+
+
 def test_a_pair_alone_and_among_others_has_one_result(target):
     """The tile of one pair, and a tile of an expert's pairs, add in the same order."""
     x, weight = torch.randn(30, 64).half(), torch.randn(2, 32, 64).half() / 8
