@@ -4,10 +4,12 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import wrap
 
 from models.features import Supported, supported
 from tests.models.families import FAMILIES
 
+_LINE = 120  # characters
 PAGE = Path(__file__).with_name("models.md")
 
 
@@ -26,7 +28,7 @@ def formats(found: Supported) -> Iterator[str]:
     """Yield the lines of the list of weight formats."""
     stored = ", ".join(("16 and 32 bits", *(f"`{name}`" for name in found.stored_formats)))
     yield "- safetensors, in one or several files:"
-    yield f"  {stored}"
+    yield from wrap(stored, _LINE, initial_indent="  ", subsequent_indent="  ")
     yield "- GGUF, in one or several parts, dequantized while loading:"
     yield f"  {', '.join(found.gguf_types)}"
     yield "- conversions while loading (`--quantization`):"

@@ -89,7 +89,13 @@ def test_every_family_is_registered() -> None:
 def test_every_weight_format_is_registered() -> None:
     registered = {*formats.CONVERSIONS.values(), *formats.STORED.values(), *SCHEMES.values()}
     assert names(registered) == modules(
-        "models/formats", "base", "scaled_rows", "stored_int", "stored_parts", "stored_scaled_rows"
+        "models/formats",
+        "base",
+        "fp8_blocks",
+        "scaled_rows",
+        "stored_int",
+        "stored_parts",
+        "stored_scaled_rows",
     )
     for registry in (formats.CONVERSIONS, formats.STORED):
         assert len(names([*registry.values()])) == len(registry), "a weight format is one file"

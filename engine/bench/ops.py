@@ -23,6 +23,7 @@ from engine.bench.probe import Ceilings, Probe
 from engine.config import EngineConfig
 from engine.device.devices import choose_device
 from kernels.act_mul import gelu_mul, gelu_tanh_mul, silu_mul
+from kernels.block_linear import block_linear
 from kernels.expert_routing import RouterOptions, group_by_expert
 from kernels.grouped_linear import GatedActivation, grouped_linear
 from kernels.grouped_linear_sum import grouped_linear_sum
@@ -144,6 +145,13 @@ def products(probe: Probe) -> Iterator[OpCase]:
                 yield OpCase("scaled_linear", shape, call, num_bytes, flops / 2)
                 quantize, num_bytes = partial(quantize_rows, x, dtype), tokens * k * (item + 1)
                 yield OpCase("quantize_rows", f"{tokens} x {k}, {name}", quantize, num_bytes)
+                if name == "fp8":
+                    blocks = torch.rand(n // 32, -(-k // 128), device=probe.device)
+                    call, num_bytes = (
+                        partial(block_linear, x, weight, blocks),
+                        n * k + tokens * (n + k) * item,
+                    )
+                    yield OpCase("block_linear", f"{tokens} x {k} x {n}", call, num_bytes, flops / 2)
 
 
 def experts(probe: Probe) -> Iterator[OpCase]:
@@ -265,7 +273,7 @@ SOURCES: dict[tuple[str, ...], Callable[[Probe], Iterator[OpCase]]] = {
         "gelu_mul",
         "gelu_tanh_mul",
     ): elementwise,
-    ("int8_linear", "quantized_linear", "scaled_linear", "quantize_rows"): products,
+    ("int8_linear", "quantized_linear", "scaled_linear", "quantize_rows", "block_linear"): products,
     ("route", "group_by_expert", "grouped_linear", "grouped_linear_sum"): experts,
     ("rope_kv_write",): rope,
     ("decode_attention",): decode,

@@ -16,6 +16,7 @@ STORED = {
     "awq": "models.formats.awq:stored",
     "compressed-tensors": "models.formats.compressed_tensors:stored",
     "fbgemm_fp8": "models.formats.fbgemm_fp8:stored",
+    "fp8": "models.formats.fp8:stored",
     "gptq": "models.formats.gptq:stored",
     "modelopt": "models.formats.modelopt:stored",
     "mxfp4": "models.formats.mxfp4:stored",

@@ -32,12 +32,16 @@ class ScaledRows(UnquantizedWeights):
     def _product(self, x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         """Return `(x @ values.T) * scale + bias`, [num_tokens, out_features] in x's dtype."""
 
+    def _scale_shape(self) -> tuple[int, ...]:
+        """Return the shape of the scales of all rows."""
+        return (self.out_features,)
+
     def _allocate(self) -> tuple[Tensor, Tensor]:
         """Return the values and the scales of all rows, which the first call makes."""
         if self._values is None or self._scale is None:
             size = (self.out_features, self.in_features)
             self._values = torch.empty(size, dtype=self.values_dtype, device=self._device)
-            self._scale = torch.empty(self.out_features, dtype=torch.float32, device=self._device)
+            self._scale = torch.empty(self._scale_shape(), dtype=torch.float32, device=self._device)
         return self._values, self._scale
 
     def _fill_rows(self, first: int, rows: Tensor) -> None:

@@ -24,16 +24,17 @@ class Storage:
     """How a tool stores a weight of eight bits, and what a product does with its inputs.
 
     `dtype` is that of the weight. `inputs` are quantized to it with a scale of each token ("token"), with the
-    stored `input_scale` ("static"), or not at all. `unread` are tensors of one value that are not used, and
+    stored input scale ("static"), or not at all. `unread` are tensors of one value that are not used, and
     `fallback` is what products do in another way than the tool, for the log.
     """
 
     dtype: torch.dtype
-    scale_of: Literal["feature", "tensor"]
+    scale_of: Literal["feature", "tensor", "block"]
     inputs: Literal["token", "static", "unquantized"]
     unread: tuple[str, ...] = ()
     fallback: str | None = None
     scale_name: str = "weight_scale"
+    input_scale_name: str = "input_scale"
 
 
 class StoredScaledRows(ScaledRows):
@@ -64,13 +65,13 @@ class StoredScaledRows(ScaledRows):
 
     def parameters(self) -> dict[str, tuple[int, ...]]:
         storage = self._storage
-        single = (*["input_scale"] * (storage.inputs == "static"), *storage.unread)
+        single = (*[storage.input_scale_name] * (storage.inputs == "static"), *storage.unread)
         found: dict[str, tuple[int, ...]] = {}
         for name, shape in super().parameters().items():
             found[name] = shape
             stem = name.removesuffix("weight")
             if stem != name:
-                found[f"{stem}{storage.scale_name}"] = shape[:1] if storage.scale_of == "feature" else (1,)
+                found[f"{stem}{storage.scale_name}"] = self._stored_scale_shape(shape)
                 found |= {f"{stem}{kind}": (1,) for kind in single}
         return found
 
@@ -84,17 +85,24 @@ class StoredScaledRows(ScaledRows):
             values, _ = self._allocate()
             values[mine].copy_(tensor[rows, self._columns])
         elif kind == storage.scale_name:
-            found = tensor[rows] if storage.scale_of == "feature" else tensor
-            _, scale = self._allocate()
-            scale[mine].copy_(self._checked(parameter, found))
+            self._fill_scale(rows, mine, self._checked(parameter, tensor))
         elif kind in storage.unread:
             return
-        elif kind == "input_scale":
+        elif kind == storage.input_scale_name:
             if not self.num_experts:
                 scale = self._checked(parameter, tensor).to(self._device)
                 self._input_scale = scale if self._input_scale is None else self._input_scale.maximum(scale)
         else:
             super().fill(parameter, tensor)
+
+    def _stored_scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the stored scale of a weight [out_features, in_features]."""
+        return shape[:1] if self._storage.scale_of == "feature" else (1,)
+
+    def _fill_scale(self, rows: slice, target: slice, stored: Tensor) -> None:
+        """Keep the scales of a weight's rows as those of the rows `target` of all outputs."""
+        _, scale = self._allocate()
+        scale[target].copy_(stored[rows] if self._storage.scale_of == "feature" else stored)
 
     def _product(self, x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         if self._storage.inputs == "unquantized":
