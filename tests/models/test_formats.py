@@ -5,11 +5,13 @@ Covers models/formats/scaled_rows.py, models/formats/int8.py and models/formats/
 
 import json
 import re
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from pkgutil import resolve_name
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -357,3 +359,16 @@ def test_a_gpu_without_fp8_keeps_activations(monkeypatch, caplog):
     weights, rounded = fp8_linear(weight, bias)
     torch.testing.assert_close(weights.matmul(x), x @ rounded.t() + bias)
     assert "cpu has no products of fp8: weights are fp8, activations stay torch.float32" in caplog.text
+
+
+def test_the_format_of_the_docs_works_as_its_test_says(tmp_path, monkeypatch):
+    """The two files of docs/add-a-format.md, as they are there."""
+    page = (Path(__file__).parents[2] / "docs" / "add-a-format.md").read_text(encoding="utf-8")
+    _, source, test = re.findall(r"```python\n(.*?)```", page.partition("## Step by step")[2], re.DOTALL)
+    module = ModuleType("models.formats.rowpair")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(source, module.__dict__)
+    monkeypatch.setitem(STORED, "rowpair", "models.formats.rowpair:stored")
+    written: dict = {}
+    exec(test, written)
+    written["test_logits_are_those_of_the_dequantized_model"](tmp_path)
