@@ -27,6 +27,18 @@ PROBE_CHAT: list[dict[str, Any]] = [
     {"role": "assistant", "content": "Hi"},
     {"role": "user", "content": "How are you?"},
 ]
+PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look.",
+        "parameters": {
+            "type": "object",
+            "properties": {"at": {"type": "string", "description": "What."}},
+            "required": ["at"],
+        },
+    },
+}
 PROBE_SECONDS = 5.0
 PROBE_CHARS = 2**20
 # Marks the end of a message that is to be continued. Its last space shows if the template strips messages.
@@ -46,6 +58,7 @@ class ChatTemplate:
         self._special_tokens = special_tokens or {}
         self._sandbox = TemplateSandbox()
         self._template = self._sandbox.template(source)
+        self._no_tools: list[Any] | None = None  # what the template gets for a conversation without tools
 
     def render(
         self,
@@ -69,18 +82,40 @@ class ChatTemplate:
         if not all(isinstance(document, dict) for document in variables.get("documents") or ()):
             raise ConversationError("documents must be a list of objects")
         chat = [_readable(message) for message in messages]
-        given = {"tools": None, "documents": None, **self._special_tokens, **variables}
+        given = {"tools": self._no_tools, "documents": None, **self._special_tokens, **variables}
         given |= {"messages": chat, "add_generation_prompt": add_generation_prompt}
         final_text = self._tag(chat) if continue_final_message else None
         text = self._sandbox.render(self._template, given, rendering, max_chars)
         return text if final_text is None else _cut_at_tag(text, final_text)
 
     def probe(self) -> None:
-        """Render a conversation of two turns. Raises what the template raises, but for its own refusals."""
+        """Render a conversation of two turns. Raises what the template raises, but for its own refusals.
+
+        A template that fails without tools gets an empty list of them from now on, if it can render that.
+        """
+        try:
+            self._render_probe()
+        except Exception as error:  # a template is a program: it may raise any exception for its input
+            self._no_tools = []
+            try:
+                self._render_probe()
+            except Exception:
+                self._no_tools = None
+                raise error from None
+
+    def needs_tools(self) -> bool:
+        """Return True if the template, which fails without tools, renders a conversation with one."""
+        try:
+            self._render_probe([PROBE_TOOL])
+        except Exception:  # see probe()
+            return False
+        return True
+
+    def _render_probe(self, tools: list[Any] | None = None) -> None:
         with suppress(TemplateRefusal):
             self.render(
                 PROBE_CHAT,
-                {},
+                {} if tools is None else {"tools": tools},
                 Rendering(PROBE_SECONDS),
                 add_generation_prompt=True,
                 continue_final_message=False,

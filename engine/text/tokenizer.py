@@ -92,19 +92,24 @@ class Tokenizer:
     def _find_template_fault(self) -> str | None:
         """Render a probe; return what is wrong with the model's chat template, or None, and log it.
 
-        Raises ValueError, naming the setting, for a template that replaces it.
+        A template that only renders conversations with tools is right for those. Raises ValueError, naming
+        the setting, for a template that replaces the model's.
         """
+        template = None
         try:
             if self.chat_template is not None:
-                self._compiled_template.probe()
+                template = self._compiled_template
+                template.probe()
         except Exception as error:  # also what Python raises when it compiles the generated code
-            if self._is_given_template:
+            needs_tools = template is not None and template.needs_tools()
+            if self._is_given_template and not needs_tools:
                 raise ValueError(
                     f"chat_template: it has a fault{place_of(error)}: {_first_line(error)}"
                 ) from error
             fault = self._describe(error)
-            logger.warning("%s Requests to chat will fail; --chat-template replaces it.", fault)
-            return fault
+            chats = "chat without tools" if needs_tools else "chat"
+            logger.warning("%s Requests to %s will fail; --chat-template replaces it.", fault, chats)
+            return None if needs_tools else fault
         return None
 
     def _describe(self, error: Exception) -> str:

@@ -153,6 +153,29 @@ def test_a_given_template_with_a_fault_ends_the_start(make_tokenizer, template):
         make_tokenizer(None, chat_template=template)
 
 
+LISTS_TOOLS = "{% for tool in tools %}{{ tool.function.name }} {% endfor %}{{ messages[0].content }}"
+NEEDS_TOOLS = "{{ tools[0].function.name + ' ' }}{{ messages[0].content }}"
+
+
+def test_a_template_that_needs_a_list_of_tools_gets_an_empty_one(make_tokenizer, caplog):
+    tokenizer = make_tokenizer(LISTS_TOOLS)
+    assert not caplog.records
+    assert tokenizer.decode(encode_chat(tokenizer, user("hi"))) == "hi"
+    tools = {"tools": [{"function": {"name": "look"}}]}
+    assert tokenizer.decode(encode_chat(tokenizer, user("hi"), template_kwargs=tools)) == "look hi"
+
+
+def test_a_template_that_needs_a_tool_fails_without_one_only(make_tokenizer, caplog):
+    for given in ({}, {"chat_template": NEEDS_TOOLS}):
+        tokenizer = make_tokenizer(None if given else NEEDS_TOOLS, **given)
+        assert "Requests to chat without tools will fail" in caplog.text
+        with pytest.raises(TemplateFault, match="has a fault"):
+            encode_chat(tokenizer, user("hi"))
+        tools = {"tools": [{"function": {"name": "look"}}]}
+        assert tokenizer.decode(encode_chat(tokenizer, user("hi"), template_kwargs=tools)) == "look hi"
+        caplog.clear()
+
+
 IN_BRANCHES = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ m.content.nothing.at_all }}{% endif %}"
     "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{ m.content + '' }}{% endfor %}"

@@ -38,6 +38,7 @@ ANSWERS_ONLY = {"fields": {"content": {}}}
         ("{{ tools }}<|tool_call_begin|>", None, "kimi_k2", None),
         ("{{ tools }}<|START_ACTION|>[", None, "cohere", None),
         ("{{ tools }}Action: ```json", None, "cohere", None),
+        ("{{ tools }}{{ 'Action:\\n```json\\n[' }}", None, "cohere", None),
         ("{{ message['tools'] }}<|/tool|>", None, "phi4_mini", None),
         ("{{ tools }} only with <|tool_call|> followed by a JSON list", None, "granite", None),
         ("{{ tools }}<tool_calls>", None, "minimax", None),

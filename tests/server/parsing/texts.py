@@ -323,6 +323,12 @@ TEXTS = [
     ),
     Text(
         "cohere",
+        'I look.\nAction:\n```json\n[{"tool_name": "now", "parameters": {}}]```',
+        "I look.",
+        [("now", {})],
+    ),
+    Text(
+        "cohere",
         'Action: ```json\n[\n    {\n        "tool_name": "get_weather",\n        "parameters": {\n '
         '           "city": "a ``` b"\n        }\n    }\n]\n```',
         "",
