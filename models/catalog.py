@@ -159,7 +159,7 @@ def _folder_files(name: str, folder: Path) -> ModelFiles:
         weights=folder,
         format="safetensors",
         tokenizer_dir=folder,
-        generation_defaults=_generation_defaults(generation),
+        generation_defaults=_generation_defaults(generation, generation_file),
         eos_token_ids=end_token_ids(
             folder,
             config.get("vocab_size"),
@@ -208,14 +208,17 @@ def _gguf_files(name: str, gguf: Path, folder: Path) -> ModelFiles:
     )
 
 
-def _generation_defaults(generation: dict[str, Any]) -> dict[str, Any]:
-    """Return the sampling defaults. Without `do_sample` decoding is greedy and most of them do not apply."""
+def _generation_defaults(generation: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Return the sampling defaults. Without `do_sample` decoding is greedy and most of them do not apply.
+
+    Raises ModelError, naming the file, for one that is no number.
+    """
     keys = (*_SAMPLING_KEYS, *_ALWAYS_KEYS) if generation.get("do_sample") else _ALWAYS_KEYS
-    return {key: generation[key] for key in keys if _is_number(generation.get(key))}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    found = {key: generation[key] for key in keys if generation.get(key) is not None}
+    for key, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ModelError(f"{file}: {key} is {value!r:.99}, which is not a number")
+    return found
 
 
 def _with_sampling(files: ModelFiles, sampling: Mapping[str, Any]) -> ModelFiles:

@@ -58,7 +58,7 @@ class SafetensorsCheckpoint:
     def __init__(self, folder: Path) -> None:
         config, self.spec = read_config(folder)
         self.quantization = config.get("quantization_config") or None
-        names = architectures_of(config)
+        names = config["architectures"]
         self.family = family_of(names)
         self.architecture = next(name for name in names if name in registered_names())
         self.weight_map: WeightMap = self.family.WEIGHT_MAP
@@ -126,7 +126,8 @@ def read_config(folder: Path) -> tuple[dict[str, Any], DecoderSpec]:
     if (quantization := _quantization_beside(config, folder)) is not None:
         config["quantization_config"] = quantization
     try:
-        family = family_of(architectures_of(config))
+        config["architectures"] = architectures_of(config)
+        family = family_of(config["architectures"])
         _check_quantization(config)
     except ModelError as error:
         code = "; code that comes with a model (auto_map) is not run" if config.get("auto_map") else ""

@@ -5,13 +5,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from models.config_values import count
 from models.errors import ModelError
 from models.rope import inverse_frequencies
 from models.spec import DecoderSpec, MoeSpec
 
 # The least and the most of sizes and counts in a config.json, whichever family reads them. A number outside
 # is a mistake: known models have up to 126 layers, 512 experts, heads of 576 elements and contexts of a
-# million tokens. Where 0 is allowed it means that there is none, or the family's default.
+# million tokens. Where 0 is allowed it means that there is none.
 _MOST = (1 << 31) - 1
 _BOUNDS = {
     "vocab_size": (1, _MOST),
@@ -19,9 +20,10 @@ _BOUNDS = {
     "intermediate_size": (0, _MOST),
     "num_hidden_layers": (1, 1024),
     "num_attention_heads": (1, 1 << 16),
-    "num_key_value_heads": (0, 1 << 16),
-    "head_dim": (0, 1 << 16),
+    "num_key_value_heads": (1, 1 << 16),
+    "head_dim": (1, 1 << 16),
     "max_position_embeddings": (1, 1 << 22),
+    "original_max_position_embeddings": (1, 1 << 22),
     "sliding_window": (0, _MOST),
     "num_experts": (0, 1 << 16),
     "num_local_experts": (0, 1 << 16),
@@ -30,14 +32,15 @@ _BOUNDS = {
     "num_experts_per_tok": (0, 1 << 16),
     "moe_intermediate_size": (0, _MOST),
     "shared_expert_intermediate_size": (0, _MOST),
-    "n_group": (0, 1 << 16),
-    "topk_group": (0, 1 << 16),
+    "n_group": (1, 1 << 16),
+    "topk_group": (1, 1 << 16),
     "decoder_sparse_step": (1, 1024),
     "first_k_dense_replace": (0, 1024),
     "max_window_layers": (0, _MOST),
     "no_rope_layer_interval": (1, 1024),
     "num_nextn_predict_layers": (0, 1024),
 }
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # each may be a list
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -45,18 +48,16 @@ def check_config(config: Mapping[str, Any]) -> None:
 
     Those of a text model in `text_config` as well. Raises ModelError, naming the key.
     """
-    for values in (config, config.get("text_config") or {}):
-        for key in _BOUNDS.keys() & values.keys():
-            if values[key] is not None:
-                _check_number(key, values[key])
-
-
-def _check_number(key: str, value: Any) -> None:
-    least, most = _BOUNDS[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
-        raise ModelError(f"{key} is {value!r:.99}, which is not a whole number")
-    if not least <= value <= most:
-        raise ModelError(f"{key} is {value!r:.99}, which is not between {least} and {most}")
+    text = config.get("text_config") or {}
+    if not isinstance(text, Mapping):
+        raise ModelError(f"text_config is {text!r:.99}, which is not a JSON object")
+    for values in (config, text):
+        for key, (least, most) in _BOUNDS.items():
+            if not least <= count(values, key, least) <= most:
+                raise ModelError(f"{key} is {values[key]!r:.99}, which is not between {least} and {most}")
+        for key in _TOKEN_IDS:
+            for value in ids if isinstance(ids := values.get(key), list) else [ids]:
+                count({key: value}, key, 0)
 
 
 def check_spec(spec: DecoderSpec) -> None:

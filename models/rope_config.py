@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from models.config_values import count, number, positive
 from models.errors import ModelError
 from models.rope import (
     DynamicScaling,
@@ -48,16 +49,16 @@ def rope_of(
         return None
     if unknown := sorted(set(parameters) - _KNOWN):
         raise ModelError(f"RoPE parameter '{unknown[0]}' is not supported")
-    share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    theta = float(parameters.get("rope_theta") or config.get("rope_theta") or _DEFAULT_THETA)
-    rotated = head_dim if share is None else int(head_dim * float(share))
+    share = number(parameters, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0))
+    theta = positive(parameters, "rope_theta", positive(config, "rope_theta", _DEFAULT_THETA))
+    rotated = int(head_dim * share)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind == "proportional":
-        angles = head_dim // 2 if share is None else int(float(share) * head_dim // 2)
+        angles = int(share * head_dim // 2)
         scaling = ProportionalScaling(_number(parameters, kind, "factor", 1.0), angles)
         return RopeSpec(theta, head_dim, scaling, interleaved)
-    max_position = int(config.get("max_position_embeddings", 2048))
-    beside = None if is_own else config.get("original_max_position_embeddings")
+    max_position = count(config, "max_position_embeddings", 2048)
+    beside = 0 if is_own else count(config, "original_max_position_embeddings", 0)
     original = int(beside or _number(parameters, kind, "original_max_position_embeddings", max_position))
     query_scaling = None
     if parameters.get("llama_4_scaling_beta"):
@@ -104,47 +105,47 @@ def _check_equal(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
 def _scaling(
     kind: str, parameters: Mapping[str, Any], original: int, max_position: int, rotated: int
 ) -> RopeScaling | None:
-    def number(name: str, default: float | None = None) -> float:
+    def value(name: str, default: float | None = None) -> float:
         return _number(parameters, kind, name, default)
 
     match kind:
         case "default":
             return None
         case "linear":
-            return LinearScaling(number("factor"))
+            return LinearScaling(value("factor"))
         case "dynamic":
-            return DynamicScaling(number("factor"), max_position)
+            return DynamicScaling(value("factor"), max_position)
         case "llama3":
-            low, high = number("low_freq_factor"), number("high_freq_factor")
-            return Llama3Scaling(number("factor"), low, high, original)
+            low, high = value("low_freq_factor"), value("high_freq_factor")
+            return Llama3Scaling(value("factor"), low, high, original)
         case "yarn":
             return _yarn(parameters, original, max_position)
         case "longrope" | "su":  # its name in the first checkpoints of Phi-3
-            factor = number("factor", max_position / original)
+            factor = value("factor", max_position / original)
             usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
             return LongRopeScaling(
                 _numbers(parameters, kind, "short_factor", rotated // 2),
                 _numbers(parameters, kind, "long_factor", rotated // 2),
                 original,
-                number("attention_factor", usual),
+                value("attention_factor", usual),
             )
     raise ModelError(f"RoPE scaling of type '{kind}' is not supported; supported: {', '.join(_TYPES)}")
 
 
 def _yarn(parameters: Mapping[str, Any], original: int, max_position: int) -> YarnScaling:
-    def number(name: str, default: float | None = None) -> float:
+    def value(name: str, default: float | None = None) -> float:
         return _number(parameters, "yarn", name, default)
 
-    factor = number("factor", max_position / original if original != max_position else None)
+    factor = value("factor", max_position / original if original != max_position else None)
     usual = _yarn_mscale(factor, 1.0)
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
-        usual = _yarn_mscale(factor, number("mscale")) / _yarn_mscale(factor, number("mscale_all_dim"))
+        usual = _yarn_mscale(factor, value("mscale")) / _yarn_mscale(factor, value("mscale_all_dim"))
     return YarnScaling(
         factor,
         original,
-        number("attention_factor", usual),
-        number("beta_fast", 32.0),
-        number("beta_slow", 1.0),
+        value("attention_factor", usual),
+        value("beta_fast", 32.0),
+        value("beta_slow", 1.0),
         bool(parameters.get("truncate", True)),
     )
 

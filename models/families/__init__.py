@@ -109,7 +109,7 @@ def family_of(architectures: list[str]) -> Family:
     close = [near for name in architectures for near in get_close_matches(name, _BY_ARCHITECTURE)]
     nearest = f"nearest: {', '.join(close)}; " if close else ""
     raise ModelError(
-        f"architecture {' / '.join(architectures) or '(none named)'} is not supported; {nearest}"
+        f"architecture {' / '.join(architectures) or '(none named)':.99} is not supported; {nearest}"
         f"`monoloop models` lists the {len(_BY_ARCHITECTURE)} that are"
     )
 

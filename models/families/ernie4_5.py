@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.config_values import flag
 from models.families.llama_like import WEIGHT_MAP, read_spec
 from models.spec import DecoderSpec
 
@@ -10,7 +11,7 @@ __all__ = ["WEIGHT_MAP", "spec"]
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read an Ernie4_5Config as in config.json."""
-    bias = bool(config.get("use_bias", False))
+    bias = flag(config, "use_bias")
     defaults = {
         "num_key_value_heads": 2,
         "head_dim": 128,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from models.config_values import flag, number
 from models.families.llama_like import WEIGHT_MAP, read_spec, refuse
 from models.spec import DecoderSpec, NormPlacement, NormSpec, QKNormKind
 
@@ -29,8 +30,8 @@ def read_gemma_spec(
     refuse(config, "use_bidirectional_attention")
     defaults = {"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True}
     activation = config.get("hidden_activation", "gelu_pytorch_tanh")
-    bias = bool(config.get("attention_bias", False))
-    norm = NormSpec(float(config.get("rms_norm_eps", 1e-6)), offset=1.0, fp32_weight=True)
+    bias = flag(config, "attention_bias")
+    norm = NormSpec(number(config, "rms_norm_eps", 1e-6), offset=1.0, fp32_weight=True)
     spec = read_spec(
         {**defaults, **config, "hidden_act": activation},
         qkv_bias=bias,
@@ -44,5 +45,5 @@ def read_gemma_spec(
     return replace(
         spec,
         embedding_scale=spec.hidden_size**0.5,
-        logits_softcap=float(config.get("final_logit_softcapping") or 0.0),
+        logits_softcap=number(config, "final_logit_softcapping", 0.0),
     )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.config_values import number, positive
 from models.families import llama_like
 from models.families.gemma import read_gemma_spec
 from models.families.llama_like import with_layer_types
@@ -16,10 +17,11 @@ WEIGHT_MAP = llama_like.WEIGHT_MAP | {
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a Gemma2Config as in config.json."""
-    config = {"sliding_window": 4096, "final_logit_softcapping": 30.0, **config}
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # null: none
+    config = {"sliding_window": 4096, **caps, **config}
     return read_gemma_spec(
         with_layer_types(config, 2),
-        scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
-        softcap=float(config.get("attn_logit_softcapping", 50.0) or 0.0),
+        scale=positive(config, "query_pre_attn_scalar", 256) ** -0.5,
+        softcap=number(config, "attn_logit_softcapping", 0.0),
         norms="both",
     )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.config_values import flag
 from models.families import llama_like
 from models.families.llama_like import read_spec
 from models.spec import DecoderSpec
@@ -25,7 +26,7 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
     }
     return read_spec(
         {**defaults, **config},
-        qkv_bias=bool(config.get("attention_bias", True)),
+        qkv_bias=flag(config, "attention_bias", default=True),
         interleaved=True,
         norms="both" if "Glm4ForCausalLM" in config["architectures"] else "before",
     )

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from kernels.expert_routing import RouterOptions
 from kernels.grouped_linear import GatedActivation
+from models.config_values import count, flag, number
 from models.families import llama_like
-from models.families.llama_like import count, read_spec
+from models.families.llama_like import read_spec
 from models.families.moe_like import read_experts, with_experts
 from models.spec import DecoderSpec, NormSpec
 from models.weight_names import Stacked, Target
@@ -55,7 +56,7 @@ WEIGHT_MAP = (
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a GptOssConfig as in config.json."""
-    num_layers = int(config["num_hidden_layers"])
+    num_layers = count(config, "num_hidden_layers")
     types = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(num_layers)]
     defaults = {
         "head_dim": 64,
@@ -65,12 +66,12 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
         "max_position_embeddings": 131_072,
         "rope_theta": 150_000.0,
     }
-    bias = bool(config.get("attention_bias", True))
-    norm = NormSpec(float(config.get("rms_norm_eps", 1e-5)), fp32_weight=True)
+    bias = flag(config, "attention_bias", default=True)
+    norm = NormSpec(number(config, "rms_norm_eps", 1e-5), fp32_weight=True)
     dense = read_spec({**defaults, **config}, qkv_bias=bias, output_bias=bias, norm=norm)
     dense = dense.with_attention(lambda _layer, attention: replace(attention, sinks=True))
     activation = GatedActivation(
-        "swiglu_clamped", float(config.get("swiglu_alpha", 1.702)), float(config.get("swiglu_limit", 7.0))
+        "swiglu_clamped", number(config, "swiglu_alpha", 1.702), number(config, "swiglu_limit", 7.0)
     )
     # The softmax of the chosen logits.
     router = RouterOptions(count(config, "num_experts_per_tok", 4), normalize=True)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from models.config_values import flag, number, positive
 from models.families.llama_like import WEIGHT_MAP, read_spec
 from models.spec import DecoderSpec
 
@@ -11,11 +12,11 @@ __all__ = ["WEIGHT_MAP", "spec"]
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a GraniteConfig as in config.json."""
-    bias = bool(config.get("attention_bias", False))
-    scale = float(config.get("attention_multiplier", 1.0))
+    bias = flag(config, "attention_bias")
+    scale = number(config, "attention_multiplier", 1.0)
     return replace(
         read_spec(config, qkv_bias=bias, output_bias=bias, scale=scale),
-        embedding_scale=float(config.get("embedding_multiplier", 1.0)),
-        residual_multiplier=float(config.get("residual_multiplier", 1.0)),
-        logits_scale=1.0 / float(config.get("logits_scaling", 1.0)),
+        embedding_scale=number(config, "embedding_multiplier", 1.0),
+        residual_multiplier=number(config, "residual_multiplier", 1.0),
+        logits_scale=1.0 / positive(config, "logits_scaling", 1.0),
     )

@@ -3,8 +3,8 @@
 from typing import Any
 
 from kernels.expert_routing import RouterOptions
+from models.config_values import count
 from models.families import granite
-from models.families.llama_like import count
 from models.families.moe_like import read_experts, with_experts
 from models.spec import DecoderSpec
 from models.weight_names import Packed, Stacked
@@ -26,5 +26,5 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a GraniteMoeConfig or GraniteMoeSharedConfig as in config.json."""
     dense = granite.spec(config)
     router = RouterOptions(count(config, "num_experts_per_tok", 2), normalize=True)
-    shared_size = int(config.get("shared_intermediate_size") or 0)
+    shared_size = count(config, "shared_intermediate_size", 0)
     return with_experts(dense, read_experts(dense, config, router, shared_size))

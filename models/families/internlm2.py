@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.config_values import flag
 from models.families.llama_like import read_spec
 from models.spec import DecoderSpec
 from models.weight_names import Packed, Target
@@ -35,5 +36,5 @@ WEIGHT_MAP: dict[str, Target] = {
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read an InternLM2Config as in config.json."""
-    bias = bool(config.get("bias", True))
+    bias = flag(config, "bias", default=True)
     return read_spec(config, qkv_bias=bias, output_bias=bias)

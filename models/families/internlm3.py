@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.config_values import flag
 from models.families.llama_like import WEIGHT_MAP, read_spec
 from models.spec import DecoderSpec
 
@@ -10,12 +11,12 @@ __all__ = ["WEIGHT_MAP", "spec"]
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read an InternLM3Config as in config.json."""
-    bias = bool(config.get("bias", False))
+    bias = flag(config, "bias")
     defaults = {
         "num_key_value_heads": 2,
         "head_dim": 128,
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 32_768,
     }
-    qkv_bias = bool(config.get("qkv_bias", False))
+    qkv_bias = flag(config, "qkv_bias")
     return read_spec({**defaults, **config, "mlp_bias": bias}, qkv_bias=qkv_bias, output_bias=bias)

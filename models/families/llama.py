@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.config_values import flag
 from models.families.llama_like import WEIGHT_MAP, read_spec
 from models.spec import DecoderSpec
 
@@ -10,5 +11,5 @@ __all__ = ["WEIGHT_MAP", "spec"]
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a LlamaConfig or MistralConfig as in config.json."""
-    bias = bool(config.get("attention_bias", False))
+    bias = flag(config, "attention_bias")
     return read_spec(config, qkv_bias=bias, output_bias=bias)

@@ -6,6 +6,7 @@ A family imports what it does not change, and extends the maps with its own tens
 from dataclasses import replace
 from typing import Any
 
+from models.config_values import count, flag, number
 from models.errors import ModelError
 from models.rope_config import rope_of
 from models.spec import (
@@ -64,29 +65,29 @@ def read_spec(
     The keywords are what the family decides itself; the rest is read from `config`. `interleaved` is of the
     rotated pairs; without `norm` it is RMSNorm.
     """
-    num_heads = int(config["num_attention_heads"])
-    head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
+    num_heads = count(config, "num_attention_heads")
+    head_dim = count(config, "head_dim", count(config, "hidden_size") // num_heads)
     activation = config.get("hidden_act", "silu")
     supported = [name for name, kind in _ACTIVATIONS.items() if not (gated and kind in ("relu", "relu2"))]
     if activation not in supported:
-        gate = " in a gated MLP" if activation in _ACTIVATIONS else ""
+        gate = " in a gated MLP" if activation in [*_ACTIVATIONS] else ""
         raise ModelError(
-            f"activation '{activation}' is not supported{gate}; supported: {', '.join(supported)}"
+            f"activation {activation!r:.99} is not supported{gate}; supported: {', '.join(supported)}"
         )
     mlp = MlpSpec(
-        int(config["intermediate_size"]), _ACTIVATIONS[activation], bool(config.get("mlp_bias", False)), gated
+        count(config, "intermediate_size"), _ACTIVATIONS[activation], flag(config, "mlp_bias"), gated
     )
     kinds = _layer_types(config)
     layers = {
         kind: LayerSpec(
             AttentionSpec(
                 num_heads=num_heads,
-                num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
+                num_kv_heads=count(config, "num_key_value_heads", num_heads),
                 head_dim=head_dim,
                 rope=rope_of(config, head_dim, kind, interleaved=interleaved),
                 qkv_bias=qkv_bias,
                 output_bias=output_bias,
-                window=int(config.get("sliding_window") or 0) if kind == "sliding_attention" else 0,
+                window=count(config, "sliding_window", 0) if kind == "sliding_attention" else 0,
                 qk_norm=qk_norm,
                 scale=scale,
                 softcap=softcap,
@@ -98,20 +99,14 @@ def read_spec(
     }
     num_labels = _num_labels(config)
     return DecoderSpec(
-        vocab_size=int(config["vocab_size"]),
-        hidden_size=int(config["hidden_size"]),
+        vocab_size=count(config, "vocab_size"),
+        hidden_size=count(config, "hidden_size"),
         max_position=count(config, "max_position_embeddings", 2048),
-        norm=norm or NormSpec(float(config.get("rms_norm_eps", 1e-6))),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)) and not num_labels,
+        norm=norm or NormSpec(number(config, "rms_norm_eps", 1e-6)),
+        tie_embeddings=flag(config, "tie_word_embeddings") and not num_labels,
         layers=tuple(layers[kind] for kind in kinds),
         num_labels=num_labels,
     )
-
-
-def count(config: dict[str, Any], key: str, default: int) -> int:
-    """Return a count of a configuration, `default` where it is missing or null."""
-    value = config.get(key)
-    return default if value is None else int(value)
 
 
 def refuse(config: dict[str, Any], *keys: str) -> None:
@@ -119,6 +114,14 @@ def refuse(config: dict[str, Any], *keys: str) -> None:
     for key in keys:
         if config.get(key):
             raise ModelError(f"{key} = {config[key]!r:.99} is not supported")
+
+
+def refuse_unless(config: dict[str, Any], key: str, *values: Any) -> None:
+    """Raise ModelError if a configuration gives a key that is not read another value than one of these."""
+    if config.get(key) not in (None, *values):
+        raise ModelError(
+            f"{key} = {config[key]!r:.99} is not supported; supported: {', '.join(map(str, values))}"
+        )
 
 
 def without_rope_in_full_layers(spec: DecoderSpec) -> DecoderSpec:
@@ -135,16 +138,19 @@ def _num_labels(config: dict[str, Any]) -> int:
     """
     if not any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
         return 0
-    return int(config.get("num_labels") or len(config.get("id2label") or ()) or 2)
+    labels = config.get("id2label")
+    return count(config, "num_labels", len(labels) if isinstance(labels, dict) and labels else 2)
 
 
 def _layer_types(config: dict[str, Any]) -> list[str]:
     """Return the type of each layer. Without `layer_types`, all have the window, if there is one."""
     usual = "sliding_attention" if config.get("sliding_window") else "full_attention"
-    types = config.get("layer_types") or [usual] * int(config["num_hidden_layers"])
+    types = config.get("layer_types") or [usual] * count(config, "num_hidden_layers")
+    if not isinstance(types, list) or not all(isinstance(kind, str) for kind in types):
+        raise ModelError(f"layer_types is {types!r:.99}, which is not a list of names")
     if unknown := set(types) - {"full_attention", "sliding_attention"}:
         raise ModelError(f"layers of type {', '.join(sorted(unknown))} are not supported")
-    if len(types) != int(config["num_hidden_layers"]):
+    if len(types) != count(config, "num_hidden_layers"):
         raise ValueError(f"{len(types)} layer_types for {config['num_hidden_layers']} layers")
     return list(types)
 
@@ -156,9 +162,10 @@ def with_layer_types(config: dict[str, Any], pattern: int) -> dict[str, Any]:
     """
     if config.get("layer_types"):
         return config
-    pattern = int(config.get("sliding_window_pattern") or pattern)
+    if (pattern := count(config, "sliding_window_pattern", pattern)) < 1:
+        raise ModelError(f"sliding_window_pattern is {pattern}, which is not above 0")
     kinds = ["full_attention", "sliding_attention"]
-    types = [kinds[layer % pattern > 0] for layer in range(1, int(config["num_hidden_layers"]) + 1)]
+    types = [kinds[layer % pattern > 0] for layer in range(1, count(config, "num_hidden_layers") + 1)]
     return {**config, "layer_types": types}
 
 
@@ -181,12 +188,12 @@ def with_qwen_windows(config: dict[str, Any]) -> dict[str, Any]:
     all from `max_window_layers` on.
     """
     config = dict(config)
-    if not config.get("use_sliding_window"):
+    if not flag(config, "use_sliding_window"):
         config["sliding_window"] = None
     if not config.get("layer_types"):
         num_full = count(config, "max_window_layers", 28)
         kinds = ["full_attention", "sliding_attention"]
         config["layer_types"] = [
-            kinds[layer >= num_full] for layer in range(int(config["num_hidden_layers"]))
+            kinds[layer >= num_full] for layer in range(count(config, "num_hidden_layers"))
         ]
     return config

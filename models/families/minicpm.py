@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from models.config_values import flag, number
 from models.families.llama_like import WEIGHT_MAP, read_spec, refuse
 from models.spec import DecoderSpec
 
@@ -12,11 +13,11 @@ __all__ = ["WEIGHT_MAP", "spec"]
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a MiniCPMConfig as in config.json. Models with experts or sparse attention are refused."""
     refuse(config, "num_experts", "sparse_config")
-    bias = bool(config.get("attention_bias", False))
+    bias = flag(config, "attention_bias")
     spec = read_spec({"tie_word_embeddings": True, **config}, qkv_bias=bias, output_bias=bias)
     return replace(
         spec,
-        embedding_scale=float(config.get("scale_emb", 1.0)),
-        residual_multiplier=float(config.get("scale_depth", 1.0)) / spec.num_layers**0.5,
-        logits_scale=float(config.get("dim_model_base", 1.0)) / spec.hidden_size,
+        embedding_scale=number(config, "scale_emb", 1.0),
+        residual_multiplier=number(config, "scale_depth", 1.0) / spec.num_layers**0.5,
+        logits_scale=number(config, "dim_model_base", 1.0) / spec.hidden_size,
     )

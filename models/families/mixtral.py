@@ -3,8 +3,9 @@
 from typing import Any
 
 from kernels.expert_routing import RouterOptions
+from models.config_values import count
 from models.families import llama_like
-from models.families.llama_like import count, read_spec
+from models.families.llama_like import read_spec
 from models.families.moe_like import EXPERT_MAP, read_experts, with_experts
 from models.spec import DecoderSpec
 

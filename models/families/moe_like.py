@@ -6,8 +6,8 @@ from typing import Any
 
 from kernels.expert_routing import RouterOptions
 from kernels.grouped_linear import GatedActivation
+from models.config_values import count
 from models.errors import ModelError
-from models.families.llama_like import count
 from models.spec import DecoderSpec, MlpSpec, MoeSpec
 from models.weight_names import Stacked, Target
 
@@ -37,12 +37,12 @@ def read_experts(
     assert mlp.activation in ("silu", "gelu", "gelu_tanh")  # those of gated blocks
     # The number has three names; transformers reads and writes more than one of them for some families.
     names = ("num_local_experts", "num_experts", "n_routed_experts")
-    found = {name: int(config[name]) for name in names if config.get(name) is not None}
+    found = {name: count(config, name) for name in names if config.get(name) is not None}
     if not found:
         raise KeyError(names[0])
     if len({*found.values()}) > 1:
         raise ModelError(f"{' and '.join(f'{name} = {found[name]}' for name in found)} contradict each other")
-    size = int(config.get("moe_intermediate_size") or mlp.intermediate_size)
+    size = count(config, "moe_intermediate_size", mlp.intermediate_size)
     shared = MlpSpec(shared_size, mlp.activation) if shared_size else None
     options = {"activation": GatedActivation(mlp.activation), "shared": shared, **more}
     return MoeSpec(next(iter(found.values())), size, router, **options)
@@ -63,5 +63,5 @@ def qwen_dense_layers(config: dict[str, Any]) -> list[int]:
     if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
         raise ModelError(f"mlp_only_layers is {dense!r:.99}, which is not a list of layers")
     return [
-        index for index in range(int(config["num_hidden_layers"])) if index in dense or (index + 1) % step
+        index for index in range(count(config, "num_hidden_layers")) if index in dense or (index + 1) % step
     ]

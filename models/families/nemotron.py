@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.config_values import flag, number
 from models.families import llama_like
 from models.families.llama_like import read_spec
 from models.spec import DecoderSpec, NormSpec
@@ -11,12 +12,12 @@ WEIGHT_MAP = llama_like.WEIGHT_MAP | {"model.layers.*.mlp.up_proj": "layers.*.ml
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a NemotronConfig as in config.json."""
-    bias = bool(config.get("attention_bias", False))
+    bias = flag(config, "attention_bias")
     defaults = {"hidden_act": "relu2", "max_position_embeddings": 4096, "partial_rotary_factor": 0.5}
     return read_spec(
         {**defaults, **config},
         qkv_bias=bias,
         output_bias=bias,
-        norm=NormSpec(float(config.get("norm_eps", 1e-5)), "layer", offset=1.0, bias=True),
+        norm=NormSpec(number(config, "norm_eps", 1e-5), "layer", offset=1.0, bias=True),
         gated=False,
     )

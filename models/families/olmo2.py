@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.config_values import flag, number
 from models.families import llama_like
 from models.families.llama_like import read_spec
 from models.spec import DecoderSpec, NormSpec
@@ -16,12 +17,12 @@ WEIGHT_MAP = llama_like.WEIGHT_MAP | {
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read an Olmo2Config as in config.json."""
-    bias = bool(config.get("attention_bias", False))
+    bias = flag(config, "attention_bias")
     return read_spec(
         config,
         qkv_bias=bias,
         output_bias=bias,
         qk_norm="rms_of_projection",
-        norm=NormSpec(float(config.get("rms_norm_eps", 1e-5)), fp32_weight=True),
+        norm=NormSpec(number(config, "rms_norm_eps", 1e-5), fp32_weight=True),
         norms="after",
     )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.config_values import positive
 from models.families import olmo2
 from models.families.llama_like import with_layer_types, with_rope_by_layer_type
 from models.spec import DecoderSpec
@@ -11,6 +12,6 @@ WEIGHT_MAP = olmo2.WEIGHT_MAP
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read an Olmo3Config as in config.json."""
-    theta = float(config.get("rope_theta", 500_000.0))
+    theta = positive(config, "rope_theta", 500_000.0)
     config = with_rope_by_layer_type({"sliding_window": 4096, **config}, theta, theta)
     return olmo2.spec(with_layer_types(config, 4))

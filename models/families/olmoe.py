@@ -4,8 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from kernels.expert_routing import RouterOptions
+from models.config_values import count, flag, number
 from models.families import llama_like
-from models.families.llama_like import count, read_spec
+from models.families.llama_like import read_spec
 from models.families.moe_like import EXPERT_MAP, read_experts, with_experts
 from models.spec import DecoderSpec
 
@@ -21,16 +22,14 @@ WEIGHT_MAP = (
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read an OlmoeConfig as in config.json."""
-    bias = bool(config.get("attention_bias", False))
+    bias = flag(config, "attention_bias")
     dense = read_spec(
         {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, **config},
         qkv_bias=bias,
         output_bias=bias,
         qk_norm="rms_of_projection",
     )
-    clip = float(config.get("clip_qkv") or 0.0)
+    clip = number(config, "clip_qkv", 0.0)
     dense = dense.with_attention(lambda _layer, attention: replace(attention, clip_qkv=clip))
-    router = RouterOptions(
-        count(config, "num_experts_per_tok", 8), normalize=bool(config.get("norm_topk_prob", False))
-    )
+    router = RouterOptions(count(config, "num_experts_per_tok", 8), normalize=flag(config, "norm_topk_prob"))
     return with_experts(dense, read_experts(dense, config, router))

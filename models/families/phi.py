@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from models.config_values import number
 from models.families import llama_like
 from models.families.llama_like import read_spec, refuse
 from models.spec import DecoderSpec, NormSpec
@@ -22,7 +23,7 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
         {"partial_rotary_factor": 0.5, "hidden_act": "gelu_new", **config, "mlp_bias": True},
         qkv_bias=True,
         output_bias=True,
-        norm=NormSpec(float(config.get("layer_norm_eps", 1e-5)), "layer", bias=True),
+        norm=NormSpec(number(config, "layer_norm_eps", 1e-5), "layer", bias=True),
         norms="parallel",
         gated=False,
     )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.config_values import flag
 from models.families import llama_like
 from models.families.llama_like import read_spec, with_qwen_windows
 from models.spec import DecoderSpec
@@ -14,6 +15,6 @@ WEIGHT_MAP = llama_like.WEIGHT_MAP | {
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a Qwen3Config as in config.json."""
-    bias = bool(config.get("attention_bias", False))
+    bias = flag(config, "attention_bias")
     config = with_qwen_windows({"head_dim": 128, **config})
     return read_spec(config, qkv_bias=bias, output_bias=bias, qk_norm="rms")

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.config_values import flag
 from models.families.llama_like import WEIGHT_MAP, read_spec
 from models.spec import DecoderSpec
 
@@ -13,6 +14,6 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
     defaults = {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524_288}
     return read_spec(
         {**defaults, **config},
-        qkv_bias=bool(config.get("attention_bias", True)),
-        output_bias=bool(config.get("attention_out_bias", False)),
+        qkv_bias=flag(config, "attention_bias", default=True),
+        output_bias=flag(config, "attention_out_bias"),
     )

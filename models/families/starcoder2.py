@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.config_values import flag, number
 from models.families import llama_like
 from models.families.llama_like import read_spec
 from models.spec import DecoderSpec, NormSpec
@@ -14,7 +15,7 @@ WEIGHT_MAP = llama_like.WEIGHT_MAP | {
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a Starcoder2Config as in config.json."""
-    bias = bool(config.get("use_bias", True))
+    bias = flag(config, "use_bias", default=True)
     defaults = {
         "num_key_value_heads": 2,
         "hidden_act": "gelu_pytorch_tanh",
@@ -25,6 +26,6 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
         {**defaults, **config, "mlp_bias": bias},
         qkv_bias=bias,
         output_bias=bias,
-        norm=NormSpec(float(config.get("norm_epsilon", 1e-5)), "layer", bias=True),
+        norm=NormSpec(number(config, "norm_epsilon", 1e-5), "layer", bias=True),
         gated=False,
     )

@@ -92,7 +92,10 @@ def _without_offset(address: str, tensor: Tensor, _spec: DecoderSpec) -> Tensor:
 def _refuse_partial_rotation(config: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration. Raises ModelError if rows are in an order that is not undone here."""
     if "partial_rotary_factor" in config:
-        raise ModelError("RoPE of a part of each head is not supported for this architecture")
+        raise ModelError(
+            "RoPE of a part of each head (rope.dimension_count below attention.key_length) is not supported "
+            "for this architecture"
+        )
     return config
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from models.config_values import count
 from models.errors import ModelError
 
 _ROPE_KEYS = {
@@ -35,6 +36,14 @@ class Metadata:
         """Return the value of a key of the architecture."""
         return self.all.get(self.prefix + key, default)
 
+    def size(self, key: str, default: int | None = None) -> int:
+        """Return a whole number above 0 as get() does. Raises KeyError if it is missing without default."""
+        name = self.prefix + key
+        value = count(self.all, name, default)
+        if value < 1:
+            raise ModelError(f"{name} is {value}, which is not above 0")
+        return value
+
     def __getitem__(self, key: str) -> Any:
         return self.all[self.prefix + key]
 
@@ -45,16 +54,15 @@ def base_config(metadata: Metadata, *rope_keys: str) -> dict[str, Any]:
     `rope_keys` are keys about RoPE that the architecture reads itself. Raises ModelError for others, and
     KeyError for a missing key.
     """
-    head_dim = metadata.get("attention.key_length")
-    if head_dim is None:
-        head_dim = metadata["embedding_length"] // metadata["attention.head_count"]
+    num_heads, width = metadata.size("attention.head_count"), metadata.size("embedding_length")
+    head_dim = metadata.size("attention.key_length", width // num_heads)
     _check_rope_keys(metadata, _ROPE_KEYS | set(rope_keys))
     config = {
         "vocab_size": metadata.get("vocab_size") or len(metadata.all["tokenizer.ggml.tokens"]),
-        "hidden_size": metadata["embedding_length"],
+        "hidden_size": width,
         "intermediate_size": metadata["feed_forward_length"],
         "num_hidden_layers": metadata["block_count"],
-        "num_attention_heads": metadata["attention.head_count"],
+        "num_attention_heads": num_heads,
         "num_key_value_heads": metadata.get("attention.head_count_kv"),
         "head_dim": head_dim,
         "max_position_embeddings": metadata["context_length"],
@@ -62,7 +70,10 @@ def base_config(metadata: Metadata, *rope_keys: str) -> dict[str, Any]:
         "sliding_window": metadata.get("attention.sliding_window"),
         "rope_parameters": _rope_parameters(metadata),
     }
-    rotated = metadata.get("rope.dimension_count", head_dim)
+    rotated = metadata.size("rope.dimension_count", head_dim)
+    if rotated > head_dim or rotated % 2:
+        key = f"{metadata.prefix}rope.dimension_count"
+        raise ModelError(f"{key} is {rotated}, which is not an even part of a head of {head_dim} elements")
     if rotated != head_dim:
         config["partial_rotary_factor"] = (rotated + 0.5) / head_dim  # times head_dim it is rounded down
     return config

@@ -36,8 +36,15 @@ def build_tokenizer(metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
 
 def _tokens(metadata: dict[str, Any]) -> list[tuple[str, int]]:
     """Return the text and type of each token; type 1, normal, in files without types."""
-    tokens = metadata.get("tokenizer.ggml.tokens") or []
-    return list(zip(tokens, metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens), strict=True))
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list):
+        raise ModelError("the metadata has no list tokenizer.ggml.tokens")
+    kinds = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+        raise ModelError(
+            f"tokenizer.ggml.token_type is not a list of {len(tokens)} types, one for each token"
+        )
+    return list(zip(tokens, kinds, strict=True))
 
 
 def _vocabulary(metadata: dict[str, Any]) -> dict[str, int]:

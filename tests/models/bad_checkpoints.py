@@ -188,10 +188,35 @@ BAD: dict[str, tuple[Break, str]] = {
     "huge": (config(num_hidden_layers=10**12), "num_hidden_layers is 1000000000000, which is not between"),
     "NaN": (config(hidden_size=float("nan")), "hidden_size is nan, which is not a whole number"),
     "infinite": (config(vocab_size=float("inf")), "vocab_size is inf, which is not a whole number"),
-    "NaN of a norm": (config(rms_norm_eps=float("nan")), r"norm\.eps is nan"),
+    "NaN of a norm": (config(rms_norm_eps=float("nan")), "rms_norm_eps is nan, which is not a number"),
+    "text for an eps": (config(rms_norm_eps="1e-6"), "rms_norm_eps is '1e-6', which is not a number"),
+    "text for a flag": (
+        config(tie_word_embeddings="false"),
+        "tie_word_embeddings is 'false', which is neither true nor false",
+    ),
+    "text for a token": (config(eos_token_id="x"), "eos_token_id is 'x', which is not a whole number"),
+    "half a token": (config(eos_token_id=[2, 2.5]), r"eos_token_id is 2\.5, which is not a whole number"),
+    "null": (config(vocab_size=None), "the configuration lacks 'vocab_size'"),
+    "no size of a head": (config(head_dim=0), "head_dim is 0, which is not between 1 and"),
+    "no key/value heads": (config(num_key_value_heads=0), "num_key_value_heads is 0, which is not between 1"),
+    "a list of activations": (config(hidden_act=["silu"]), r"activation \['silu'\] is not supported"),
+    "one type for all layers": (
+        config(layer_types="full_attention"),
+        "layer_types is 'full_attention', which is not a list of names",
+    ),
+    "types as numbers": (
+        config(layer_types=[1, 2]),
+        r"layer_types is \[1, 2\], which is not a list of names",
+    ),
+    "nested types": (config(layer_types=[["full_attention"]]), "which is not a list of names"),
+    "text model as text": (config(text_config="llama"), "text_config is 'llama', which is not a JSON object"),
     "theta of 0": (
+        config(rope_parameters=None, rope_theta=0),
+        "rope_theta is 0, which is not a number above",
+    ),
+    "theta below 0": (
         config(rope_parameters={"rope_type": "default", "rope_theta": -1.0}),
-        r"layers\.attention\.rope\.theta is -1\.0",
+        r"rope_theta is -1\.0, which is not a number of at least 0",
     ),
     "long context": (config(max_position_embeddings=10**9), "max_position_embeddings is 1000000000, which"),
     "missing tensors": (

@@ -1,6 +1,6 @@
 """Each kind of bad checkpoint is one error that names the thing, before memory is allocated.
 
-Covers models/weight_files.py, models/config_check.py and models/json_files.py.
+Covers models/weight_files.py, models/config_check.py, models/config_values.py and models/json_files.py.
 """
 
 import json

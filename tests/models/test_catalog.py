@@ -121,10 +121,14 @@ def test_json_of_another_form_is_one_sentence(folder, name, content):
         locate(str(folder))
 
 
-def test_generation_defaults_that_are_no_numbers_are_none(folder):
-    values = {"do_sample": True, "temperature": "hot", "top_p": [0.9], "top_k": True, "min_p": float("nan")}
-    write(folder, "generation_config.json", values)
-    assert locate(str(folder)).generation_defaults == {}
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("temperature", "hot"), ("top_p", [0.9]), ("top_k", True), ("min_p", float("nan"))],
+)
+def test_a_generation_default_that_is_no_number(folder, key, value):
+    write(folder, "generation_config.json", {"do_sample": True, key: value})
+    with pytest.raises(ModelError, match=rf"generation_config\.json: {key} is .*, which is not a number"):
+        locate(str(folder))
 
 
 @pytest.mark.parametrize("do_sample", [True, False])

@@ -74,9 +74,11 @@ OLDER = [
 ]
 REFUSED = [
     ("cohere2", {"use_qk_norm": True}),
+    ("dots1", {"scoring_func": "softmax"}),
     ("gemma", {"use_bidirectional_attention": True}),
     ("gemma3", {"attn_logit_softcapping": 50.0}),
     ("gemma3", {"use_bidirectional_attention": True}),
+    ("glm4_moe", {"topk_method": "greedy"}),
     ("minicpm", {"num_experts": 8}),
     ("minicpm", {"sparse_config": {"kernel_size": 32}}),
     ("phi", {"qk_layernorm": True}),
@@ -119,6 +121,29 @@ def test_what_is_not_computed_is_refused_by_name(family, changes, tmp_path):
     make(family).save_pretrained(tmp_path)
     change_config(tmp_path, changes)
     with pytest.raises(ModelError, match=f"{next(iter(changes))} = .* is not supported"):
+        read_spec(files_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value", "kind"),
+    [
+        ("glm4_moe", "n_group", [3], "a whole number"),
+        ("glm4_moe", "n_group", 0, "between 1 and 65536"),
+        ("glm4_moe", "norm_topk_prob", "maybe", "neither true nor false"),
+        ("glm4_moe", "num_nextn_predict_layers", -2, "between 0 and 1024"),
+        ("glm4_moe", "routed_scaling_factor", "x", "a number of at least 0"),
+        ("glm4_moe", "routed_scaling_factor", float("nan"), "a number of at least 0"),
+        ("granite", "logits_scaling", 0, "a number above 0"),
+        ("gemma2", "query_pre_attn_scalar", 0, "a number above 0"),
+        ("phi", "partial_rotary_factor", "half", "a number of at least 0"),
+        ("smollm3", "no_rope_layers", 1, "a list of"),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_type_is_refused_by_its_key(family, key, value, kind, tmp_path):
+    make(family).save_pretrained(tmp_path)
+    change_config(tmp_path, {key: value, **({"rope_parameters": {}} if family == "phi" else {})})
+    with pytest.raises(ModelError, match=f"{key} is .*, which is (not )?{kind}"):
         read_spec(files_of(tmp_path))
 
 

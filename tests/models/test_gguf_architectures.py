@@ -162,6 +162,27 @@ ROPE = {
 }
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("attention.head_count", 0, r"^llama\.attention\.head_count is 0, which is not above 0"),
+        ("attention.key_length", 0, r"^llama\.attention\.key_length is 0, which is not above 0"),
+        (
+            "attention.key_length",
+            [16],
+            r"^llama\.attention\.key_length is \[16\], which is not a whole number",
+        ),
+        ("embedding_length", "64", r"^llama\.embedding_length is '64', which is not a whole number"),
+        ("rope.dimension_count", 0, r"^llama\.rope\.dimension_count is 0, which is not above 0"),
+        ("rope.dimension_count", 7, r"^llama\.rope\.dimension_count is 7, .* an even part of a head of 16"),
+        ("rope.dimension_count", 18, r"^llama\.rope\.dimension_count is 18, .* an even part of a head of 16"),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused_by_its_key(key, value, message):
+    with pytest.raises(ModelError, match=message):
+        base_config(Metadata(ROPE | {f"llama.{key}": value}))
+
+
 def test_rope_keys_are_obeyed():
     keys = {
         "freq_base": 5e5,

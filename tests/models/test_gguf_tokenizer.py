@@ -142,7 +142,9 @@ def test_an_unknown_pre_tokenizer_is_refused_by_name(pre):
         ({"tokens": [], "token_type": []}, "empty"),
         ({"tokens": ["a", "a"], "token_type": None}, "twice"),
         ({"merges": ["a nowhere"]}, "cannot be read"),
-        ({"token_type": [1]}, "cannot be read"),
+        ({"token_type": [1]}, r"token_type is not a list of \d+ types, one for each token"),
+        ({"tokens": None}, r"the metadata has no list tokenizer\.ggml\.tokens"),
+        ({"tokens": 7}, r"the metadata has no list tokenizer\.ggml\.tokens"),
         ({"model": "llama", "merges": None}, "neither merges nor a score"),
     ],
 )
