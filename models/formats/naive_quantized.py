@@ -2,7 +2,8 @@
 
 weight float8_e4m3fn or int8 [out_features, in_features]; weight_scale [out_features, 1], or [1] of a tensor;
 static activations have input_scale [1]. Products whose activations have a zero point are weight-only here,
-which is nearer to the model before its quantization.
+which is nearer to the model before its quantization. Blocks of 128 x 128 have weight_scale [out_features /
+128, in_features / 128], rounded up, and activations in groups of 128 inputs of a token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,23 @@ from typing import Any, Literal
 
 import torch
 
+from kernels.block_linear import BLOCK
 from models.errors import ModelError
 from models.formats.base import LinearShape, MakeStored, Shard
+from models.formats.fp8_blocks import BlockWeights
 from models.formats.stored_scaled_rows import Storage, StoredScaledRows
 
 _DTYPES = {"float": torch.float8_e4m3fn, "int": torch.int8}
+_BLOCKS = Storage(torch.float8_e4m3fn, scale_of="block", inputs="token")
+_OF_BLOCKS = {"type": "float", "num_bits": 8, "block_structure": [BLOCK, BLOCK]}
+_INPUTS_OF_BLOCKS = {
+    "type": "float",
+    "num_bits": 8,
+    "symmetric": True,
+    "dynamic": True,
+    "strategy": "group",
+    "group_size": BLOCK,
+}
 _SCALE_OF: dict[str, Literal["feature", "tensor"]] = {"channel": "feature", "tensor": "tensor"}
 
 
@@ -29,6 +42,13 @@ def scheme(
 
     Raises ModelError for others.
     """
+    if weights.get("strategy") == "block":
+        if {**weights, **_OF_BLOCKS} != weights or {**(inputs or {}), **_INPUTS_OF_BLOCKS} != inputs:
+            raise ModelError(
+                f"blocks are supported for fp8 in [{BLOCK}, {BLOCK}] with dynamic activations in groups of "
+                f"{BLOCK}"
+            )
+        return lambda modules, shape: BlockWeights(modules, shape, dtype, device, shard, _BLOCKS)
     kind, strategy = str(weights.get("type", "int")), _strategy(weights)
     if kind not in _DTYPES:
         raise ModelError(f"weights of type {kind!r} are not supported; {' and '.join(_DTYPES)} are")
@@ -36,7 +56,7 @@ def scheme(
     if strategy not in _SCALE_OF:
         raise ModelError(
             f"weights of eight bits with the strategy {strategy!r} are not supported; "
-            f"{' and '.join(_SCALE_OF)} are"
+            f"{', '.join(_SCALE_OF)} and block are"
         )
     if weights.get("symmetric", True) is False:
         raise ModelError("weights of eight bits with zero points are not supported; symmetric ones are")

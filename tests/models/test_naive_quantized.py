@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from models.errors import ModelError
 from models.formats.base import WHOLE, LinearShape
 from models.formats.dense import DenseWeights
+from models.formats.fp8_blocks import BlockWeights
 from models.formats.naive_quantized import scheme
 from models.loader import load
 from tests.models.eight_bit_checkpoints import write
@@ -58,8 +59,13 @@ def test_tensors_of_a_scheme(weights, inputs, scale, more, kind):
     [
         ({"type": "posit"}, None, "weights of type 'posit' are not supported; float and int are"),
         ({"num_bits": 4}, None, "weights of 4 bits are not supported; eight bits are"),
-        ({"strategy": "group", "group_size": 128}, None, "strategy 'group' are not supported; channel and"),
+        (
+            {"strategy": "group", "group_size": 128},
+            None,
+            "strategy 'group' are not supported; channel, tensor",
+        ),
         ({"strategy": None, "group_size": 128}, None, "the strategy 'group' are not supported"),
+        ({"strategy": "block"}, TOKEN, r"blocks are supported for fp8 in \[128, 128\] with dynamic"),
         ({"symmetric": False}, None, "weights of eight bits with zero points are not supported"),
         ({}, TOKEN | {"num_bits": 4}, "input_activations of 4 bits are not supported"),
         ({}, TOKEN | {"type": "float"}, "weights of type 'int' with input_activations of another"),
@@ -71,6 +77,46 @@ def test_tensors_of_a_scheme(weights, inputs, scale, more, kind):
 def test_options_that_are_not_supported(weights, inputs, message):
     with pytest.raises(ModelError, match=message):
         parameters(INT8_WEIGHTS | weights, inputs)
+
+
+BLOCK_WEIGHTS = WEIGHTS | {"type": "float", "strategy": "block", "block_structure": [128, 128]}
+BLOCK_INPUTS = TOKEN | {"type": "float", "strategy": "group", "group_size": 128}
+
+
+def test_blocks():
+    torch.manual_seed(0)
+    size, outputs, values = 200, {"q": 150, "k": 70}, []
+    made = scheme(BLOCK_WEIGHTS, torch.float32, CPU, WHOLE, BLOCK_INPUTS)(
+        ["q", "k"], LinearShape(size, outputs)
+    )
+    for name, features in outputs.items():
+        weight = torch.randn(features, size).to(torch.float8_e4m3fn)
+        scale = torch.rand(-(-features // 128), 2) + 0.5
+        made.fill(f"{name}.weight", weight)
+        made.fill(f"{name}.weight_scale", scale)
+        wide = scale.repeat_interleave(128, 0)[:features].repeat_interleave(128, 1)[:, :size]
+        values.append(weight.float() * wide)
+    assert isinstance(made, BlockWeights)
+    x = torch.randn(5, size)
+    groups = torch.nn.functional.pad(x, (0, 56)).view(5, 2, 128)
+    scale = groups.abs().amax(2, keepdim=True) / 448
+    x = ((groups / scale).to(torch.float8_e4m3fn).float() * scale).view(5, 256)[:, :size]
+    torch.testing.assert_close(made.matmul(x), x @ torch.cat(values).t(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("weights", "inputs"),
+    [
+        ({}, None),
+        ({"block_structure": [64, 64]}, BLOCK_INPUTS),
+        ({"num_bits": 4}, BLOCK_INPUTS),
+        ({}, BLOCK_INPUTS | {"group_size": 64}),
+        ({}, BLOCK_INPUTS | {"dynamic": False}),
+    ],
+)
+def test_blocks_that_are_not_supported(weights, inputs):
+    with pytest.raises(ModelError, match="blocks are supported for fp8"):
+        scheme(BLOCK_WEIGHTS | weights, torch.float32, CPU, WHOLE, inputs)
 
 
 def test_modules_with_schemes_of_their_own(tmp_path):
@@ -123,7 +169,7 @@ def test_the_group_is_named(tmp_path):
     write(llama(), tmp_path, layout)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
-    config["quantization_config"]["config_groups"]["group_0"]["weights"]["strategy"] = "block"
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["strategy"] = "group"
     path.write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"group_0: weights of eight bits with the strategy 'block'"):
+    with pytest.raises(ModelError, match=r"group_0: weights of eight bits with the strategy 'group'"):
         load(files_of(tmp_path), torch.float32, CPU)
