@@ -101,12 +101,12 @@ def _four_bit_grouped_kernel(
     up_acc = acc
     acc = tile_sums(
         acc, x_row, there, values, scales, zeros, row, 0, num_tiles, in_features, num_rows,
-        GROUP_SIZE, HAS_ZEROS, IS_FLOAT, WEIGHT_LEFT, EVEN_K, USE_PTX,
+        GROUP_SIZE, HAS_ZEROS, IS_FLOAT, WEIGHT_LEFT, WEIGHT_LEFT, EVEN_K, USE_PTX,
     )  # fmt: skip
     if GATED:
         up_acc = tile_sums(
             up_acc, x_row, there, values, scales, zeros, row + out_features, 0, num_tiles, in_features,
-            num_rows, GROUP_SIZE, HAS_ZEROS, IS_FLOAT, WEIGHT_LEFT, EVEN_K, USE_PTX,
+            num_rows, GROUP_SIZE, HAS_ZEROS, IS_FLOAT, WEIGHT_LEFT, WEIGHT_LEFT, EVEN_K, USE_PTX,
         )  # fmt: skip
     if WEIGHT_LEFT:
         acc = tl.trans(acc)

@@ -170,14 +170,16 @@ def tile_sums(
     HAS_ZEROS: tl.constexpr,
     IS_FLOAT: tl.constexpr,
     WEIGHT_LEFT: tl.constexpr,
+    SCALE_SUMS: tl.constexpr,
     EVEN_K: tl.constexpr,
     USE_PTX: tl.constexpr,
 ):
     """Return acc plus the products of rows of x with rows of the weight, over tiles of inputs first to end.
 
     x_row: pointers [BLOCK_M] to the first inputs of rows; is_row [BLOCK_M]; row [BLOCK_N] of the weight,
-    whose scales have num_rows columns. With WEIGHT_LEFT acc is [BLOCK_N, BLOCK_M], the weight stays in
-    registers and the sum of a group is scaled; else acc is [BLOCK_M, BLOCK_N], and the weight is scaled.
+    whose scales have num_rows columns. With WEIGHT_LEFT acc is [BLOCK_N, BLOCK_M] and the weight stays in
+    registers, else acc is [BLOCK_M, BLOCK_N]. With SCALE_SUMS, for WEIGHT_LEFT, the sum of a group is scaled,
+    else the weight.
     The numbers here are those of the layout: tiles of 32 rows and 128 inputs, 64 bytes a row, 2048 in all.
     """
     dtype: tl.constexpr = x_row.dtype.element_ty
@@ -213,16 +215,26 @@ def tile_sums(
                 left = in_features - k - lane[None, :]
                 x_low = tl.load(x_low, mask=is_row[:, None] & (left > 0), other=0.0)
                 x_high = tl.load(x_high, mask=is_row[:, None] & (left > 64), other=0.0)
-            if WEIGHT_LEFT:
+            if not SCALE_SUMS:
+                low *= scale.to(dtype)[:, None]
+                high *= high_scale.to(dtype)[:, None]
+            if WEIGHT_LEFT and SCALE_SUMS:
                 part = tl.dot(low, tl.trans(x_low), input_precision="ieee")
                 if GROUP_SIZE < 128:
                     acc += part * scale[:, None]
                     acc += tl.dot(high, tl.trans(x_high), input_precision="ieee") * high_scale[:, None]
                 else:
                     acc += tl.dot(high, tl.trans(x_high), part, input_precision="ieee") * scale[:, None]
+            elif WEIGHT_LEFT:
+                acc = tl.dot(low, tl.trans(x_low), acc, input_precision="ieee")
+                acc = tl.dot(high, tl.trans(x_high), acc, input_precision="ieee")
+                if USE_PTX:
+                    # Each tile reads the sums, which waits for the products: else Triton 3.6 overwrites the
+                    # weight's registers with the next tile while products still read them.
+                    acc = tl.inline_asm_elementwise(
+                        "mov.b32 $0, $1;", "=r,r", [acc], dtype=tl.float32, is_pure=True, pack=1
+                    )
             else:
-                low *= scale.to(dtype)[:, None]
-                high *= high_scale.to(dtype)[:, None]
                 acc = tl.dot(x_low, tl.trans(low), acc, input_precision="ieee")
                 acc = tl.dot(x_high, tl.trans(high), acc, input_precision="ieee")
     return acc

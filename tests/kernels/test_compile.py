@@ -270,10 +270,10 @@ FOUR_BIT_TYPES = {"values_ptr": "u8", "zeros_ptr": "u8", "scales_ptr": "fp16", "
     ],
 )
 def test_four_bit_linear_unpacks_in_registers(num_tokens, instruction, kind, dtype):
-    launch = four_bit_launch(num_tokens, 6144, 2)
+    launch = four_bit_launch(num_tokens, 6144, 4096, 2)
     constants = FOUR_BITS | {
         "HAS_BIAS": True,
-        "WEIGHT_LEFT": launch.weight_left,
+        "SCALE_SUMS": launch.scale_sums,
         "EVEN_K": True,
         "NUM_SPLITS": launch.num_splits,
         "BLOCK_M": launch.block_m,
@@ -285,6 +285,8 @@ def test_four_bit_linear_unpacks_in_registers(num_tokens, instruction, kind, dty
     )
     assert instruction in ptx
     assert "prmt" in ptx
+    waits = re.findall(r"wgmma.wait_group.sync.aligned (\d+)", ptx)
+    assert set(waits) <= {"0"}, "no product is left to read registers that the next tile overwrites"
     assert "cp.async" in ptx, "weights are loaded ahead"
 
 
