@@ -50,7 +50,12 @@ def list_items_kernel(
     splits = tl.cdiv(lens - begins, sizes)
     # The first item of a row has as many splits as a worker's share of all. 256 rows of 587 keys take 0.87
     # times as long as with one item per split (H100, bf16, 32/8 heads of 128), 64 rows 0.96 times.
-    merged = tl.minimum(tl.maximum(tl.sum(splits, 0) // num_workers, 1), splits)
+    # With fewer rows than workers only some would get a long item, and as many short ones as the others:
+    # 16 rows of 8192 keys and 132 workers would end after 6 splits in place of 4.
+    share = tl.sum(splits, 0) // num_workers
+    if (num_rows < num_workers) & (share > 2):
+        share = 1
+    merged = tl.minimum(tl.maximum(share, 1), splits)
     items = tl.where(splits > 0, splits - merged + 1, 0)
     places = tl.cumsum(items, 0) - items
     # Kinds of items in the order of the list: several splits, one whole split, the rest of a row.
