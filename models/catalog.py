@@ -98,6 +98,8 @@ def locate(name: str, cache_dir: Path | None = None, *, progress: bool = True) -
         raise ModelError(f"{error.filename or path} cannot be read: {error.strerror}") from error
     if is_hub_id(name):
         return _hub_files(name, name, cache_dir, progress=progress)
+    if Path(name).name != name:
+        raise ModelError(f"there is no folder or .gguf file '{name}' on this machine")
     names = catalog_names()
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""

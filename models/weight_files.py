@@ -78,6 +78,8 @@ def what_it_holds(folder: Path) -> str:
             "; it is an adapter, without the weights of the model it was trained on: merge it into that "
             "model (PEFT: merge_and_unload, then save_pretrained)"
         )
+    if found := sorted(file.parent.name for file in folder.glob("*/config.json")):
+        return f"; it is a folder of models: name one of {', '.join(found[:5])}"
     if found := names("*.gguf"):
         return f"; to serve the GGUF file in it, name the file: {found[0]}"
     if found := names(f"{_MISTRAL}*.safetensors"):

@@ -36,7 +36,7 @@ from server.file_limit import raise_file_limit
 from server.flags import SettingsError
 from server.metrics import Metrics
 from server.settings import ServerConfig, Settings
-from server.terminal import print_status
+from server.terminal import print_status, printable
 from server.throughput import ThroughputLog
 
 if TYPE_CHECKING:
@@ -296,10 +296,18 @@ def loop_factory(config: ServerConfig) -> Callable[[], asyncio.AbstractEventLoop
     return factory
 
 
+class LineFormatter(logging.Formatter):
+    """Writes a message in one line; that of an exception's traceback is left as it is."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
+        """Return the line of a record, with control characters escaped."""
+        return printable(super().formatMessage(record))
+
+
 def set_up_logging(level: str) -> None:
     """Everything of monoloop to stderr, one line per record; other libraries from warnings up."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     ours = logging.getLogger("monoloop")
     ours.setLevel(level.upper())
     ours.handlers = [handler]

@@ -56,15 +56,20 @@ def set_up_streams() -> None:
         )
 
 
+def printable(text: str) -> str:
+    """Return a text with control characters escaped: it may quote files of a model, or a client."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 def print_status(text: str) -> None:
     """Print a line about what the command is doing."""
-    sys.stderr.write(f"monoloop: {text}\n")
+    sys.stderr.write(f"monoloop: {printable(text)}\n")
     sys.stderr.flush()
 
 
 def fail(message: str, code: int) -> int:
     """Print what is wrong, one error per line, and return the exit code."""
-    for line in message.splitlines():
+    for line in message.split("\n"):
         print_status(f"error: {line}")
     return code
 

@@ -48,11 +48,19 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path, chat_template: str | None = None) -> None:
+        from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoTokenizer  # takes seconds to import, so only where it is needed
 
+        # It reads config.json, too, and has long warnings about RoPE, which the loader checks itself.
+        logging.getLogger("transformers.modeling_rope_utils").setLevel(logging.ERROR)
         try:
             self._hf = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
             self.backend: Any = self._hf.backend_tokenizer
+        except StrictDataclassError as error:
+            raise ModelError(
+                f"{folder / 'config.json'} is refused by transformers, which reads it for the tokenizer: "
+                f"{_in_one_line(error)}"
+            ) from error
         except Exception as error:  # of several libraries, for files that they do not understand
             raise ModelError(f"No usable tokenizer in {folder}: {_in_one_line(error)}") from error
         self.backend.no_truncation()

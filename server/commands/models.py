@@ -73,7 +73,9 @@ def _check(config: EngineConfig, *, as_json: bool) -> int:
         if as_json:
             _print_json({"model": config.model, "runs": False, "reason": str(error)})
             return DOES_NOT_RUN
-        return fail(f"{config.model} does not run: {error}", DOES_NOT_RUN)
+        reason, name = str(error), str(config.model)
+        is_named = reason.startswith(name) or f"'{name}'" in reason
+        return fail(reason if is_named else f"{name} does not run: {reason}", DOES_NOT_RUN)
     formats = Formats.of(found.tokenizer, "auto", "auto")
     if as_json:
         values = {name: value for name, value in vars(found).items() if name != "tokenizer"}

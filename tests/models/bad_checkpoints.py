@@ -340,6 +340,18 @@ BAD: dict[str, tuple[Break, str]] = {
         only("a.gguf", "b.gguf"),
         r"has no config\.json and 2 GGUF models; name one: a\.gguf",
     ),
+    "folder of checkpoints": (
+        only("b/config.json", "a/config.json"),
+        r"has no config\.json; it is a folder of models: name one of a, b$",
+    ),
+    "control characters": (
+        config(architectures=["X\x1b[31m\nmonoloop: \u202e" * 99]),
+        r"architecture X\\x1b\[31m\\nmonoloop: \\u202eX.* is not supported",
+    ),
+    "long names": (
+        config(layer_types=["x" * 10**6]),
+        r"layers of type x{500,1000}…x{500,1000} are not supported$",
+    ),
     "no GGUF": (only("a.gguf"), r"a\.gguf is not a complete GGUF file"),
     "ONNX": (only("model.onnx"), "it is in the format of ONNX: take the model as safetensors"),
     "ONNX in a folder": (only("onnx/model.onnx"), "it is in the format of ONNX"),

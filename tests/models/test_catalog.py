@@ -199,10 +199,18 @@ def test_a_name_near_one_of_the_catalog_gets_a_hint():
         locate("SmolLM2-135M-Instrct")
 
 
-@pytest.mark.parametrize("name", ["nonsense", "/no/such/folder", "a/b/c", "missing/model.gguf"])
-def test_unknown_name(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nonsense", r"there is no model 'nonsense': .*SmolLM2-135M-Instruct"),
+        ("/no/such/folder", r"^there is no folder or \.gguf file '/no/such/folder' on this machine$"),
+        ("a/b/c", r"^there is no folder or \.gguf file 'a/b/c' on"),
+        ("missing/model.gguf", r"^there is no folder or \.gguf file 'missing/model\.gguf' on"),
+    ],
+)
+def test_unknown_name(name, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=r"there is no model '.*SmolLM2-135M-Instruct"):
+    with pytest.raises(ModelError, match=message):
         locate(name)
 
 

@@ -105,6 +105,8 @@ def test_a_model_that_does_not_run(
     monkeypatch.setattr("engine.check_model", fail)
     assert cli.main(["models", "big"]) == 1
     assert "error: big does not run: it lacks its last layer" in capsys.readouterr().err
+    assert cli.main(["models", "it"]) == 1
+    assert capsys.readouterr().err == "monoloop: error: it lacks its last layer\n"
     assert cli.main(["models", "big", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {
         "model": "big",

@@ -145,6 +145,11 @@ def test_each_error_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "monoloop: error: no port\nmonoloop: error: no model\n")
 
 
+def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    print_status("a\x1b[31m\r日本\u202eb\ud800")
+    assert capsys.readouterr().err == "monoloop: a\\x1b[31m\\r日本\\u202eb\\ud800\n"
+
+
 @pytest.mark.parametrize(
     ("num_bytes", "text"), [(0, "0 MB"), (1_499_999, "1 MB"), (1_234_000_000, "1,234 MB")]
 )

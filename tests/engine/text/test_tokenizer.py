@@ -324,5 +324,5 @@ def test_a_configuration_that_no_tokenizer_reads_is_named_with_the_reason(tmp_pa
     write_checkpoint(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": "2"}))
-    with pytest.raises(ModelError, match=r"eos_token_id.* expected int, got str"):
+    with pytest.raises(ModelError, match=r"config\.json is refused by .*eos_token_id.* expected int, got"):
         Tokenizer(tmp_path)
