@@ -10,6 +10,14 @@ import re
 MARK = "\ufdd0"
 
 
+class OwnText(str):
+    """Text that the server writes into a message: control tokens in it are encoded as such."""
+
+
+class TextParts(tuple[str, ...]):
+    """The text of a message in parts; a chat template gets them joined."""
+
+
 def mark(text: str) -> str:
     """Return the text of a control token, marked."""
     return MARK + text

@@ -13,11 +13,13 @@ from engine import TokenizerPool
 from engine.errors import InvalidRequest
 from server.body import check_structure
 from server.limits import Limits, check_ids, check_text, overflow
-from server.parsing.detect import has_place_for_tools
+from server.parsing.detect import NO_FORMATS, Formats, has_place_for_tools
+from server.parsing.formats import tool_formats
+from server.parsing.formats.hermes import HermesParser
 from server.parsing.system_turns import merge_system_turns
 from server.parsing.template_needs import adapted, with_switch
-from server.parsing.tool_choice import offered_tools
-from server.parsing.tools_in_prompt import render_tools
+from server.parsing.tool_choice import check_format, offered_tools
+from server.parsing.tools_in_prompt import can_ask_for, with_instructions
 from server.schema.chat import ChatMessage, ChatRequest
 from server.schema.completions import CompletionRequest, Prompt
 from server.schema.refused_fields import UnsupportedField
@@ -26,8 +28,10 @@ from server.schema.refused_fields import UnsupportedField
 MAX_DEPTH = 64
 
 
-async def encode_chat(wire: ChatRequest, tokenizer: TokenizerPool, limits: Limits) -> list[int]:
-    """Token ids of a conversation. Raises InvalidRequest, ContextLengthExceeded."""
+async def encode_chat(
+    wire: ChatRequest, tokenizer: TokenizerPool, limits: Limits, formats: Formats = NO_FORMATS
+) -> list[int]:
+    """Token ids of a conversation. Raises InvalidRequest, UnsupportedField, ContextLengthExceeded."""
     has_json = (
         wire.documents
         or wire.chat_template_kwargs
@@ -35,9 +39,9 @@ async def encode_chat(wire: ChatRequest, tokenizer: TokenizerPool, limits: Limit
         or any(turn.tool_calls for turn in wire.messages)
     )
     if has_json:  # may be long, and takes as long to look through
-        messages, kwargs = await asyncio.to_thread(template_input, wire, tokenizer, limits)
+        messages, kwargs = await asyncio.to_thread(template_input, wire, tokenizer, limits, formats)
     else:
-        messages, kwargs = template_input(wire, tokenizer, limits)
+        messages, kwargs = template_input(wire, tokenizer, limits, formats)
     add_generation_prompt = wire.add_generation_prompt is not False and not wire.continue_final_message
     ids = await tokenizer.encode_chat(
         messages,
@@ -49,9 +53,12 @@ async def encode_chat(wire: ChatRequest, tokenizer: TokenizerPool, limits: Limit
 
 
 def template_input(
-    wire: ChatRequest, tokenizer: TokenizerPool, limits: Limits
+    wire: ChatRequest, tokenizer: TokenizerPool, limits: Limits, formats: Formats
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Messages and further variables for the chat template. Raises InvalidRequest, ContextLengthExceeded."""
+    """Messages and further variables for the chat template.
+
+    Raises InvalidRequest, UnsupportedField, ContextLengthExceeded.
+    """
     knows_developer = "developer" in (tokenizer.chat_template or "")
     messages = []
     num_chars = 0
@@ -68,11 +75,18 @@ def template_input(
     if not tokenizer.takes_system_anywhere:
         messages = merge_system_turns(messages)
     template = tokenizer.tool_template or ""
+    check_format(wire, formats, template)
+    has_place = has_place_for_tools(template)
+    parser = tool_formats().get(formats.tools or "")
+    if not has_place and (parser is None or not can_ask_for(parser)):
+        parser = HermesParser  # of earlier calls
+    messages = adapted(template, messages, tools, parser)
     kwargs = with_switch(template, kwargs)
-    if not has_place_for_tools(template):
-        return render_tools(messages, tools), kwargs
-    messages = adapted(template, messages, tools)
-    return messages, kwargs | {"tools": tools} if tools else kwargs
+    if not tools:
+        return messages, kwargs
+    if parser is None or has_place:
+        return messages, kwargs | {"tools": tools}
+    return with_instructions(messages, tools, parser, takes_system=tokenizer.takes_system), kwargs
 
 
 async def encode_prompts(

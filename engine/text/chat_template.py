@@ -3,7 +3,7 @@
 import inspect
 import json
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -122,31 +122,37 @@ class ChatTemplate:
                 max_chars=PROBE_CHARS,
             )
 
+    def takes_system(self) -> bool:
+        """Return True if the template renders a system message at the beginning."""
+        return self._shows_in_order(("system", "user"))
+
     def takes_system_anywhere(self) -> bool:
         """Return True if the template renders every system message in its place, wherever it is.
 
         Other templates raise for a second or a later system message, or leave it out.
         """
         roles = [role for role in SYSTEM_ROLES if role == "system" or role in self._source]
-        for role in roles:
-            for order in (("system", role, "user"), ("system", "user", role, "user")):
-                texts = [f"[message {number}]" for number in range(len(order))]
-                messages = [{"role": name, "content": text} for name, text in zip(order, texts, strict=True)]
-                try:
-                    rendered = self.render(
-                        messages,
-                        {},
-                        Rendering(PROBE_SECONDS),
-                        add_generation_prompt=True,
-                        continue_final_message=False,
-                        max_chars=PROBE_CHARS,
-                    )
-                except Exception:  # a template is a program: it may raise any exception for its input
-                    return False
-                places = [rendered.find(text) for text in texts]
-                if -1 in places or places != sorted(places):
-                    return False
-        return True
+        orders = [
+            order for role in roles for order in (("system", role, "user"), ("system", "user", role, "user"))
+        ]
+        return all(map(self._shows_in_order, orders))
+
+    def _shows_in_order(self, roles: Sequence[str]) -> bool:
+        """Return True if the texts of messages with these roles are rendered one after the other."""
+        texts = [f"[message {number}]" for number in range(len(roles))]
+        try:
+            rendered = self.render(
+                [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)],
+                {},
+                Rendering(PROBE_SECONDS),
+                add_generation_prompt=True,
+                continue_final_message=False,
+                max_chars=PROBE_CHARS,
+            )
+        except Exception:  # a template is a program: it may raise any exception for its input
+            return False
+        places = [rendered.find(text) for text in texts]
+        return -1 not in places and places == sorted(places)
 
     def _tag(self, chat: list[dict[str, Any]]) -> str:
         """Put a tag at the end of the last message's text, and return the text."""
@@ -178,9 +184,15 @@ class _Arguments(dict[str, Any]):
 
 
 def _readable(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message without null fields, and with its reasoning under the names that templates read."""
-    message = {key: value for key, value in message.items() if value is not None}
-    if calls := message.get("tool_calls"):
+    """Return a message without null fields, and with its reasoning under the names that templates read.
+
+    The content beside calls stays null: templates of DeepSeek look for that.
+    """
+    calls = message.get("tool_calls")
+    message = {
+        key: value for key, value in message.items() if value is not None or (calls and key == "content")
+    }
+    if calls:
         message["tool_calls"] = [_readable_call(call) for call in calls]
     for name in REASONING_FIELDS:
         if name in message:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from jinja2.exceptions import SecurityError
 
+from engine.control_tokens import OwnText, TextParts
 from engine.errors import ContextLengthExceeded, InvalidRequest, ModelError, TemplateFault
 from engine.text.chat_template import (
     ChatTemplate,
@@ -95,7 +96,8 @@ class Tokenizer:
         self.reserved_variables = reserved_variables(self._hf)
         self._is_given_template = chat_template is not None
         self._template_fault = self._find_template_fault()
-        self.takes_system_anywhere = self._probe_system_messages()
+        self.takes_system = self._probe_system_messages(ChatTemplate.takes_system)
+        self.takes_system_anywhere = self._probe_system_messages(ChatTemplate.takes_system_anywhere)
 
     def _find_template_fault(self) -> str | None:
         """Render a probe; return what is wrong with the model's chat template, or None, and log it.
@@ -125,10 +127,10 @@ class Tokenizer:
         whose = "given with --chat-template" if self._is_given_template else "of this model"
         return f"The chat template {whose} has a fault{place_of(error)}: {_first_line(error).rstrip('.')}."
 
-    def _probe_system_messages(self) -> bool:
-        """Return True if the chat template, if there is one, renders system messages anywhere."""
+    def _probe_system_messages(self, probe: Callable[[ChatTemplate], bool]) -> bool:
+        """Return what a probe of the chat template finds; True if there is no template."""
         try:
-            return self.chat_template is None or self._compiled_template.takes_system_anywhere()
+            return self.chat_template is None or probe(self._compiled_template)
         except Exception:  # the template does not compile
             return True
 
@@ -168,7 +170,7 @@ class Tokenizer:
     ) -> list[str]:
         """Return a conversation as the chat template renders it, in pieces for encode_rendered().
 
-        Control tokens in the messages stay text: only those the template writes are encoded as such.
+        Control tokens in the messages stay text: only those that the template or OwnText has are encoded.
         Raises InvalidRequest when the template refuses, writes more than `max_chars` characters, or the
         rendering has to end, and TemplateFault for an error in the template itself.
         """
@@ -236,6 +238,10 @@ class Tokenizer:
             found.add(match[0])
             return START + match[0] + END
 
+        if isinstance(value, OwnText):
+            return value
+        if isinstance(value, TextParts):
+            return "".join(self._mark(part, found) for part in value)
         if isinstance(value, str):
             return self._control_tokens.sub(mark, _unmark(value))
         if isinstance(value, dict):
@@ -298,6 +304,11 @@ class TokenizerPool:
     def tool_template(self) -> str | None:
         """The source of the chat template for requests with tools; None if there is none."""
         return self._tokenizer.tool_template or self._tokenizer.chat_template
+
+    @property
+    def takes_system(self) -> bool:
+        """True if the chat template renders a system message at the beginning."""
+        return self._tokenizer.takes_system
 
     @property
     def takes_system_anywhere(self) -> bool:

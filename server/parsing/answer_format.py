@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from engine import RequestStream, TokenizerPool
 from engine.request import Grammar, ReasoningSpan, Request
-from server.parsing.detect import Formats, has_place_for_tools
+from server.parsing.detect import Formats
 from server.parsing.formats import reasoning_formats, tool_formats, whole_formats
 from server.parsing.formats.hermes import HermesParser
 from server.parsing.formats.response_template import RESPONSE_TEMPLATE, ResponseTemplateParser
@@ -23,7 +23,13 @@ from server.parsing.tool_call_grammar import (
     framed_answer,
     json_or_calls,
 )
-from server.parsing.tool_choice import callable_tools, called_tools, check_choice, offered_tools
+from server.parsing.tool_choice import (
+    callable_tools,
+    called_tools,
+    check_choice,
+    check_format,
+    offered_tools,
+)
 from server.parsing.whole import WholeParser
 from server.schema.chat import ChatRequest
 from server.schema.refused_fields import UnsupportedField
@@ -41,19 +47,11 @@ class AnswerFormat(NamedTuple):
     whole: type[WholeParser] | None = None
 
     @classmethod
-    def of(cls, wire: ChatRequest, formats: Formats, chat_template: str | None) -> "AnswerFormat | None":
+    def of(cls, wire: ChatRequest, formats: Formats, tool_template: str | None) -> "AnswerFormat | None":
         """Return None if the answers are all content. Raises InvalidRequest, UnsupportedField."""
         check_choice(wire)
+        check_format(wire, formats, tool_template or "")
         tools = callable_tools(wire)
-        if tools is not None:
-            if formats.tools is None:
-                raise UnsupportedField(
-                    "tools cannot be called: the format in which this model calls them is not known here, "
-                    "or tool_parser is none.",
-                    "tools",
-                )
-            if formats.tools != "hermes" and not has_place_for_tools(chat_template or ""):
-                raise UnsupportedField("tools have no place in this model's chat template.", "tools")
         whole = whole_formats().get(formats.tools or "") or whole_formats().get(formats.reasoning or "")
         if whole is not None:  # it leaves nothing for a second parser
             separates = formats.reasoning is not None and wire.separate_reasoning is not False

@@ -9,6 +9,7 @@ from engine import TokenizerPool
 from server.flags import SettingsError
 from server.parsing.formats import reasoning_formats, tool_formats, whole_formats
 from server.parsing.formats.response_template import CALLS, REASONING, RESPONSE_TEMPLATE
+from server.parsing.tools_in_prompt import can_ask_for
 
 if TYPE_CHECKING:
     ToolSetting = str
@@ -60,11 +61,15 @@ def has_place_for_tools(template: str) -> bool:
 
 
 def tool_format(template: str, has_own: bool) -> str | None:
-    """Return the format of calls that a template shows; `has_own`: a response template parses calls."""
+    """Return the format of calls that a template shows; `has_own`: a response template parses calls.
+
+    If it has no place for tools, calls are asked for in a message: in that format or, if none is shown, or
+    one that only templates write, in Hermes'.
+    """
+    shown = [parser for parser in tool_formats().values() if parser.is_shown_by(template)]
     if not has_place_for_tools(template):
-        return "hermes"
-    shown = (name for name, parser in tool_formats().items() if parser.is_shown_by(template))
-    return next(shown, RESPONSE_TEMPLATE if has_own else None)
+        return next((parser.name for parser in shown if can_ask_for(parser)), "hermes")
+    return shown[0].name if shown else RESPONSE_TEMPLATE if has_own else None
 
 
 def reasoning_format(template: str, has_own: bool) -> str | None:

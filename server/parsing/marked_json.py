@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from server.parsing.json_call import JsonToolParser
 from server.parsing.parser import Marker, Tools
@@ -38,6 +38,19 @@ class MarkedJsonParser(JsonToolParser):
         return CallRules(
             call, separator, lambda function, layout: json_call_rule(function, *cls.keys), around
         )
+
+    @classmethod
+    def write_calls(cls, calls: Sequence[Mapping[str, Any]]) -> str:
+        """See ToolParser."""
+        [(opener, closer), *_] = cls.blocks.items()
+        before, separator, after = cls.inside
+        name, arguments = cls.keys
+        objects = [
+            json.dumps({name: call["name"], arguments: call["arguments"]}, ensure_ascii=False)
+            for call in calls
+        ]
+        blocks = [separator.join(objects)] if cls.shares_block else objects
+        return "\n".join(f"{opener}{before}{block}{after}{closer}" for block in blocks)
 
     def __init__(self, tools: Tools, marker: Marker) -> None:
         super().__init__(tools, marker)

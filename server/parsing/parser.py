@@ -3,7 +3,7 @@
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -185,6 +185,14 @@ class ToolParser(Parser):
 
         `tokens` are the ids of the vocabulary's added tokens.
         """
+
+    @classmethod
+    def write_calls(cls, calls: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return calls, each with its `name` and `arguments`, as text that the parser reads.
+
+        None for a format that only chat templates write.
+        """
+        return None
 
     def _openers(self) -> Mapping[str, Callable[[], bool]]:
         """Return the markers that end content, and the state that follows each."""

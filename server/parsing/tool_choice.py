@@ -3,8 +3,12 @@
 from collections.abc import Sequence
 
 from engine.errors import InvalidRequest
+from server.parsing.detect import Formats, has_place_for_tools
+from server.parsing.formats import tool_formats
 from server.parsing.parser import Tools
+from server.parsing.tools_in_prompt import can_ask_for
 from server.schema.chat import ChatRequest
+from server.schema.refused_fields import UnsupportedField
 from server.schema.tools import FunctionDefinition, Tool, ToolChoice, is_none_allowed
 
 
@@ -31,6 +35,25 @@ def check_choice(wire: ChatRequest) -> None:
                 f"tool_choice names {name[:128]!r}, which is not in tools or is no function of the client.",
                 "tool_choice",
             )
+
+
+def check_format(wire: ChatRequest, formats: Formats, template: str) -> None:
+    """Check that tools can be listed in the prompt, and their calls parsed. Raises UnsupportedField."""
+    if not offered_tools(wire):
+        return
+    if formats.tools is None:
+        raise UnsupportedField(
+            "tools cannot be called: the format in which this model calls them is not known here, "
+            "or tool_parser is none.",
+            "tools",
+        )
+    parser = tool_formats().get(formats.tools)
+    if not has_place_for_tools(template) and (parser is None or not can_ask_for(parser)):
+        raise UnsupportedField(
+            "tools have no place in this model's chat template, and only a template can write the format "
+            f"{formats.tools}; with tool_parser auto they would be written into the messages.",
+            "tools",
+        )
 
 
 def is_forced(choice: ToolChoice | None) -> bool:

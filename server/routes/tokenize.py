@@ -32,7 +32,7 @@ async def tokenize_reply(context: ServerContext, wire: TokenizeRequest) -> Respo
     """Encode, and list."""
     tokenizer, limits = context.engine.tokenizer, context.limits
     if wire.prompt is None:
-        ids = await encode_chat(wire.chat, tokenizer, limits)
+        ids = await encode_chat(wire.chat, tokenizer, limits, context.formats)
     else:
         special = wire.add_special_tokens is not False
         ids = await encode_prompt(wire.prompt, tokenizer, limits, add_special_tokens=special, param="prompt")

@@ -53,7 +53,7 @@ class FakeTokenizer:
 
     max_prompt_chars = 8192
     infill: InfillTokens | None = None
-    takes_system_anywhere = True
+    takes_system = takes_system_anywhere = True
     chat_template: str | None = "{{ messages }}{{ tools }}"
     reserved_variables = frozenset(("messages", "chat_template", "tokenize", "bos_token"))
     added_tokens: ClassVar[dict[str, int]] = {}
@@ -84,7 +84,7 @@ class FakeTokenizer:
 
     async def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
         self.chats.append((messages, options))
-        text = " ".join(message["content"] for message in messages)
+        text = " ".join("".join(message["content"]) for message in messages)
         if "bad template" in text:
             raise InvalidRequest("The chat template refuses this: no", "messages")
         if "slow template" in text:

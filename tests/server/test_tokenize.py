@@ -76,6 +76,38 @@ async def test_chat_has_the_prompt_of_a_completion(
     assert first == second
 
 
+CALLS = "{{ messages }}{% for call in m.tool_calls %}<｜tool▁call▁begin｜>{{ call }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "takes_system", "shown"),
+    [
+        ("{{ messages }}", True, "<tool_call>"),
+        ("{{ messages }}", False, "<tool_call>"),
+        (CALLS, True, "<｜tool▁call▁begin｜>"),
+        ("{{ messages }}{{ tools }}<tool_call>", True, ""),
+    ],
+)
+async def test_chat_with_tools_has_the_prompt_of_a_completion(
+    engine: FakeEngine, template: str, takes_system: bool, shown: str
+) -> None:
+    engine.tokenizer.chat_template = template
+    engine.tokenizer.takes_system = takes_system
+    body = {"messages": user("hi"), "tools": [{"type": "function", "function": {"name": "f"}}]}
+    async with client_for(engine) as client:
+        for path in ("/tokenize", "/v1/chat/completions"):
+            response = await client.post(path, json=body)
+            assert response.status_code == 200, response.text
+        count = await client.post("/v1/messages/count_tokens", json={"messages": user("hi")})
+        assert count.status_code == 200, count.text
+    first, second, _ = engine.tokenizer.chats
+    assert first == second
+    messages, options = first
+    assert shown in "".join(messages[0]["content"])
+    assert messages[0]["role"] == ("system" if shown and takes_system else "user")
+    assert ("tools" in options["template_kwargs"]) is not bool(shown)
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

@@ -216,7 +216,7 @@ async def test_a_template_without_a_place_for_tools_is_told_in_text(engine: Fake
     assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
     turns, options = engine.tokenizer.chats[-1]
     assert [turn["role"] for turn in turns] == ["system", "user", "assistant", "user", "user"]
-    assert '"name": "get_weather"' in turns[0]["content"]
+    assert '"name": "get_weather"' in "".join(turns[0]["content"])
     assert turns[2] == {
         "role": "assistant",
         "content": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',

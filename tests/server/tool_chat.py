@@ -8,7 +8,7 @@ import httpx
 from server.schema.chat import ChatChunk, ChatResponse
 
 URL = "/v1/chat/completions"
-HERMES = "{{ messages }}{{ tools }}<tool_call>"
+HERMES = "{{ messages }}{{ m.tool_calls }}{{ tools }}<tool_call>"
 THINKING = HERMES + "<think>"
 TOOL = {
     "type": "function",

@@ -5,7 +5,8 @@ https://huggingface.co/deepseek-ai/DeepSeek-V3.1
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from server.parsing.named_call import NamedCallParser
 from server.parsing.parser import Marker, Tools
@@ -39,6 +40,15 @@ class DeepSeekParser(NamedCallParser):
             return f"{json.dumps(function.name)} {separator} {arguments_rule(function)}"
 
         return CallRules(f"{call} tool {call_end}", "", tool, f"{begin} {{}} {end}")
+
+    @classmethod
+    def write_calls(cls, calls: Sequence[Mapping[str, Any]]) -> str:
+        """See ToolParser; calls are written as V3.1 does."""
+        texts = [
+            f"{CALL}{call['name']}{SEPARATOR}{json.dumps(call['arguments'], ensure_ascii=False)}{CALL_END}"
+            for call in calls
+        ]
+        return f"{BEGIN}{''.join(texts)}{END}"
 
     def _named(self, header: str) -> tuple[str, str | None]:
         before, separator, after = header.partition(self._separator)

@@ -7,16 +7,18 @@ https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_2/
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from engine.control_tokens import is_marked, until
 from server.parsing.argument_types import argument_schemas
 from server.parsing.json_repair import JsonRepair
 from server.parsing.parser import Marker, ToolParser, Tools
 
+OPEN = "<|tool_call_start|>"
 PAIRS = {
     "<|python_start|>": "<|python_end|>",
-    "<|tool_call_start|>": "<|tool_call_end|>",
+    OPEN: "<|tool_call_end|>",
     "<function_calls>": "</function_calls>",
     "```tool_code": "```",
 }
@@ -50,6 +52,16 @@ class PythonicParser(ToolParser):
     @classmethod
     def call_rules(cls, tokens: Mapping[str, int]) -> None:
         """See ToolParser; there is no grammar of Python literals with a schema."""
+
+    @classmethod
+    def write_calls(cls, calls: Sequence[Mapping[str, Any]]) -> str:
+        """See ToolParser; the markers are those of LFM2, whose templates leave out earlier calls."""
+        texts = []
+        for call in calls:
+            given = call["arguments"]
+            items = given.items() if isinstance(given, Mapping) else ()
+            texts.append(f"{call['name']}({', '.join(f'{key}={value!r}' for key, value in items)})")
+        return f"{OPEN}[{', '.join(texts)}]{PAIRS[OPEN]}"
 
     def _openers(self) -> Mapping[str, Callable[[], bool]]:
         return dict.fromkeys(PAIRS, self._marked)

@@ -50,7 +50,7 @@ async def count_tokens(http: HttpRequest) -> Response:
 async def count_reply(context: ServerContext, wire: CountTokensRequest) -> Response:
     """Encode as a chat, and count."""
     chat = await asyncio.to_thread(chat_request, wire)
-    ids = await encode_chat(chat, context.engine.tokenizer, context.limits)
+    ids = await encode_chat(chat, context.engine.tokenizer, context.limits, context.formats)
     return Response(
         CountTokensResponse(input_tokens=len(ids)).model_dump_json(), media_type="application/json"
     )

@@ -265,6 +265,29 @@ def test_templates_that_render_system_messages_anywhere_are_found(source: str, e
 
 @pytest.mark.parametrize(
     ("source", "expected"),
+    [(EACH, True), (FIRST_ONLY, True), (FIRST_ONLY.replace(" and not loop.first", ""), False)],
+)
+def test_templates_that_render_no_system_message_are_found(source: str, expected: bool):
+    assert ChatTemplate(source).takes_system() is expected
+
+
+def test_content_beside_calls_may_be_null():
+    shows = "{% for m in messages %}[{{ m['content'] is none }}, {{ m['name'] is defined }}]{% endfor %}"
+    turn = {"role": "assistant", "content": None, "name": None}
+    for calls, expected in (([{}], "[True, False]"), ([], "[False, False]")):
+        shown = ChatTemplate(shows).render(
+            [turn | {"tool_calls": calls}],
+            {},
+            Rendering(9),
+            add_generation_prompt=False,
+            continue_final_message=False,
+            max_chars=99,
+        )
+        assert shown == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
     [
         ("{{ 'f<sep>' + call.arguments + '<end>' }}", 'f<sep>{"a": "é", "b": [1]}<end>'),
         ("{{ call.arguments + '<end>' }}", '{"a": "é", "b": [1]}<end>'),

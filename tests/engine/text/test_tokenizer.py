@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from engine.control_tokens import OwnText, TextParts
 from engine.errors import InvalidRequest, ModelError, TemplateFault
 from engine.text.template_sandbox import Rendering
 from engine.text.tokenizer import MAX_BATCH_TEXTS, Tokenizer, TokenizerPool
@@ -82,6 +83,14 @@ RESPONSE = {
     "start_anchor": "[assistant]",
     "fields": {"thinking": {"open": "<think>", "close": "</think>"}, "content": {"close": EOS}},
 }
+
+
+def test_text_of_the_server_has_control_tokens(make_tokenizer):
+    tokenizer = make_tokenizer(PROMPT)
+    parts = TextParts(("a<|end|>", OwnText("b<|end|>"), "c"))
+    ids = encode_chat(tokenizer, user(parts), add_generation_prompt=False)
+    assert ids.count(tokenizer.eos_token_id) == 2, "that of the server, and that of the template"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "[user]a<|end|>b<|end|>c<|end|>"
 
 
 def test_a_response_template_parses_answers_to_a_prompt(make_tokenizer):

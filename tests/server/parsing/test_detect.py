@@ -26,6 +26,8 @@ ANSWERS_ONLY = {"fields": {"content": {}}}
     [
         ("{% for message in messages %}", None, "hermes", None),
         (None, None, "hermes", None),
+        ("{{ message['tool_calls'] }}<｜tool▁call▁begin｜></think>", None, "deepseek_v3", "think"),
+        ("{{ message.content }}<arg_key>", None, "hermes", None),  # only a template writes the format
         ("{% if tools %}<tool_call>\n{\"name\"", None, "hermes", None),
         ("{% if tools %}<tool_call>{% endif %}<think>", None, "hermes", "think"),
         ("{{ tools }}<tool_call><function=f><parameter=a></think>", None, "qwen3_coder", "think"),

@@ -1,51 +1,61 @@
-"""Tools, calls and results as text, for templates that have no place for them."""
+"""Tools as text, for templates that have no place for them."""
 
 import json
 
-from server.parsing.tools_in_prompt import call_text, render_tools
+import pytest
+
+from engine.control_tokens import OwnText
+from server.parsing.formats import tool_formats
+from server.parsing.tools_in_prompt import EXAMPLE, can_ask_for, with_instructions
 from tests.server.parsing.texts import make, parse
 
 TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+HERMES, DEEPSEEK = tool_formats()["hermes"], tool_formats()["deepseek_v3"]
+USER = {"role": "user", "content": "a"}
 
 
-def test_a_plain_conversation_stays_as_it_is() -> None:
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "name": "x"}]
-    assert render_tools(turns, ()) == turns
+def test_without_tools_a_conversation_stays_as_it_is() -> None:
+    assert with_instructions([USER], (), HERMES, takes_system=True) == [USER]
 
 
-def test_the_system_turn_gets_the_tools_or_is_made_for_them() -> None:
-    rendered = render_tools(
-        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}], [TOOL]
+@pytest.mark.parametrize("takes_system", [True, False])
+def test_the_first_turn_gets_the_tools_or_is_made_for_them(takes_system: bool) -> None:
+    first = {"role": "system", "content": "Be brief."} if takes_system else USER
+    rendered = with_instructions([first, USER], [TOOL], HERMES, takes_system=takes_system)
+    assert [turn["role"] for turn in rendered] == [first["role"], "user"]
+    text = "".join(rendered[0]["content"])
+    assert text.startswith(f"{first['content']}\n\n")
+    assert json.dumps(TOOL["function"]) in text.split("\n")
+    made, last = with_instructions(
+        [USER if takes_system else {"role": "assistant", "content": "b"}],
+        [TOOL],
+        HERMES,
+        takes_system=takes_system,
     )
-    assert [turn["role"] for turn in rendered] == ["system", "user"]
-    assert rendered[0]["content"].startswith("Be brief.\n\n")
-    assert json.dumps(TOOL["function"]) in rendered[0]["content"].split("\n")
-    assert render_tools([{"role": "user", "content": "a"}], [TOOL])[0]["role"] == "system"
+    assert made["role"] == ("system" if takes_system else "user")
+    assert last in (USER, {"role": "assistant", "content": "b"})
 
 
-def test_results_in_a_row_are_one_turn_of_the_user() -> None:
-    calls = [{"id": name, "function": {"name": name, "arguments": {"a": "é"}}} for name in ("f", "g")]
-    turns = [
-        {"role": "assistant", "content": "I look.", "tool_calls": calls},
-        {"role": "tool", "tool_call_id": "f", "content": "1"},
-        {"role": "tool", "tool_call_id": "g", "content": "2"},
-    ]
-    rendered = render_tools(turns, ())
-    assert rendered == [
-        {
-            "role": "assistant",
-            "content": "I look."
-            '\n<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
-            '\n<tool_call>\n{"name": "g", "arguments": {"a": "é"}}\n</tool_call>',
-        },
-        {
-            "role": "user",
-            "content": "<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response>",
-        },
-    ]
-    assert "tool_calls" in turns[0], "what was given is not changed"
+def test_only_the_example_of_a_call_has_control_tokens() -> None:
+    [turn, _] = with_instructions([USER], [TOOL], DEEPSEEK, takes_system=True)
+    [own] = [part for part in turn["content"] if isinstance(part, OwnText)]
+    assert own == (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>the_function<｜tool▁sep｜>"
+        '{"parameter": "value"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    )
 
 
-def test_a_call_is_written_as_it_is_read() -> None:
-    [call] = parse(make("hermes"), call_text({"name": "now", "arguments": {"a": [1, "x"]}})).calls
-    assert (call.name, call.arguments) == ("now", '{"a": [1, "x"]}')
+CALLS = [EXAMPLE, {"name": "now", "arguments": {"a": [1, "x", None], "é": {"b": True}}}]
+
+
+@pytest.mark.parametrize("name", [name for name, parser in tool_formats().items() if can_ask_for(parser)])
+def test_calls_are_written_as_they_are_read(name: str) -> None:
+    text = tool_formats()[name].write_calls(CALLS)
+    assert text is not None
+    found = [(call.name, json.loads(call.arguments)) for call in parse(make(name), text).calls]
+    assert found == [(call["name"], call["arguments"]) for call in CALLS], text
+
+
+def test_the_formats_of_templates_without_a_place_for_tools_can_be_asked_for() -> None:
+    assert all(map(can_ask_for, (HERMES, DEEPSEEK, tool_formats()["pythonic"], tool_formats()["mistral"])))
+    assert not can_ask_for(tool_formats()["harmony"])
