@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from models.config_values import count
+from models.config_values import count, mapping
 from models.errors import ModelError
 from models.rope import inverse_frequencies
 from models.spec import DecoderSpec, MoeSpec
@@ -32,6 +32,7 @@ _BOUNDS = {
     "num_experts_per_tok": (0, 1 << 16),
     "moe_intermediate_size": (0, _MOST),
     "shared_expert_intermediate_size": (0, _MOST),
+    "shared_intermediate_size": (0, _MOST),
     "n_group": (1, 1 << 16),
     "topk_group": (1, 1 << 16),
     "decoder_sparse_step": (1, 1024),
@@ -48,10 +49,7 @@ def check_config(config: Mapping[str, Any]) -> None:
 
     Those of a text model in `text_config` as well. Raises ModelError, naming the key.
     """
-    text = config.get("text_config") or {}
-    if not isinstance(text, Mapping):
-        raise ModelError(f"text_config is {text!r:.99}, which is not a JSON object")
-    for values in (config, text):
+    for values in (config, mapping(config, "text_config")):
         for key, (least, most) in _BOUNDS.items():
             if not least <= count(values, key, least) <= most:
                 raise ModelError(f"{key} is {values[key]!r:.99}, which is not between {least} and {most}")

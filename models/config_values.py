@@ -38,6 +38,14 @@ def flag(config: Mapping[str, Any], key: str, *, default: bool = False) -> bool:
     return value
 
 
+def mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a JSON object, an empty one if it is missing. Raises ModelError for another value."""
+    value = config.get(key)
+    if not isinstance(value, Mapping | None):
+        raise ModelError(f"{key} is {value!r:.99}, which is not a JSON object")
+    return value or {}
+
+
 def _value(config: Mapping[str, Any], key: str, default: Any) -> Any:
     value = config.get(key)
     if value is None:

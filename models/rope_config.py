@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from models.config_values import count, number, positive
+from models.config_values import count, mapping, number, positive
 from models.errors import ModelError
 from models.rope import (
     DynamicScaling,
@@ -74,11 +74,8 @@ def _parameters_of(config: Mapping[str, Any], layer_type: str) -> tuple[Mapping[
 
     Raises ModelError if `rope_scaling` says something else: known programs differ in which one they read.
     """
-    old = config.get("rope_scaling") or {}
-    parameters = config.get("rope_parameters") or old
-    for given in (parameters, old):
-        if not isinstance(given, Mapping):
-            raise ModelError(f"RoPE parameters must be a mapping, not {given!r:.99}")
+    old = mapping(config, "rope_scaling")
+    parameters = mapping(config, "rope_parameters") or old
     types = {*(config.get("layer_types") or ()), "full_attention", "sliding_attention"}
     is_own = bool(types & set(parameters))
     if is_own and layer_type not in parameters:

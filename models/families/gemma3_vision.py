@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.config_values import mapping
 from models.families import gemma3
 from models.spec import DecoderSpec
 from models.weight_names import Target
@@ -15,4 +16,4 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a Gemma3Config as in config.json."""
     # Published configurations leave these out.
     defaults = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}
-    return gemma3.spec({**defaults, **config, **config.get("text_config", {})})
+    return gemma3.spec({**defaults, **config, **mapping(config, "text_config")})

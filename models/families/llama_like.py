@@ -6,7 +6,7 @@ A family imports what it does not change, and extends the maps with its own tens
 from dataclasses import replace
 from typing import Any
 
-from models.config_values import count, flag, number
+from models.config_values import count, flag, mapping, number
 from models.errors import ModelError
 from models.rope_config import rope_of
 from models.spec import (
@@ -175,9 +175,9 @@ def with_rope_by_layer_type(config: dict[str, Any], full: float, sliding: float)
     The base of either is the argument if `rope_parameters` has none. In older configurations `rope_scaling`
     is that of full layers.
     """
-    given = config.get("rope_parameters") or {"full_attention": config.get("rope_scaling")}
+    given = mapping(config, "rope_parameters") or {"full_attention": config.get("rope_scaling")}
     bases = {"full_attention": full, "sliding_attention": sliding}
-    by_type = {kind: {"rope_theta": base} | (given.get(kind) or {}) for kind, base in bases.items()}
+    by_type = {kind: {"rope_theta": base, **mapping(given, kind)} for kind, base in bases.items()}
     return {**config, "rope_parameters": by_type}
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.config_values import mapping
 from models.families import llama, ministral3
 from models.spec import DecoderSpec
 from models.weight_names import Target
@@ -13,5 +14,5 @@ WEIGHT_MAP: dict[str, Target] = {
 
 def spec(config: dict[str, Any]) -> DecoderSpec:
     """Read a Mistral3Config as in config.json."""
-    text = {"tie_word_embeddings": config.get("tie_word_embeddings"), **config["text_config"]}
+    text = {"tie_word_embeddings": config.get("tie_word_embeddings"), **mapping(config, "text_config")}
     return ministral3.spec(text) if text.get("model_type") == "ministral3" else llama.spec(text)

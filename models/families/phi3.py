@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from models.config_values import mapping
 from models.families import llama_like
 from models.families.llama_like import read_spec, refuse
 from models.spec import DecoderSpec
@@ -27,7 +28,7 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
         "max_position_embeddings": 4096,
         "original_max_position_embeddings": 4096,
     }
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = mapping(config, "rope_parameters") or mapping(config, "rope_scaling")
     if (rope.get("rope_type") or rope.get("type")) == "yarn":  # what some of the first releases call it
         rope = {**rope, "rope_type": "longrope"}
     return read_spec({**defaults, **config, "rope_parameters": rope})

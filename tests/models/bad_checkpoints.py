@@ -151,7 +151,7 @@ BAD: dict[str, tuple[Break, str]] = {
     ),
     "text beside rotary parameters": (
         config(rope_parameters={"rope_type": "default"}, rope_scaling="linear"),
-        "RoPE parameters must be a mapping, not 'linear'",
+        "rope_scaling is 'linear', which is not a JSON object",
     ),
     "activation": (config(hidden_act="wish"), "activation 'wish' is not supported; supported: silu, gelu, "),
     "activation without a gate": (

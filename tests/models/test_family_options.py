@@ -3,14 +3,17 @@
 Covers models/families/llama_like.py.
 """
 
+import itertools
 import json
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
+from models.checkpoint import read_family_spec
 from models.errors import ModelError
-from models.families import architectures_of
+from models.families import architectures_of, family_of
 from models.loader import load, read_spec
 from models.spec import MlpSpec
 from tests.models.families import FAMILIES, make, prompt
@@ -137,6 +140,9 @@ def test_what_is_not_computed_is_refused_by_name(family, changes, tmp_path):
         ("gemma2", "query_pre_attn_scalar", 0, "a number above 0"),
         ("phi", "partial_rotary_factor", "half", "a number of at least 0"),
         ("smollm3", "no_rope_layers", 1, "a list of"),
+        ("gemma3 with images", "text_config", 3, "a JSON object"),
+        ("phi3", "rope_parameters", 3, "a JSON object"),
+        ("gemma3", "rope_parameters", 3, "a JSON object"),
     ],
     ids=str,
 )
@@ -145,6 +151,20 @@ def test_a_value_of_another_type_is_refused_by_its_key(family, key, value, kind,
     change_config(tmp_path, {key: value, **({"rope_parameters": {}} if family == "phi" else {})})
     with pytest.raises(ModelError, match=f"{key} is .*, which is (not )?{kind}"):
         read_spec(files_of(tmp_path))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_value_of_another_type_is_refused_by_its_key(family):
+    """Or by the activation that it names; a key that is not read may have any value."""
+    architecture = FAMILIES[family].architecture
+    config = {**json.loads(make(family).config.to_json_string()), "architectures": [architecture]}
+    for key, value in itertools.product(
+        {*config, "rope_theta", "rope_scaling"} - {"architectures"}, ("x", [3])
+    ):
+        try:
+            read_family_spec(family_of([architecture]), {**config, key: value}, Path("folder"))
+        except ModelError as error:
+            assert key in str(error) or "activation" in str(error)  # noqa: PT017 - success is as good
 
 
 def test_an_unknown_activation_is_refused_by_name(tmp_path):

@@ -233,7 +233,7 @@ def test_wrong_number_of_divisors():
             "parameter 'mrope_section' is not supported",
         ),
         ({"sliding_attention": {"rope_type": "default"}}, "lack layers of type 'full_attention'"),
-        ([1.0], "must be a mapping"),
+        ([1.0], "which is not a JSON object"),
     ],
     ids=str,
 )
