@@ -153,7 +153,9 @@ def parts() -> Iterator[Part]:
 def run_tests(console: Console) -> bool:
     """Run the tests in several processes; whether all passed. Those of one xdist_group run one by one."""
     processes = min(MAX_TEST_PROCESSES, num_cores())
-    pytest = ["pytest", "-m", "gpu", "-q", "--durations=5", "-n", str(processes), "--dist", "loadgroup"]
+    # pytest-benchmark, where it is installed, warns beside xdist, and warnings are errors here.
+    pytest = ["pytest", "-m", "gpu", "-q", "--durations=5", "-p", "no:benchmark"]
+    pytest += ["-n", str(processes), "--dist", "loadgroup"]
     return run_module(console, [*pytest, *TEST_FOLDERS], OMP_NUM_THREADS=str(num_cores() // processes))
 
 

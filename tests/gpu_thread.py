@@ -21,7 +21,7 @@ def gpu_thread(device: torch.device) -> Iterator[None]:
         return
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    earlier = torch.cuda.current_stream(device)
+    earlier = torch.cuda.current_stream()
     set_up_thread(EngineConfig(), device)
     yield
     torch.cuda.set_stream(earlier)
