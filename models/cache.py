@@ -36,20 +36,42 @@ def is_fetched(name: str, cache_dir: Path | None = None) -> bool:
     if source is None and (Path(name).expanduser().exists() or not is_hub_id(name)):
         return True
     repository, _, choice = (source or name).partition(":")
-    for model in cached_models(cache_dir):
-        if model.name == repository:
-            there = choices(path.name for path in model.folder.rglob("*.gguf")) if choice else {}
-            return not choice or choice.lower() in map(str.lower, there)
-    return False
+    model = _find(repository, cache_dir)
+    return model is not None and (not choice or _gguf_files(model, choice) is not None)
 
 
 def remove(name: str, cache_dir: Path | None = None) -> CachedModel | None:
-    """Delete a model's files from the cache and return what it was; None if it is not there."""
-    source = catalog_source(name) or name
-    for model in cached_models(cache_dir):
-        if model.name == source:
-            shutil.rmtree(model.folder)
-            return model
+    """Delete a model's files from the cache and return what it was; None if it is not there.
+
+    OWNER/NAME:CHOICE is one GGUF model of a hub repository; the rest of the repository stays.
+    """
+    repository, _, choice = (catalog_source(name) or name).partition(":")
+    model = _find(repository, cache_dir)
+    if model is None:
+        return None
+    if not choice:
+        shutil.rmtree(model.folder)
+        return model
+    if (links := _gguf_files(model, choice)) is None:
+        return None
+    # The hub's cache has the contents in `blobs`, and links to them from each revision that was fetched.
+    files = {file for link in links if (file := link.resolve()).is_relative_to(model.folder.resolve())}
+    size_bytes = sum(file.stat().st_size for file in files if file.exists())
+    for path in (*links, *files):
+        path.unlink(missing_ok=True)
+    return CachedModel(f"{repository}:{choice}", model.folder, size_bytes)
+
+
+def _find(name: str, cache_dir: Path | None) -> CachedModel | None:
+    """Return the cached model of a name without a choice; None if there is none."""
+    return next((model for model in cached_models(cache_dir) if model.name == name), None)
+
+
+def _gguf_files(model: CachedModel, choice: str) -> list[Path] | None:
+    """Return the files of one GGUF model of a hub repository, in all its revisions; None without any."""
+    for name, files in choices(map(str, model.folder.rglob("*.gguf"))).items():
+        if name.lower() == choice.lower():
+            return list(map(Path, files))
     return None
 
 

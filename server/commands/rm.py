@@ -14,7 +14,10 @@ def main(arguments: list[str]) -> int:
         prog="monoloop rm",
         description="Remove a fetched model from the cache. That of the hub is shared with other programs.",
     )
-    parser.add_argument("model", help="catalog name or hub id, as `monoloop list` shows it")
+    parser.add_argument(
+        "model",
+        help="catalog name or hub id, as `monoloop list` shows it, or OWNER/NAME:Q4_K_M for one GGUF model",
+    )
     add_cache_flags(parser)
     given = parse_arguments(parser, arguments)
     cache_dir = find_cache_dir(given)

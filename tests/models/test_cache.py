@@ -47,6 +47,21 @@ def test_of_several_gguf_models_the_named_one_must_be_there(cache: Path) -> None
     assert not is_fetched(f"{hub}:Q4_K_M", cache)
 
 
+def test_one_of_several_gguf_models_is_removed(cache: Path) -> None:
+    hub = "HuggingFaceTB/SmolLM2-360M-Instruct"
+    folder = cache / "hub/models--HuggingFaceTB--SmolLM2-360M-Instruct"
+    for name in ("Q8_0/m-Q8_0-00001-of-00002", "Q8_0/m-Q8_0-00002-of-00002", "m-Q4_K_M"):
+        (folder / "blobs" / Path(name).name).write_bytes(b"x" * 30)
+        for revision in ("c0ffee", "decade"):
+            link = folder / "snapshots" / revision / f"{name}.gguf"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(folder / "blobs" / Path(name).name)
+    assert remove(f"{hub}:q8_0", cache) == CachedModel(f"{hub}:q8_0", folder, 60)
+    assert remove(f"{hub}:q8_0", cache) is None
+    assert sorted(path.name for path in (folder / "blobs").iterdir()) == ["abc", "m-Q4_K_M"]
+    assert len([*folder.rglob("*.gguf")]) == 2 and is_fetched(f"{hub}:Q4_K_M", cache)
+
+
 def test_an_empty_cache_is_empty(tmp_path: Path) -> None:
     assert cached_models(tmp_path / "nowhere") == []
 
