@@ -198,5 +198,17 @@ def _tojson(
 ) -> str:
     """Return JSON as it is; Jinja's own filter escapes characters of HTML."""
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_refuse,
     )
+
+
+def _refuse(value: Any) -> None:
+    """Raise UndefinedError with the variable's name for an undefined value, TypeError for any other."""
+    if isinstance(value, jinja2.Undefined):
+        value._fail_with_undefined_error()
+    raise TypeError(f"tojson was given a {type(value).__name__}, which is not a JSON value")

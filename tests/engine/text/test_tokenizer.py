@@ -143,6 +143,8 @@ FAULTS = {
     "{% for m in messages %}": r"\(line 1\): Unexpected end of template",
     "a\n{{ messages | nothing }}": r"\(line 2\): No filter named 'nothing'",
     "{% for m in messages %}\n{{ m.content + 1 }}{% endfor %}": r"\(line 2\): can only concatenate str",
+    "{{ functions | tojson }}": r"\(line 1\): 'functions' is undefined",
+    "{{ messages | map(attribute='role') | tojson }}": r"\(line 1\): tojson was given a generator",
     "{{ messages[0].a.b }}": r"\(line 1\): .*has no attribute 'a'",
 }
 
