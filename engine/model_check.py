@@ -3,18 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from engine.config import EngineConfig
 from engine.device.devices import choose_device
-from engine.device.fit import pages_beside, step_bytes
+from engine.device.fit import outline, pages_beside, step_bytes
 from engine.device.kv_cache import kv_storage
 from engine.device.runner import choose_max_model_len
 from engine.errors import ModelError
 from engine.startup import default_token_budget, find
 from engine.text.chat_template import read_template
 from engine.text.tokenizer import Tokenizer, TokenizerPool
-from models import loader
 from models.cache import is_fetched
 from models.features import features_of, in_words
 from models.memory import num_bytes, num_parameters
@@ -61,15 +58,9 @@ def check_model(config: EngineConfig) -> ModelCheck:
     if not is_fetched(name, config.cache_dir):
         raise ModelError(f"it is not on this machine; `monoloop pull {name}` fetches it")
     files = find(name, config.cache_dir)
-    device = choose_device(config)
-    dtype = loader.default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
-    try:
-        model, architecture, quantization = loader.outline(files, dtype, quantization=config.quantization)
-    except loader.ModelError as error:
-        raise ModelError(str(error)) from error
+    model, architecture, quantization = outline(config, files)
     spec, token_budget = model.spec, config.token_budget or default_token_budget(config)
-    weight_bytes = num_bytes(model)
-    num_pages = pages_beside(model, config, device, weight_bytes, step_bytes(model, token_budget))
+    num_pages = pages_beside(model, config, step_bytes(model, token_budget))
     max_model_len = choose_max_model_len(spec, config, token_budget, num_pages)
     template = None if config.chat_template is None else read_template(config.chat_template)
     sizes = [layer.attention.num_kv_heads * layer.attention.head_dim for layer in spec.layers]
@@ -79,10 +70,10 @@ def check_model(config: EngineConfig) -> ModelCheck:
         architecture=architecture,
         features=features_of(spec),
         num_parameters=num_parameters(model),
-        dtype=str(dtype).removeprefix("torch."),
-        device=str(device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(choose_device(config)),
         quantization=quantization,
-        weight_bytes=weight_bytes,
+        weight_bytes=num_bytes(model),
         kv_token_bytes=2 * sum(map(kv_storage(model, config.kv_dtype).num_bytes, sizes)),
         kv_dtype=config.kv_dtype,
         kv_tokens=num_pages // len(spec.kv_groups) * config.page_size,

@@ -16,7 +16,7 @@ import torch
 
 from engine.bench.probe import Ceilings, Probe
 from engine.config import EngineConfig
-from engine.device.devices import choose_device, set_up_thread
+from engine.device.devices import choose_device, choose_dtype, set_up_thread
 from engine.device.kv_cache import kv_storage
 from engine.device.runner import ModelRunner
 from engine.device.thread import LaunchedStep
@@ -26,7 +26,7 @@ from kernels.kv_layer import KVStorage
 from models.decoder import Decoder
 from models.errors import ModelError
 from models.layers import Linear
-from models.loader import default_dtype, random_decoder
+from models.loader import random_decoder
 from models.shapes import SHAPES
 from models.spec import DecoderSpec
 
@@ -140,14 +140,8 @@ def random_runner(shape: str, config: EngineConfig) -> ModelRunner:
 
 def random_model(shape: str, config: EngineConfig, device: torch.device) -> Decoder:
     """Return a model of a shape with random weights. Raises ModelError for an unknown quantization."""
-    dtype = dtype_of(config, device)
+    dtype = choose_dtype(config, device)
     return random_decoder(SHAPES[shape], dtype, device, quantization=config.quantization)
-
-
-def dtype_of(config: EngineConfig, device: torch.device) -> torch.dtype:
-    """Return the dtype that the model computes in."""
-    named: torch.dtype = getattr(torch, config.dtype, torch.float32)
-    return default_dtype(device) if config.dtype == "auto" else named
 
 
 @dataclass(frozen=True)
@@ -176,7 +170,7 @@ class Floors:
 def measure_floors(shape: str, config: EngineConfig, steps: StepsToMeasure) -> Floors:
     """Measure the ceilings and products, with weights that are freed before the model is made."""
     device = choose_device(config)
-    spec, dtype = SHAPES[shape], dtype_of(config, device)
+    spec, dtype = SHAPES[shape], choose_dtype(config, device)
     probe = Probe(device, dtype)
     with torch.inference_mode():
         ceilings = probe.ceilings()

@@ -1,4 +1,4 @@
-"""Chooses the device, sets up its thread, and words the errors when it cannot be used."""
+"""Chooses the device and the dtype, sets up its thread, and words the errors when it cannot be used."""
 
 import logging
 
@@ -8,6 +8,7 @@ from engine.config import EngineConfig
 from engine.errors import DeviceLost
 from engine.machine import num_cores, num_visible_cores
 from kernels.dispatch import HAS_TRITON
+from models.loader import default_dtype
 
 logger = logging.getLogger("monoloop.engine")
 
@@ -47,6 +48,14 @@ def num_threads(asked: int | None) -> int:
     if asked > most:
         logger.warning("threads: %d is more than the cores of this process; %d are used", asked, most)
     return min(asked, most)
+
+
+def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """Return the dtype that the model computes in: that of the settings, or the best of the device."""
+    if config.dtype == "auto":
+        return default_dtype(device)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
 
 
 def choose_device(config: EngineConfig) -> torch.device:

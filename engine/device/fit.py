@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from engine.config import EngineConfig
-from engine.device.devices import choose_device
+from engine.device.devices import choose_device, choose_dtype
 from engine.device.kv_cache import cpu_pool_bytes, cuda_pool_bytes, page_bytes, pages_of_pool
 from engine.device.runner import choose_max_model_len
 from engine.errors import ModelError
@@ -26,29 +26,31 @@ def check_lengths(config: EngineConfig, files: ModelFiles, token_budget: int) ->
     """
     if config.max_model_len is None and config.kv_tokens is None:
         return
-    device = choose_device(config)
-    dtype = loader.default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
+    model = outline(config, files).model
     try:
-        model = loader.outline(files, dtype, quantization=config.quantization).model
-    except loader.ModelError as error:
-        raise ModelError(str(error)) from error
-    weight_bytes = num_bytes(model)
-    most = pages_beside(model, config, device, weight_bytes, 0)
-    try:
-        choose_max_model_len(model.spec, config, token_budget, most)
+        choose_max_model_len(model.spec, config, token_budget, pages_beside(model, config, 0))
     except ValueError:
-        likely = pages_beside(model, config, device, weight_bytes, step_bytes(model, token_budget))
-        choose_max_model_len(model.spec, config, token_budget, likely)
+        # The message then has the length that is likely to fit beside a step, too.
+        num_pages = pages_beside(model, config, step_bytes(model, token_budget))
+        choose_max_model_len(model.spec, config, token_budget, num_pages)
         raise
 
 
-def pages_beside(
-    model: Decoder, config: EngineConfig, device: torch.device, weight_bytes: int, step_bytes: int
-) -> int:
-    """Return the number of pages of the KV pool beside the weights and, on a GPU, the largest step.
+def outline(config: EngineConfig, files: ModelFiles) -> loader.Outline:
+    """Return the model that the settings ask for, without its weights. Raises ModelError, ValueError."""
+    dtype = choose_dtype(config, choose_device(config))
+    try:
+        return loader.outline(files, dtype, quantization=config.quantization)
+    except loader.ModelError as error:
+        raise ModelError(str(error)) from error
 
-    Raises ValueError, naming the setting, if they do not fit.
+
+def pages_beside(model: Decoder, config: EngineConfig, reserved_bytes: int) -> int:
+    """Return the number of pages of the KV pool beside the weights.
+
+    On a GPU `reserved_bytes` stay free for a step. Raises ValueError, naming the setting, if nothing fits.
     """
+    device, weight_bytes = choose_device(config), num_bytes(model)
     total = free = available_memory()
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -59,7 +61,7 @@ def pages_beside(
         )
     free_bytes = partial(cpu_pool_bytes, left)
     if device.type == "cuda":
-        free_bytes = partial(cuda_pool_bytes, left, total, step_bytes, config.gpu_memory_utilization)
+        free_bytes = partial(cuda_pool_bytes, left, total, reserved_bytes, config.gpu_memory_utilization)
     num_pages = pages_of_pool(model, config, device, free_bytes)
     size = page_bytes(model, config)
     if num_pages * size > left:

@@ -23,7 +23,7 @@ from engine.config import EngineConfig
 from engine.device.batch import StepBatch, build_batch
 from engine.device.clock import CudaClock
 from engine.device.decode_graphs import DecodeGraphs
-from engine.device.devices import choose_device, does_not_fit, raise_if_lost, set_up_thread
+from engine.device.devices import choose_device, choose_dtype, does_not_fit, raise_if_lost, set_up_thread
 from engine.device.kv_cache import KVCache
 from engine.device.mixed_graphs import MixedGraph, MixedGraphs
 from engine.device.readouts import Readouts
@@ -149,7 +149,7 @@ class ModelRunner:
         cannot be met.
         """
         device = choose_device(config)
-        dtype = loader.default_dtype(device) if config.dtype == "auto" else getattr(torch, config.dtype)
+        dtype = choose_dtype(config, device)
         set_up_thread(config, device)
         with torch.inference_mode():
             try:

@@ -80,7 +80,8 @@ def test_int8_takes_less_than_half_of_float32(checkpoint):
 
 def test_a_gpu_is_asked_for_its_memory(checkpoint, monkeypatch):
     gpu = torch.device("cuda", 0)
-    monkeypatch.setattr("engine.model_check.choose_device", lambda config: gpu)
+    for module in ("model_check", "device.fit"):
+        monkeypatch.setattr(f"engine.{module}.choose_device", lambda config: gpu)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB, 2 * GIB))
     settings = EngineConfig(model=str(checkpoint), token_budget=512)
     found = check_model(settings)
