@@ -19,9 +19,9 @@ import torch
 from kernels.act_mul import activate, gelu_mul_torch, gelu_tanh_mul_torch, silu_mul_torch
 from kernels.block_linear import BLOCK, wide_block_linear
 from kernels.dispatch import dispatch, tl, triton
+from kernels.eight_bit_linear import eight_bit_linear_torch
 from kernels.expert_routing import ExpertGroups, pairs_of_tile
 from kernels.fp8_values import loadable, widened
-from kernels.int8_linear import int8_linear_torch
 from kernels.linear import unpacked_linear
 
 _BLOCK = tl.constexpr(BLOCK)
@@ -243,7 +243,7 @@ def grouped_linear_torch(
         elif scale is None:
             product = unpacked_linear(rows, weight[expert], added)
         else:
-            product = int8_linear_torch(rows, weight[expert], scale[expert], added)
+            product = eight_bit_linear_torch(rows, weight[expert], scale[expert], added)
         out[pairs] = product if activation is None else gated_torch(product, activation)
     return out
 

@@ -24,10 +24,10 @@ from engine.config import EngineConfig
 from engine.device.devices import choose_device
 from kernels.act_mul import gelu_mul, gelu_tanh_mul, silu_mul
 from kernels.block_linear import block_linear
+from kernels.eight_bit_linear import eight_bit_linear
 from kernels.expert_routing import RouterOptions, group_by_expert
 from kernels.grouped_linear import GatedActivation, grouped_linear
 from kernels.grouped_linear_sum import grouped_linear_sum
-from kernels.int8_linear import int8_linear
 from kernels.kv_layer import KVLayer
 from kernels.layer_norm import add_layer_norm, layer_norm
 from kernels.logits import scaled_logits
@@ -137,21 +137,19 @@ def products(probe: Probe) -> Iterator[OpCase]:
                 values, scales = quantize_rows(x, dtype)
                 flops, shape = 2 * tokens * n * k, f"{tokens} x {k} x {n}, {name}"
                 num_bytes = n * k + tokens * (n + k) * item
-                yield OpCase("int8_linear", shape, partial(int8_linear, x, weight, scale), num_bytes, flops)
+                call = partial(eight_bit_linear, x, weight, scale)
+                yield OpCase("eight_bit_linear", shape, call, num_bytes, flops)
                 call = partial(quantized_linear, x, weight, scale)
                 yield OpCase("quantized_linear", shape, call, num_bytes, flops / 2)
+                if name == "fp8":
+                    blocks = torch.rand(n // 32, -(-k // 128), device=probe.device)
+                    call = partial(block_linear, x, weight, blocks)
+                    yield OpCase("block_linear", shape, call, num_bytes, flops / 2)
                 call = partial(scaled_linear, values, scales, weight, scale, None, x.dtype)
                 num_bytes = n * k + tokens * (n * item + k)
                 yield OpCase("scaled_linear", shape, call, num_bytes, flops / 2)
                 quantize, num_bytes = partial(quantize_rows, x, dtype), tokens * k * (item + 1)
                 yield OpCase("quantize_rows", f"{tokens} x {k}, {name}", quantize, num_bytes)
-                if name == "fp8":
-                    blocks = torch.rand(n // 32, -(-k // 128), device=probe.device)
-                    call, num_bytes = (
-                        partial(block_linear, x, weight, blocks),
-                        n * k + tokens * (n + k) * item,
-                    )
-                    yield OpCase("block_linear", f"{tokens} x {k} x {n}", call, num_bytes, flops / 2)
 
 
 def experts(probe: Probe) -> Iterator[OpCase]:
@@ -273,7 +271,7 @@ SOURCES: dict[tuple[str, ...], Callable[[Probe], Iterator[OpCase]]] = {
         "gelu_mul",
         "gelu_tanh_mul",
     ): elementwise,
-    ("int8_linear", "quantized_linear", "scaled_linear", "quantize_rows", "block_linear"): products,
+    ("eight_bit_linear", "quantized_linear", "scaled_linear", "quantize_rows", "block_linear"): products,
     ("route", "group_by_expert", "grouped_linear", "grouped_linear_sum"): experts,
     ("rope_kv_write",): rope,
     ("decode_attention",): decode,

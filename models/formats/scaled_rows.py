@@ -5,11 +5,11 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from kernels.eight_bit_linear import eight_bit_linear
 from kernels.expert_routing import ExpertGroups
 from kernels.fp8_values import has_fp8
 from kernels.grouped_linear import GatedActivation, grouped_linear
 from kernels.grouped_linear_sum import grouped_linear_sum
-from kernels.int8_linear import int8_linear
 from kernels.quantize_rows import quantize_rows
 from kernels.quantized_linear import quantized_linear
 from models.formats.base import LinearShape, Shard, UnquantizedWeights
@@ -93,5 +93,5 @@ def quantized_product(
     as it is.
     """
     if values.dtype == torch.float8_e4m3fn and not has_fp8(x.device):
-        return int8_linear(x, values, scale, bias)
+        return eight_bit_linear(x, values, scale, bias)
     return quantized_linear(x, values, scale, bias, input_scale)

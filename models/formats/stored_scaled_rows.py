@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kernels.eight_bit_linear import eight_bit_linear
 from kernels.fp8_values import has_fp8
-from kernels.int8_linear import int8_linear
 from models.errors import ModelError
 from models.formats.base import LinearShape, Shard
 from models.formats.scaled_rows import ScaledRows, quantized_product
@@ -106,7 +106,7 @@ class StoredScaledRows(ScaledRows):
 
     def _product(self, x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         if self._storage.inputs == "unquantized":
-            return int8_linear(x, values, scale, bias)
+            return eight_bit_linear(x, values, scale, bias)
         return quantized_product(x, values, scale, bias, self._input_scale)
 
     def _checked(self, parameter: str, scale: Tensor) -> Tensor:

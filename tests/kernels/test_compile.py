@@ -11,6 +11,8 @@ from kernels.block_linear import _block_linear_kernel
 from kernels.block_linear import launch_shape as block_launch
 from kernels.decode_attention import _decode_kernel, launch_shape
 from kernels.dispatch import HAS_TRITON
+from kernels.eight_bit_linear import _dequantize_kernel as _dequantize_rows_kernel
+from kernels.eight_bit_linear import launch_shape as eight_bit_launch
 from kernels.expert_routing import _group_kernel, _route_kernel
 from kernels.expert_sum import _expert_sum_kernel
 from kernels.four_bit_grouped import _four_bit_grouped_kernel
@@ -21,8 +23,6 @@ from kernels.four_bit_weight import _dequantize_kernel
 from kernels.grouped_linear import _grouped_linear_kernel
 from kernels.grouped_linear import tile_shape as grouped_tile
 from kernels.grouped_linear_sum import _matvec_sum_kernel
-from kernels.int8_linear import _dequantize_kernel as _dequantize_rows_kernel
-from kernels.int8_linear import launch_shape as int8_launch
 from kernels.layer_norm import _layer_norm_kernel
 from kernels.logits import _scaled_logits_kernel
 from kernels.logprobs import _top_logprobs_kernel
@@ -190,8 +190,8 @@ def test_scaled_linear_uses_the_matrix_unit(num_tokens, dtype, sums, operands):
 )
 @pytest.mark.parametrize("out_features", [4096, 28672])
 @pytest.mark.parametrize("dtype", ["fp8e4nv", "i8", "u8"])
-def test_int8_linear_uses_the_matrix_unit(num_tokens, instruction, out_features, dtype):
-    ptx = scaled_linear_ptx(int8_launch(num_tokens, out_features, 2), "bf16", dtype, "fp32")
+def test_eight_bit_linear_uses_the_matrix_unit(num_tokens, instruction, out_features, dtype):
+    ptx = scaled_linear_ptx(eight_bit_launch(num_tokens, out_features, 2), "bf16", dtype, "fp32")
     assert instruction in ptx
 
 

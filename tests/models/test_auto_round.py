@@ -12,8 +12,15 @@ from models.formats.base import WHOLE, LinearShape
 from models.formats.dense import DenseWeights
 from models.loader import load
 from tests.models.harness import CPU, files_of
-from tests.models.int4_checkpoints import awq_tensors, gptq_tensors, quantized, save
-from tests.models.test_stored_int4 import compare, linears, llama
+from tests.models.packed_int_checkpoints import (
+    awq_tensors,
+    compare,
+    gptq_tensors,
+    linears,
+    llama,
+    quantized,
+    save,
+)
 
 CONFIG = {
     "quant_method": "auto-round",

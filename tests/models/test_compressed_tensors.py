@@ -11,8 +11,7 @@ from models.formats.dense import DenseWeights
 from models.formats.pack_quantized import PackQuantizedWeights
 from models.loader import load
 from tests.models.harness import CPU, files_of
-from tests.models.int4_checkpoints import packed_tensors, quantized, save
-from tests.models.test_stored_int4 import compare, linears, llama
+from tests.models.packed_int_checkpoints import compare, linears, llama, packed_tensors, quantized, save
 
 WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64, "symmetric": True}
 GROUP = {"targets": ["Linear"], "weights": WEIGHTS, "input_activations": None, "output_activations": None}

@@ -27,9 +27,9 @@ from models.formats.base import WHOLE, LinearShape, Shard
 from models.formats.dense import DenseWeights
 from models.formats.fp8_blocks import BlockWeights
 from models.loader import load, outline
-from tests.models.eight_bit_checkpoints import Layout, write
 from tests.models.families import BASE, MOE, prompt, randomised
 from tests.models.harness import CPU, files_of, forward_logits, transformers_logits
+from tests.models.scaled_rows_checkpoints import Layout, write
 from tests.models.test_parity import TOLERANCE
 
 FP8 = torch.float8_e4m3fn

@@ -13,8 +13,8 @@ from models.formats.dense import DenseWeights
 from models.formats.modelopt import stored
 from models.formats.stored_scaled_rows import StoredScaledRows
 from models.loader import load, outline
-from tests.models.eight_bit_checkpoints import Layout, write
 from tests.models.harness import CPU, files_of
+from tests.models.scaled_rows_checkpoints import Layout, write
 from tests.models.test_stored_scaled_rows import LAYOUTS, compare, llama, modelopt
 
 IN_FILE = {

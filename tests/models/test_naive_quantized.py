@@ -15,8 +15,8 @@ from models.formats.dense import DenseWeights
 from models.formats.fp8_blocks import BlockWeights
 from models.formats.naive_quantized import scheme
 from models.loader import load
-from tests.models.eight_bit_checkpoints import write
 from tests.models.harness import CPU, files_of
+from tests.models.scaled_rows_checkpoints import write
 from tests.models.test_stored_scaled_rows import LAYOUTS, STATIC, TOKEN, WEIGHTS, compare, llama
 
 FP8_WEIGHTS = WEIGHTS | {"type": "float", "strategy": "tensor"}

@@ -11,7 +11,7 @@ from models.formats.base import WHOLE, LinearShape, Shard
 from models.formats.int8 import Int8Weights
 from models.formats.pack_quantized import scheme
 from tests.models.harness import CPU
-from tests.models.int4_checkpoints import packed_tensors, quantized
+from tests.models.packed_int_checkpoints import packed_tensors, quantized
 
 ARGS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
 MODULES = ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"]

@@ -24,9 +24,9 @@ from models.formats.base import WHOLE, LinearShape, Shard
 from models.formats.dense import DenseWeights
 from models.formats.stored_scaled_rows import StoredScaledRows
 from models.loader import load, outline
-from tests.models.eight_bit_checkpoints import FP8, LIMITS, Layout, rounded, write
 from tests.models.families import BASE, MOE, NARROW, prompt, randomised
 from tests.models.harness import CPU, files_of, forward_logits, transformers_logits
+from tests.models.scaled_rows_checkpoints import FP8, LIMITS, Layout, rounded, write
 from tests.models.test_parity import TOLERANCE
 
 WEIGHTS = {"num_bits": 8, "symmetric": True, "dynamic": False}

@@ -17,12 +17,21 @@ from models.formats.base import WHOLE, LinearShape
 from models.loader import load
 from tests.models.families import make
 from tests.models.harness import CPU, files_of
-from tests.models.int4_checkpoints import awq_tensors, gptq_tensors, packed_tensors, quantized, save
+from tests.models.packed_int_checkpoints import (
+    AWQ,
+    GPTQ,
+    awq_tensors,
+    gptq_tensors,
+    linears,
+    llama,
+    packed_tensors,
+    quantized,
+    save,
+)
 from tests.models.test_auto_round import CONFIG as AUTO_ROUND
 from tests.models.test_bad_checkpoints import VALUES
 from tests.models.test_compressed_tensors import CONFIG as PACKED
 from tests.models.test_compressed_tensors import GROUP, WEIGHTS
-from tests.models.test_stored_int4 import AWQ, GPTQ, linears, llama
 
 ASYMMETRIC = {"group_0": GROUP | {"weights": WEIGHTS | {"symmetric": False}}}
 CONFIGS = {

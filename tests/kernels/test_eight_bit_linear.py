@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.int8_linear import int8_linear, int8_linear_triton, launch_shape
+from kernels.eight_bit_linear import eight_bit_linear, eight_bit_linear_triton, launch_shape
 from tests.kernels.conftest import Target
 from tests.kernels.tolerances import assert_close
 
@@ -41,7 +41,7 @@ def check(
     device_x, device_weight, device_scale = target.to(x, weight, scale)
     if strided:
         device_x = target.to(torch.cat((x, x), 1))[0][:, :in_features]
-    op = int8_linear_triton if how else int8_linear
+    op = eight_bit_linear_triton if how else eight_bit_linear
     device_bias = None if bias is None else bias.to(target.device)
     result = op(device_x, device_weight, device_scale, device_bias, **how)
     exact = x.to(target.device).double() @ (device_weight.double() * device_scale.double()[:, None]).t()
@@ -84,13 +84,13 @@ def test_every_tile(target: Target, num_tokens: int, out_features: int):
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
 def test_rows_that_are_dequantized(target: Target, kind: torch.dtype, monkeypatch):
     """Many tokens, three rows of the weight at a time."""
-    monkeypatch.setattr("kernels.int8_linear._CHUNK_BYTES", 3 * 2 * 90)
+    monkeypatch.setattr("kernels.eight_bit_linear._CHUNK_BYTES", 3 * 2 * 90)
     check(target, 256, 90, 8, torch.float16, kind=kind)
 
 
 def test_no_tokens(target: Target):
     x, weight, scale = target.to(torch.empty(0, 64), torch.zeros(8, 64, dtype=torch.int8), torch.ones(8))
-    assert int8_linear(x, weight, scale).shape == (0, 8)
+    assert eight_bit_linear(x, weight, scale).shape == (0, 8)
 
 
 @pytest.mark.gpu
@@ -100,13 +100,13 @@ def test_a_captured_product_follows_its_input():
     x = torch.randn(16, 4096, device="cuda", dtype=torch.bfloat16)
     weight = torch.randint(-127, 128, (4096, 4096), dtype=torch.int8, device="cuda")
     scale = torch.rand(4096, device="cuda")
-    int8_linear(x, weight, scale)
+    eight_bit_linear(x, weight, scale)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = int8_linear(x, weight, scale)
+        captured = eight_bit_linear(x, weight, scale)
     for seed in range(2):
         torch.manual_seed(seed)
         x.copy_(torch.randn(16, 4096))
         graph.replay()
-        assert torch.equal(captured, int8_linear(x, weight, scale))
+        assert torch.equal(captured, eight_bit_linear(x, weight, scale))

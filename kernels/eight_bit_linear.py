@@ -1,4 +1,4 @@
-"""y = (x Qᵀ) * scale (+ b), with a weight Q of int8 or fp8 (e4m3) and one float32 scale per output feature.
+"""y = (x Qᵀ) * scale (+ b), with Q of int8 or fp8 (e4m3) and one float32 scale per output feature (W8A16).
 
 One token is multiplied without the matrix unit. For many tokens some rows of the weight at a time are written
 in 16 bits for cuBLAS, which costs less than converting the weight for each tile of tokens.
@@ -7,11 +7,11 @@ Microseconds on an H200, activations in bfloat16, tiles the fastest of about 40,
 weight:
 
     tokens                              1    16    64   128   256  2048
-    4096 -> 6144      int8_linear      11    13    21    27    44   164
+    4096 -> 6144      int8              11    13    21    27    44   164
                       cuBLAS           17    16    16    17    22   132
-    4096 -> 28672     int8_linear      36    38    65   129   157   856
+    4096 -> 28672     int8              36    38    65   129   157   856
                       cuBLAS           56    59    63    69    92   608
-    14336 -> 4096     int8_linear      20    26    35    48    96   344
+    14336 -> 4096     int8              20    26    35    48    96   344
                       cuBLAS           32    32    36    37    48   293
 """
 
@@ -55,7 +55,7 @@ def _dequantize_kernel(weight_ptr, scale_ptr, out_ptr, in_features, BLOCK: tl.co
     tl.store(out_ptr + row * in_features + k, w.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def int8_linear_triton(
+def eight_bit_linear_triton(
     x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, *, shape: LaunchShape | None = None
 ) -> Tensor:
     if shape is None and len(x) == 1:
@@ -82,7 +82,7 @@ def _by_chunks(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) ->
     return out
 
 
-def int8_linear_torch(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+def eight_bit_linear_torch(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `(x @ weight.T) * scale + bias`, [num_tokens, out_features] in x's dtype.
 
     x [num_tokens, in_features], weight int8 or fp8 [out_features, in_features], scale fp32 [out_features],
@@ -106,4 +106,4 @@ def int8_linear_torch(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | N
     return out
 
 
-int8_linear = dispatch(int8_linear_triton, int8_linear_torch)
+eight_bit_linear = dispatch(eight_bit_linear_triton, eight_bit_linear_torch)

@@ -1,4 +1,7 @@
-"""Packs integers as AutoAWQ, GPTQModel and compressed-tensors do, of 4 or 8 bits, and writes checkpoints."""
+"""Packs integers as AutoAWQ, GPTQModel and compressed-tensors do, of 4 or 8 bits, and writes checkpoints.
+
+`compare` loads one and holds it against transformers' model with the dequantized weights.
+"""
 
 import json
 from pathlib import Path
@@ -6,8 +9,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from models.loader import load, outline
+from tests.models.families import BASE, prompt, randomised
+from tests.models.harness import CPU, files_of, forward_logits, transformers_logits
+from tests.models.test_parity import TOLERANCE
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+SIZES = {**BASE, "vocab_size": 136, "hidden_size": 192, "intermediate_size": 256, "head_dim": 32}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False, "desc_act": False}
+
+
+def linears(model, head=False):
+    """The linears that tools quantize, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and (".layers." in name or head)
+    }
 
 
 def pack(codes: Tensor, order: tuple[int, ...] = tuple(range(8)), bits: int = 4) -> Tensor:
@@ -86,3 +107,19 @@ def save(
     model.save_pretrained(folder, state_dict=state)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
+
+
+def compare(model, folder):
+    """Compare the logits of a checkpoint with those of the dequantized model; return the decoder."""
+    decoder = load(files_of(folder), torch.float32, CPU)
+    outline(files_of(folder), torch.float32)
+    ids = prompt(40)
+    found, expected = forward_logits(decoder, ids, [17, 1, 22]), transformers_logits(model, ids)
+    worst = (found - expected).abs().max().item() / expected.abs().max().item()
+    assert worst < TOLERANCE, f"logits differ by {worst:.1e} of the largest"
+    return decoder
+
+
+def llama(**changes):
+    torch.manual_seed(0)
+    return randomised(LlamaForCausalLM(LlamaConfig(**SIZES | changes))).eval()

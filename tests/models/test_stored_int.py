@@ -1,4 +1,4 @@
-"""Checkpoints that store int4 against transformers' model with the dequantized weights.
+"""Checkpoints that store integers of 4 or 8 bits against transformers' model with the dequantized weights.
 
 Covers models/formats/stored_int.py, models/formats/stored_parts.py, models/formats/awq.py and
 models/formats/gptq.py.
@@ -10,8 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2Config,
@@ -24,24 +22,21 @@ from models.errors import ModelError
 from models.formats import stored_format
 from models.formats.base import WHOLE, LinearShape, Shard
 from models.formats.dense import DenseWeights
-from models.loader import load, outline
-from tests.models.families import BASE, MOE, prompt, randomised
-from tests.models.harness import CPU, files_of, forward_logits, transformers_logits
-from tests.models.int4_checkpoints import awq_tensors, gptq_tensors, quantized, save
-from tests.models.test_parity import TOLERANCE
-
-SIZES = {**BASE, "vocab_size": 136, "hidden_size": 192, "intermediate_size": 256, "head_dim": 32}
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False, "desc_act": False}
-
-
-def linears(model, head=False):
-    """The linears that tools quantize, by name."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and (".layers." in name or head)
-    }
+from models.loader import load
+from tests.models.families import MOE, randomised
+from tests.models.harness import CPU, files_of
+from tests.models.packed_int_checkpoints import (
+    AWQ,
+    GPTQ,
+    SIZES,
+    awq_tensors,
+    compare,
+    gptq_tensors,
+    linears,
+    llama,
+    quantized,
+    save,
+)
 
 
 def write(
@@ -76,22 +71,6 @@ def write(
             else:
                 tensors[name] = gptq_tensors(codes, scales, zeros, groups, version, bits)
     save(model, folder, tensors, config)
-
-
-def compare(model, folder):
-    """Compare the logits of a checkpoint with those of the dequantized model; return the decoder."""
-    decoder = load(files_of(folder), torch.float32, CPU)
-    outline(files_of(folder), torch.float32)
-    ids = prompt(40)
-    found, expected = forward_logits(decoder, ids, [17, 1, 22]), transformers_logits(model, ids)
-    worst = (found - expected).abs().max().item() / expected.abs().max().item()
-    assert worst < TOLERANCE, f"logits differ by {worst:.1e} of the largest"
-    return decoder
-
-
-def llama(**changes):
-    torch.manual_seed(0)
-    return randomised(LlamaForCausalLM(LlamaConfig(**SIZES | changes))).eval()
 
 
 @pytest.mark.parametrize("group_size", [32, 64, -1])
