@@ -29,16 +29,13 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import dispatch, tl, triton
-from kernels.fp8_values import copy_widened, has_fp8, loadable, widened
-from kernels.quantize_rows import quantize_groups, quantize_groups_torch
-from kernels.split_sums import MOST_TILES, arrivals, sum_of_splits
+from kernels.fp8_values import FP8, copy_widened, has_fp8, loadable, widened, widened_rows
+from kernels.quantize_rows import LIMITS, quantize_groups, quantize_groups_torch, quantized, scale_of
+from kernels.split_sums import MANY_FEATURES, split_inputs, sum_of_splits
 
 BLOCK = 128
-FP8 = torch.float8_e4m3fn
 _BLOCK = tl.constexpr(BLOCK)
-_LIMIT = tl.constexpr(448.0)
-_MANY_FEATURES = 20000  # from here on tiles of 128 features occupy all multiprocessors
-_TILE_BYTES = 2 << 20  # of float32 that the twin widens at a time
+_LIMIT = tl.constexpr(LIMITS[FP8])
 
 
 class LaunchShape(NamedTuple):
@@ -62,21 +59,11 @@ def launch_shape(num_tokens: int, out_features: int, in_features: int) -> Launch
         tiles = -(-num_tokens // 128) * -(-out_features // 64)
         return LaunchShape(128, 64, max(1, min(4, 128 // tiles)), 4, 4, False)
     block_m = max(8, triton.next_power_of_2(num_tokens))
-    if out_features >= _MANY_FEATURES:
+    if out_features >= MANY_FEATURES:
         return LaunchShape(block_m, 128, 1, 4, 4, few)
     programs = (512 if num_tokens <= 16 else 256) // -(-out_features // 64)
     splits = max(1, min(8 if few else 4, programs, in_features // 1024))
     return LaunchShape(block_m, 64, splits, 4, 4, few)
-
-
-@triton.jit
-def _quantized(x, TYPE: tl.constexpr):
-    """Return x fp32 [n, 128] as values of fp8 and scales [n], bit by bit those of `quantize_groups`."""
-    largest = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
-    scale = largest.to(tl.float32, bitcast=True) / _LIMIT
-    scale = tl.where(largest < 0x7F800000, scale, float("nan"))
-    values = x / tl.where(scale > 0, scale, 1.0)[:, None]
-    return tl.minimum(tl.maximum(values, -_LIMIT), _LIMIT).to(TYPE), scale
 
 
 @triton.jit(do_not_specialize=["num_tokens", "split_blocks"])
@@ -144,7 +131,9 @@ def _block_linear_kernel(
             factor = factor * next_of_x
             next_of_x = tl.load(x_scale + following, mask=is_token[None, :], other=0.0)
         elif X_KIND == "floats":
-            x, of_x = _quantized(x.to(tl.float32), weight_ptr.dtype.element_ty)
+            x = x.to(tl.float32)
+            of_x, inverse = scale_of(x, 1, x_ptr, False, _LIMIT)
+            x = quantized(x, inverse[:, None], weight_ptr.dtype.element_ty, _LIMIT)
             factor = factor * of_x[None, :]
         else:
             w = widened(w, x.dtype)
@@ -175,33 +164,28 @@ def block_linear_triton(
         kind = "values"
         x, x_scale = quantize_groups(x, FP8, BLOCK)
     grid = (triton.cdiv(num_tokens, shape.block_m), triton.cdiv(out_features, shape.block_n))
-    num_splits = shape.num_splits if grid[0] * grid[1] <= MOST_TILES else 1
-    split_blocks = triton.cdiv(num_blocks, num_splits)
-    num_splits = triton.cdiv(num_blocks, split_blocks)
-    partial = out
-    if num_splits > 1:
-        size = num_splits * grid[0] * grid[1] * shape.block_n * shape.block_m
-        partial = torch.empty(size, dtype=torch.float32, device=x.device)
-    _block_linear_kernel[(*grid, num_splits)](
+    tile_size = shape.block_n * shape.block_m
+    splits = split_inputs(shape.num_splits, num_blocks, grid[0] * grid[1], tile_size, torch.float32, x.device)
+    _block_linear_kernel[(*grid, splits.num_splits)](
         x,
         x_scale,
         weight,
         scale,
         bias if bias is not None else scale,
         out,
-        partial,
-        arrivals(x.device),
+        splits.partial,
+        splits.arrived,
         num_tokens,
         out_features,
         in_features,
         x.stride(0),
         num_blocks,
-        split_blocks,
+        splits.num_blocks,
         SCALE_ROWS=out_features // len(scale),
         X_KIND=kind,
         HAS_BIAS=bias is not None,
         EVEN_K=in_features % BLOCK == 0,
-        NUM_SPLITS=num_splits,
+        NUM_SPLITS=splits.num_splits,
         BLOCK_M=shape.block_m,
         BLOCK_N=shape.block_n,
         num_warps=shape.num_warps,
@@ -227,12 +211,8 @@ def wide_block_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | N
     out_features, in_features = weight.shape
     rows = out_features // len(scale)
     out = torch.empty(len(x), out_features, dtype=torch.float32, device=x.device)
-    step = min(out_features, max(1, _TILE_BYTES // (4 * in_features * rows)) * rows)
-    tile = torch.empty(step, in_features, dtype=torch.float32, device=x.device)
-    for start in range(0, out_features, step):
-        part = slice(start, min(start + step, out_features))
+    for part, wide in widened_rows(weight, rows):
         blocks = scale[part.start // rows : part.stop // rows]
-        wide = copy_widened(tile[: part.stop - start], weight[part])
         wide *= blocks.repeat_interleave(rows, 0).repeat_interleave(BLOCK, 1)[:, :in_features]
         product = torch.mm(wide, x.t())
         if bias is not None:

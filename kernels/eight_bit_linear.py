@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import dispatch, tl, triton
-from kernels.fp8_values import copy_widened, loadable, widened
+from kernels.fp8_values import loadable, widened, widened_rows
 from kernels.matvec import matvec
-from kernels.scaled_linear import MANY_FEATURES, LaunchShape, launch
+from kernels.scaled_linear import LaunchShape, launch
+from kernels.split_sums import MANY_FEATURES
 
 _MANY_TOKENS = 256  # from here on the weight is written in 16 bits; with many features from 512 on
 _CHUNK_BYTES = 128 << 20  # of 16-bit weights that are written at a time
-_TILE_BYTES = 2 << 20  # of float32 that the twin widens at a time
 
 
 def launch_shape(num_tokens: int, out_features: int, itemsize: int) -> LaunchShape:
@@ -90,15 +90,9 @@ def eight_bit_linear_torch(x: Tensor, weight: Tensor, scale: Tensor, bias: Tenso
     to six times as long as a dense product of few rows, since the weight is widened each time (torch's own
     int8 product is faster in bfloat16 but crashes at odd shapes).
     """
-    num_tokens, in_features = x.shape
-    out_features = weight.shape[0]
     wide_x = x.float().t()
-    out = x.new_empty(num_tokens, out_features)
-    step = max(1, min(out_features, _TILE_BYTES // (4 * in_features)))
-    tile = torch.empty(step, in_features, dtype=torch.float32, device=x.device)
-    for start in range(0, out_features, step):
-        part = slice(start, min(start + step, out_features))
-        wide = copy_widened(tile[: part.stop - start], weight[part])
+    out = x.new_empty(len(x), len(weight))
+    for part, wide in widened_rows(weight):
         product = torch.mm(wide, wide_x) * scale[part, None]
         if bias is not None:
             product += bias[part, None]

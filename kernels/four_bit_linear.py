@@ -26,9 +26,8 @@ from torch import Tensor
 
 from kernels.dispatch import dispatch, tl, triton
 from kernels.four_bit_weight import TILE_INPUTS, TILE_ROWS, FourBitWeight, constants, dequantize, tile_sums
-from kernels.split_sums import MOST_TILES, arrivals, sum_of_splits
+from kernels.split_sums import MANY_FEATURES, split_inputs, sum_of_splits
 
-_MANY_FEATURES = 20000  # from here on the tiles alone occupy all multiprocessors, with little split-K or none
 _MANY_INPUTS = 8192  # from here on more parts of the inputs are worth their sums
 _MANY_TOKENS = 257  # from here on writing the weight in 16 bits costs less than unpacking it for each tile
 # Of 16-bit weights that are written at a time; 16 to 64 MiB are up to 1.7 times slower.
@@ -51,7 +50,7 @@ def launch_shape(num_tokens: int, out_features: int, in_features: int, itemsize:
     """Return the launch for numbers of tokens, features and inputs and the bytes of an activation."""
     if itemsize == 4:  # exact fp32 products use no matrix unit; small accumulators stay in registers
         return LaunchShape(16, 32, True, 1, 4, 2)
-    many = out_features >= _MANY_FEATURES
+    many = out_features >= MANY_FEATURES
     if num_tokens <= 8:
         return LaunchShape(8, 32, True, 2 if many else 8, 2, 3)
     if num_tokens <= 16:
@@ -135,33 +134,28 @@ def four_bit_linear_triton(
     shape = shape or launch_shape(num_tokens, out_features, in_features, x.element_size())
     grid = (triton.cdiv(out_features, shape.block_n), triton.cdiv(num_tokens, shape.block_m))
     num_tiles = triton.cdiv(in_features, TILE_INPUTS)
-    num_splits = shape.num_splits if grid[0] * grid[1] <= MOST_TILES else 1
-    split_tiles = triton.cdiv(num_tiles, num_splits)
-    num_splits = triton.cdiv(num_tiles, split_tiles)
-    partial = out
-    if num_splits > 1:
-        size = num_splits * grid[0] * grid[1] * shape.block_n * shape.block_m
-        partial = torch.empty(size, dtype=torch.float32, device=x.device)
-    _four_bit_linear_kernel[(*grid, num_splits)](
+    tile_size = shape.block_n * shape.block_m
+    splits = split_inputs(shape.num_splits, num_tiles, grid[0] * grid[1], tile_size, torch.float32, x.device)
+    _four_bit_linear_kernel[(*grid, splits.num_splits)](
         x,
         weight.values,
         weight.scales,
         weight.zeros if weight.zeros is not None else weight.scales,
         bias if bias is not None else x,
         out,
-        partial,
-        arrivals(x.device),
+        splits.partial,
+        splits.arrived,
         num_tokens,
         out_features,
         in_features,
         x.stride(0),
         weight.scales.stride(0),
-        split_tiles,
+        splits.num_blocks,
         **constants(weight, x),
         HAS_BIAS=bias is not None,
         SCALE_SUMS=shape.scale_sums,
         EVEN_K=in_features % TILE_INPUTS == 0,
-        NUM_SPLITS=num_splits,
+        NUM_SPLITS=splits.num_splits,
         BLOCK_M=shape.block_m,
         BLOCK_N=shape.block_n,
         num_warps=shape.num_warps,

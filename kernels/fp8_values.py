@@ -1,8 +1,9 @@
-"""Reads fp8 (e4m3) where there is no instruction for it: on older GPUs, and in torch on a CPU.
+"""Reads fp8 (e4m3) without an instruction for it, on older GPUs and in torch on a CPU, and widens weights.
 
 Its sign, exponent and mantissa, moved to those of a float16, are 1/256 of the value: exact, subnormals too.
 """
 
+from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -10,7 +11,10 @@ from torch import Tensor
 
 from kernels.dispatch import tl, triton
 
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
 _FP8_SINCE = (8, 9)  # compute capability
+_TILE_BYTES = 2 << 20  # of float32 that `widened_rows` writes at a time
 
 
 @cache
@@ -21,7 +25,7 @@ def has_fp8(device: torch.device) -> bool:
 
 def loadable(values: Tensor) -> Tensor:
     """Return values as a kernel can load them on their device: fp8 as uint8 if it has no fp8."""
-    is_bits = values.dtype == torch.float8_e4m3fn and not has_fp8(values.device)
+    is_bits = values.dtype == FP8 and not has_fp8(values.device)
     return values.view(torch.uint8) if is_bits else values
 
 
@@ -40,8 +44,21 @@ def copy_widened(target: Tensor, values: Tensor) -> Tensor:
 
     torch's own conversion takes 2.8 ns for a value of fp8, this 0.4, and that of int8 0.1 (one thread).
     """
-    if values.dtype != torch.float8_e4m3fn:
+    if values.dtype != FP8:
         return target.copy_(values)
     bits = values.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(-16385)
     bits |= (bits + 128).bitwise_and_(16384)
     return target.copy_(bits.view(torch.float16)).mul_(256.0)
+
+
+def widened_rows(values: Tensor, multiple: int = 1) -> Iterator[tuple[slice, Tensor]]:
+    """Yield slices of the rows of values [n, k] of int8 or fp8, and these rows in float32.
+
+    Slices begin at multiples of `multiple`. One tile has the rows of each slice in turn.
+    """
+    num_rows, row_size = values.shape
+    step = max(1, _TILE_BYTES // (4 * row_size * multiple)) * multiple
+    tile = torch.empty(min(step, num_rows), row_size, dtype=torch.float32, device=values.device)
+    for start in range(0, num_rows, step):
+        part = slice(start, min(start + step, num_rows))
+        yield part, copy_widened(tile[: part.stop - start], values[part])

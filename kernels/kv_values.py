@@ -9,9 +9,9 @@ import torch
 
 from kernels.dispatch import tl, triton
 from kernels.four_bit_weight import unpack
+from kernels.fp8_values import FP8_MAX
 from kernels.kv_layer import GROUP, KVLayer, num_groups
 
-FP8_MAX = 448.0
 _FP8_MAX = tl.constexpr(FP8_MAX)
 _GROUP = tl.constexpr(GROUP)
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import dispatch, tl, triton
+from kernels.fp8_values import FP8, FP8_MAX
 
 _TILE = 4096  # values of a program that takes several groups
 _VALUES_OF_A_THREAD = 32  # with 8 a prefill of 2048 x 4096 takes 1.4 times as long
-LIMITS = {torch.float8_e4m3fn: 448, torch.int8: 127}  # the largest values
+LIMITS = {FP8: int(FP8_MAX), torch.int8: 127}  # the largest values
 
 
 @triton.jit

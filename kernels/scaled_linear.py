@@ -32,12 +32,10 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import dispatch, tl, triton
-from kernels.fp8_values import copy_widened, loadable, widened
-from kernels.split_sums import MOST_TILES, arrivals, sum_of_splits
+from kernels.fp8_values import FP8, copy_widened, loadable, widened, widened_rows
+from kernels.split_sums import MANY_FEATURES, split_inputs, sum_of_splits
 
-MANY_FEATURES = 20000  # from here on the tiles alone occupy all multiprocessors
 _MOST_OWN_TOKENS = 128  # for more tokens the vendor's product of fp8 is faster
-_TILE_BYTES = 2 << 20  # of float32 that the twin widens at a time
 
 
 class LaunchShape(NamedTuple):
@@ -168,7 +166,7 @@ def scaled_linear_triton(
 
 def _vendor_multiplies(values: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
     """Return True if torch has a product of these matrices with scales of rows."""
-    is_fp8 = values.dtype == torch.float8_e4m3fn and dtype == torch.bfloat16
+    is_fp8 = values.dtype == FP8 and dtype == torch.bfloat16
     is_aligned = values.is_contiguous() and not (weight.shape[0] % 16 or weight.shape[1] % 16)
     return is_fp8 and is_aligned and values.is_cuda and _is_hopper(values.device)
 
@@ -195,33 +193,27 @@ def launch(
     if num_tokens == 0:
         return out
     grid = (triton.cdiv(out_features, shape.block_n), triton.cdiv(num_tokens, shape.block_m))
-    num_splits = shape.num_splits if grid[0] * grid[1] <= MOST_TILES else 1
-    num_blocks = triton.cdiv(in_features, shape.block_k)
-    split_blocks = triton.cdiv(num_blocks, num_splits)
-    num_splits = triton.cdiv(num_blocks, split_blocks)
-    partial = out
-    if num_splits > 1:
-        size = num_splits * grid[0] * grid[1] * shape.block_n * shape.block_m
-        sums = torch.int32 if x.dtype == torch.int8 else torch.float32
-        partial = torch.empty(size, dtype=sums, device=x.device)
-    _scaled_linear_kernel[(*grid, num_splits)](
+    num_blocks, tile_size = triton.cdiv(in_features, shape.block_k), shape.block_n * shape.block_m
+    sums = torch.int32 if x.dtype == torch.int8 else torch.float32
+    splits = split_inputs(shape.num_splits, num_blocks, grid[0] * grid[1], tile_size, sums, x.device)
+    _scaled_linear_kernel[(*grid, splits.num_splits)](
         x,
         x_scale if x_scale is not None else weight_scale,
         loadable(weight) if x_scale is None else weight,
         weight_scale,
         bias if bias is not None else weight_scale,
         out,
-        partial,
-        arrivals(x.device),
+        splits.partial,
+        splits.arrived,
         num_tokens,
         out_features,
         in_features,
         x.stride(0),
-        split_blocks,
+        splits.num_blocks,
         HAS_BIAS=bias is not None,
         EVEN_K=in_features % shape.block_k == 0,
         WEIGHT_LEFT=shape.weight_left,
-        NUM_SPLITS=num_splits,
+        NUM_SPLITS=splits.num_splits,
         BLOCK_M=shape.block_m,
         BLOCK_N=shape.block_n,
         BLOCK_K=shape.block_k,
@@ -245,14 +237,9 @@ def scaled_linear_torch(
     torch.int8; x_scale fp32 [num_tokens], weight_scale fp32 [out_features], bias [out_features] or None.
     `quantize_rows` returns values and x_scale.
     """
-    num_tokens, in_features = values.shape
     wide_x = copy_widened(torch.empty(values.shape, device=values.device), values).t()
-    out = torch.empty(num_tokens, len(weight), dtype=dtype, device=values.device)
-    step = max(1, min(len(weight), _TILE_BYTES // (4 * in_features)))
-    tile = torch.empty(step, in_features, dtype=torch.float32, device=values.device)
-    for start in range(0, len(weight), step):
-        part = slice(start, min(start + step, len(weight)))
-        wide = copy_widened(tile[: part.stop - start], weight[part])
+    out = torch.empty(len(values), len(weight), dtype=dtype, device=values.device)
+    for part, wide in widened_rows(weight):
         product = torch.mm(wide, wide_x) * weight_scale[part, None] * x_scale
         if bias is not None:
             product += bias[part, None]

@@ -5,12 +5,38 @@ is, and nothing has to be launched after it.
 """
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
 from kernels.dispatch import tl, triton
 
-MOST_TILES = 4096  # of a product whose inputs are divided
+MANY_FEATURES = 20000  # from here on the tiles alone occupy all multiprocessors, with few parts or one
+_MOST_TILES = 4096  # of a product whose inputs are divided
+
+
+class Splits(NamedTuple):
+    """How a product divides its inputs, and what `sum_of_splits` needs."""
+
+    num_splits: int
+    num_blocks: int  # of inputs in each part; the last may have fewer
+    partial: torch.Tensor
+    arrived: torch.Tensor
+
+
+def split_inputs(
+    num_splits: int, num_blocks: int, num_tiles: int, tile_size: int, dtype: torch.dtype, device: torch.device
+) -> Splits:
+    """Divide num_blocks blocks of inputs into at most num_splits parts.
+
+    A product has num_tiles tiles of tile_size sums of a dtype; with too many tiles inputs are not divided.
+    """
+    split_blocks = triton.cdiv(num_blocks, num_splits if num_tiles <= _MOST_TILES else 1)
+    num_splits = triton.cdiv(num_blocks, split_blocks)
+    partial = arrived = _arrivals(device)
+    if num_splits > 1:
+        partial = torch.empty(num_splits * num_tiles * tile_size, dtype=dtype, device=device)
+    return Splits(num_splits, split_blocks, partial, arrived)
 
 
 @triton.jit
@@ -42,6 +68,6 @@ def sum_of_splits(acc, partial_ptr, arrived_ptr, NUM_SPLITS: tl.constexpr):
 
 
 @cache
-def arrivals(device: torch.device) -> torch.Tensor:
-    """Return the counters of arrived parts, int32 [MOST_TILES]: 0 whenever no product runs."""
-    return torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
+def _arrivals(device: torch.device) -> torch.Tensor:
+    """Return the counters of arrived parts, int32 [_MOST_TILES]: 0 whenever no product runs."""
+    return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kernels.block_linear import BLOCK, FP8
-from kernels.fp8_values import has_fp8
+from kernels.block_linear import BLOCK
+from kernels.fp8_values import FP8, has_fp8
 from models.errors import ModelError
 from models.formats.base import LinearShape, LinearWeights, MakeLinear, MakeStored, Shard
 from models.formats.dense import DenseWeights, with_dense_head

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.eight_bit_linear import eight_bit_linear
 from kernels.expert_routing import ExpertGroups
-from kernels.fp8_values import has_fp8
+from kernels.fp8_values import FP8, has_fp8
 from kernels.grouped_linear import GatedActivation, grouped_linear
 from kernels.grouped_linear_sum import grouped_linear_sum
 from kernels.quantize_rows import quantize_rows
@@ -92,6 +92,6 @@ def quantized_product(
     input_scale fp32 [1]: of all tokens; None: each token has its own. A GPU without products of fp8 leaves x
     as it is.
     """
-    if values.dtype == torch.float8_e4m3fn and not has_fp8(x.device):
+    if values.dtype == FP8 and not has_fp8(x.device):
         return eight_bit_linear(x, values, scale, bias)
     return quantized_linear(x, values, scale, bias, input_scale)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kernels import block_linear as module
-from kernels.block_linear import BLOCK, FP8, LaunchShape, block_linear, block_linear_triton, launch_shape
+from kernels.block_linear import BLOCK, LaunchShape, block_linear, block_linear_triton, launch_shape
+from kernels.fp8_values import FP8
 from kernels.quantize_rows import quantize_groups
 from tests.kernels.conftest import Target
 from tests.kernels.tolerances import assert_close
