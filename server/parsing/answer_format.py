@@ -27,7 +27,6 @@ from server.parsing.tool_choice import (
     callable_tools,
     called_tools,
     check_choice,
-    check_format,
     offered_tools,
 )
 from server.parsing.whole import WholeParser
@@ -47,10 +46,9 @@ class AnswerFormat(NamedTuple):
     whole: type[WholeParser] | None = None
 
     @classmethod
-    def of(cls, wire: ChatRequest, formats: Formats, tool_template: str | None) -> "AnswerFormat | None":
+    def of(cls, wire: ChatRequest, formats: Formats) -> "AnswerFormat | None":
         """Return None if the answers are all content. Raises InvalidRequest, UnsupportedField."""
         check_choice(wire)
-        check_format(wire, formats, tool_template or "")
         tools = callable_tools(wire)
         whole = whole_formats().get(formats.tools or "") or whole_formats().get(formats.reasoning or "")
         if whole is not None:  # it leaves nothing for a second parser

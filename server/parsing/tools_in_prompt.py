@@ -39,8 +39,6 @@ def with_instructions(
     That is the system message or, if the template does not render one, the user's. The markers of the format
     are encoded as the control tokens that they are.
     """
-    if not tools:
-        return list(turns)
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = (INSTRUCTIONS.format(tools=listed), OwnText(parser.write_calls([EXAMPLE])), RULES)
     roles = ("system", "developer") if takes_system else ("user",)

@@ -36,7 +36,7 @@ async def submit(
     Where tools may be called or the model reasons, the answer's deltas are ParsedDeltas.
     """
     limits, tokenizer = context.limits, context.engine.tokenizer
-    answer_format = AnswerFormat.of(wire, context.formats, tokenizer.tool_template)
+    answer_format = AnswerFormat.of(wire, context.formats)
     prompt = await encode_chat(wire, tokenizer, limits, context.formats)
     if default_max_tokens is None:
         default_max_tokens = limits.generation_defaults.get("max_new_tokens") or None

@@ -31,7 +31,7 @@ async def reply(context: ServerContext, wire: ResponsesRequest, answer: Answer) 
     """Submit as a chat, and stream or collect."""
     started = asyncio.get_running_loop().time()
     chat = await asyncio.to_thread(chat_request, wire)
-    if wire.wants_logprobs and AnswerFormat.of(chat, context.formats, context.engine.tokenizer.tool_template):
+    if wire.wants_logprobs and AnswerFormat.of(chat, context.formats):
         raise UnsupportedField(
             f"{LOGPROBS_INCLUDED} is not available where tools may be called or the model reasons.", "include"
         )

@@ -14,10 +14,6 @@ HERMES, DEEPSEEK = tool_formats()["hermes"], tool_formats()["deepseek_v3"]
 USER = {"role": "user", "content": "a"}
 
 
-def test_without_tools_a_conversation_stays_as_it_is() -> None:
-    assert with_instructions([USER], (), HERMES, takes_system=True) == [USER]
-
-
 @pytest.mark.parametrize("takes_system", [True, False])
 def test_the_first_turn_gets_the_tools_or_is_made_for_them(takes_system: bool) -> None:
     first = {"role": "system", "content": "Be brief."} if takes_system else USER
