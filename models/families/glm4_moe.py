@@ -3,11 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from kernels.expert_routing import RouterOptions
-from models.config_values import count, flag, number
+from models.config_values import count, flag
 from models.families import llama_like
-from models.families.llama_like import read_spec, refuse_unless
-from models.families.moe_like import EXPERT_MAP, read_experts, with_experts
+from models.families.llama_like import read_spec
+from models.families.moe_like import EXPERT_MAP, read_experts, sigmoid_router, with_experts
 from models.spec import DecoderSpec
 
 WEIGHT_MAP = (
@@ -32,16 +31,8 @@ def spec(config: dict[str, Any]) -> DecoderSpec:
         qkv_bias=flag(config, "attention_bias"),
         qk_norm="rms" if flag(config, "use_qk_norm") else None,
     )
-    for key in ("scoring_func", "topk_method"):  # not read by transformers
-        refuse_unless(config, key, "sigmoid", "noaux_tc")
-    router = RouterOptions(
-        count(config, "num_experts_per_tok", 8),
-        "sigmoid",
-        normalize=flag(config, "norm_topk_prob", default=True),
-        scale=number(config, "routed_scaling_factor", 1.0),
-        num_groups=count(config, "n_group", 1),
-        top_groups=count(config, "topk_group", 1),
-    )
+    top_k = count(config, "num_experts_per_tok", 8)
+    router = sigmoid_router(config, top_k, normalize=flag(config, "norm_topk_prob", default=True))
     shared_size = count(config, "moe_intermediate_size") * count(config, "n_shared_experts", 1)
     experts = read_experts(dense, config, router, shared_size, correction_bias=True)
     spec = with_experts(dense, experts, range(count(config, "first_k_dense_replace", 1)))

@@ -124,6 +124,12 @@ def refuse_unless(config: dict[str, Any], key: str, *values: Any) -> None:
         )
 
 
+def beside_images(weight_map: dict[str, Target]) -> dict[str, Target]:
+    """Return the map of a text model that is part of a model with images, whose other parts are skipped."""
+    text = {f"language_model.{name}": target for name, target in weight_map.items()}
+    return {**text, "vision_tower.**": None, "multi_modal_projector.**": None}
+
+
 def without_rope_in_full_layers(spec: DecoderSpec) -> DecoderSpec:
     """Return the spec with positions only in the layers that have a window."""
     return spec.with_attention(

@@ -4,12 +4,10 @@ from typing import Any
 
 from models.config_values import mapping
 from models.families import llama, ministral3
+from models.families.llama_like import beside_images
 from models.spec import DecoderSpec
-from models.weight_names import Target
 
-WEIGHT_MAP: dict[str, Target] = {
-    f"language_model.{name}": target for name, target in llama.WEIGHT_MAP.items()
-} | {"vision_tower.**": None, "multi_modal_projector.**": None}
+WEIGHT_MAP = beside_images(llama.WEIGHT_MAP)
 
 
 def spec(config: dict[str, Any]) -> DecoderSpec:

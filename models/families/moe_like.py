@@ -6,8 +6,9 @@ from typing import Any
 
 from kernels.expert_routing import RouterOptions
 from kernels.grouped_linear import GatedActivation
-from models.config_values import count
+from models.config_values import count, number
 from models.errors import ModelError
+from models.families.llama_like import refuse_unless
 from models.spec import DecoderSpec, MlpSpec, MoeSpec
 from models.weight_names import Stacked, Target
 
@@ -46,6 +47,20 @@ def read_experts(
     shared = MlpSpec(shared_size, mlp.activation) if shared_size else None
     options = {"activation": GatedActivation(mlp.activation), "shared": shared, **more}
     return MoeSpec(next(iter(found.values())), size, router, **options)
+
+
+def sigmoid_router(config: dict[str, Any], top_k: int, *, normalize: bool) -> RouterOptions:
+    """Return the router of a configuration with the keys of DeepSeek V3: sigmoids, and groups of experts."""
+    for key in ("scoring_func", "topk_method"):  # not read by transformers
+        refuse_unless(config, key, "sigmoid", "noaux_tc")
+    return RouterOptions(
+        top_k,
+        "sigmoid",
+        normalize=normalize,
+        scale=number(config, "routed_scaling_factor", 1.0),
+        num_groups=count(config, "n_group", 1),
+        top_groups=count(config, "topk_group", 1),
+    )
 
 
 def with_experts(spec: DecoderSpec, experts: MoeSpec, dense_layers: Container[int] = ()) -> DecoderSpec:
