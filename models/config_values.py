@@ -1,5 +1,6 @@
 """Reads single values of a configuration; an error names the key. Null is the same as a missing key."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,9 +18,15 @@ def count(config: Mapping[str, Any], key: str, default: int | None = None) -> in
 def number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
     """Return a finite number that is not negative, as count() does."""
     value = _value(config, key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+    if not is_number(value) or value < 0:
         raise ModelError(f"{key} is {value!r:.99}, which is not a number of at least 0")
     return float(value)
+
+
+def is_number(value: Any) -> bool:
+    """Return True for a number within the range of float64; true and false are none."""
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and abs(value) <= sys.float_info.max
 
 
 def positive(config: Mapping[str, Any], key: str, default: float | None = None) -> float:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from models.config_values import count, mapping, number, positive
+from models.config_values import count, flag, mapping, number, positive
 from models.errors import ModelError
 from models.rope import (
     DynamicScaling,
@@ -143,7 +143,7 @@ def _yarn(parameters: Mapping[str, Any], original: int, max_position: int) -> Ya
         value("attention_factor", usual),
         value("beta_fast", 32.0),
         value("beta_slow", 1.0),
-        bool(parameters.get("truncate", True)),
+        flag(parameters, "truncate", default=True),
     )
 
 
@@ -152,17 +152,15 @@ def _yarn_mscale(factor: float, mscale: float) -> float:
 
 
 def _number(parameters: Mapping[str, Any], kind: str, name: str, default: float | None = None) -> float:
-    """Return a number; `default` if it is missing or null. Raises ModelError without a default."""
-    value = parameters.get(name)
-    if value is None:
-        if default is None:
-            raise ModelError(f"RoPE scaling of type '{kind}' lacks '{name}'")
-        return default
-    return _checked(value, kind, name)
+    """Return a number above 0; `default` if it is missing or null. Raises ModelError without a default."""
+    try:
+        return positive(parameters, name, default)
+    except KeyError:
+        raise ModelError(f"RoPE scaling of type '{kind}' lacks '{name}'") from None
 
 
 def _numbers(parameters: Mapping[str, Any], kind: str, name: str, count: int) -> tuple[float, ...]:
-    """Return a list of `count` numbers. Raises ModelError."""
+    """Return a list of `count` numbers above 0. Raises ModelError."""
     values = parameters.get(name)
     if values is None:
         raise ModelError(f"RoPE scaling of type '{kind}' lacks '{name}'")
@@ -171,10 +169,4 @@ def _numbers(parameters: Mapping[str, Any], kind: str, name: str, count: int) ->
         raise ModelError(
             f"RoPE scaling of type '{kind}' has {found} as '{name}'; a list of {count} is needed"
         )
-    return tuple(_checked(value, kind, name) for value in values)
-
-
-def _checked(value: Any, kind: str, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ModelError(f"RoPE scaling of type '{kind}' has {value!r:.99} as '{name}'")
-    return float(value)
+    return tuple(positive({name: value}, name, 0) for value in values)

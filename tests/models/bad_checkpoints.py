@@ -189,6 +189,7 @@ BAD: dict[str, tuple[Break, str]] = {
     "NaN": (config(hidden_size=float("nan")), "hidden_size is nan, which is not a whole number"),
     "infinite": (config(vocab_size=float("inf")), "vocab_size is inf, which is not a whole number"),
     "NaN of a norm": (config(rms_norm_eps=float("nan")), "rms_norm_eps is nan, which is not a number"),
+    "beyond float64": (config(rms_norm_eps=10**400), "rms_norm_eps is 10{90,}.*, which is not a number"),
     "text for an eps": (config(rms_norm_eps="1e-6"), "rms_norm_eps is '1e-6', which is not a number"),
     "text for a flag": (
         config(tie_word_embeddings="false"),
