@@ -16,9 +16,10 @@ from models.checkpoint import CONFIG_FILE, read_config
 from models.config_values import is_number
 from models.end_tokens import end_token_ids, ends_of_turn
 from models.errors import FetchFailed, ModelError
-from models.fetch import WheelSource, fetch_from_hub, fetch_from_wheel
+from models.fetch import WheelSource, fetch_from_wheel
 from models.gguf.architectures import conversion_of
 from models.gguf.parts import first_parts, model_name, part_paths
+from models.hub import fetch_from_hub
 from models.json_files import read_json
 from models.model_files import ModelFiles
 from models.sentence_transformer import declared_pooling, matryoshka_sizes

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from models.errors import FetchFailed
-from models.fetch import fetch_from_hub
+from models.hub import fetch_from_hub
 from server.commands.bench.scrape import ServerInfo
 from server.commands.chat_backends import ChatError, ServerBackend
 from server.commands.client import ClientSettings
