@@ -126,6 +126,11 @@ def layer_of(name: str) -> int | None:
     return int(numbers[0]) if numbers else None
 
 
+def is_in_layer(modules: Sequence[str]) -> bool:
+    """Return True for modules of a layer, False for an output head."""
+    return all(layer_of(module) is not None for module in modules)
+
+
 def with_prefix(name: str, weight_map: WeightMap) -> str:
     """Return a tensor's name with `model.` in front if the map knows it only so.
 

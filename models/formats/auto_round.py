@@ -18,8 +18,8 @@ from models.formats.awq import AwqWeights
 from models.formats.base import LinearShape, LinearWeights, MakeStored, Shard
 from models.formats.dense import DenseWeights
 from models.formats.gptq import GptqWeights
-from models.formats.stored_int import StoredInt, is_in_layer, packing_of
-from models.weight_names import all_or_none
+from models.formats.stored_int import StoredInt, one_packing, packing_of
+from models.weight_names import all_or_none, is_in_layer
 
 # What follows `auto_round:` -> the class, what is added to stored zero points, and the bits there are.
 _Layout = tuple[type[StoredInt], int, tuple[int, ...]]
@@ -68,19 +68,12 @@ def stored(
         options = [options_of(module) for module in modules]
         if all_or_none(modules, [found is None for found in options]):
             return DenseWeights(shape, dtype, device, shard)
-        packings = {
-            replace(
-                packing_of(_checked(found or {}), "AutoRound", shape.in_features, allowed),
-                has_order=has_order,
-                zero_offset=zero_offset,
-            )
-            for found in options
-        }
-        if len(packings) > 1:
-            raise ModelError(
-                f"{', '.join(modules)} have different bits or group sizes, and are one product here"
-            )
-        return make(modules, shape, dtype, device, shard, packings.pop())
+        packings = (
+            packing_of(_checked(found or {}), "AutoRound", shape.in_features, allowed) for found in options
+        )
+        packing = one_packing(modules, packings)
+        packing = replace(packing, has_order=has_order, zero_offset=zero_offset)
+        return make(modules, shape, dtype, device, shard, packing)
 
     return make_linear
 

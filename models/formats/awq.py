@@ -13,7 +13,8 @@ from torch import Tensor
 from models.errors import ModelError
 from models.formats.base import LinearShape, LinearWeights, MakeStored, Shard
 from models.formats.dense import DenseWeights
-from models.formats.stored_int import Codes, StoredInt, is_in_layer, packing_of
+from models.formats.stored_int import Codes, StoredInt, packing_of
+from models.weight_names import is_in_layer
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of each output's bits
 

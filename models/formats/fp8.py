@@ -25,9 +25,8 @@ from models.formats.base import LinearShape, LinearWeights, MakeLinear, MakeStor
 from models.formats.dense import DenseWeights, with_dense_head
 from models.formats.fp8_blocks import BlockWeights
 from models.formats.scaled_rows import ScaledRows, quantized_product
-from models.formats.stored_int import is_in_layer
 from models.formats.stored_scaled_rows import Storage, StoredScaledRows
-from models.weight_names import is_excluded
+from models.weight_names import is_excluded, is_in_layer
 
 logger = logging.getLogger("monoloop.models")
 

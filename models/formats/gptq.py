@@ -16,8 +16,8 @@ from torch import Tensor
 from models.errors import ModelError
 from models.formats.base import LinearShape, LinearWeights, MakeStored, Shard
 from models.formats.dense import DenseWeights
-from models.formats.stored_int import Codes, StoredInt, is_in_layer, packing_of
-from models.weight_names import all_or_none
+from models.formats.stored_int import Codes, StoredInt, one_packing, packing_of
+from models.weight_names import all_or_none, is_in_layer
 
 _VERSIONS = {"gptq": 1, "gptq_v2": 0}  # what is added to stored zero points
 
@@ -38,12 +38,9 @@ def stored(
         is_head = not is_in_layer(modules) and not quantization.get("lm_head")
         if is_head or all_or_none(modules, [found is None for found in options]):
             return DenseWeights(shape, dtype, device, shard)
-        packings = {packing_of(found or {}, "GPTQ", shape.in_features) for found in options}
-        if len(packings) > 1:
-            raise ModelError(
-                f"{', '.join(modules)} have different bits or group sizes, and are one product here"
-            )
-        packing = replace(packings.pop(), has_order=True, zero_offset=_VERSIONS[version])
+        packings = (packing_of(found or {}, "GPTQ", shape.in_features) for found in options)
+        packing = one_packing(modules, packings)
+        packing = replace(packing, has_order=True, zero_offset=_VERSIONS[version])
         return GptqWeights(modules, shape, dtype, device, shard, packing)
 
     return make_linear

@@ -13,7 +13,7 @@ from models.errors import ModelError
 from models.formats.base import LinearShape, LinearWeights, MakeStored, Shard
 from models.formats.dense import DenseWeights
 from models.formats.stored_scaled_rows import Storage, StoredScaledRows
-from models.weight_names import layer_of
+from models.weight_names import is_in_layer
 
 _DTYPES = {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
 
@@ -28,7 +28,7 @@ def stored(
     storage = Storage(_DTYPES[name], scale_of="feature", inputs="token", scale_name="scale")
 
     def make_linear(modules: Sequence[str], shape: LinearShape) -> LinearWeights:
-        if layer_of(modules[0]) is None:
+        if not is_in_layer(modules):
             return DenseWeights(shape, dtype, device, shard)
         return StoredScaledRows(modules, shape, dtype, device, shard, storage)
 

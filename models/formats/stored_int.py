@@ -1,8 +1,7 @@
 """Base of formats whose checkpoints store integers of 4 or 8 bits, and how they pack them into int32."""
 
-import re
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +17,6 @@ from models.formats.stored_parts import StoredParts
 
 _ZERO_OF_INT8 = 128
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_LAYER = re.compile(r"\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -239,6 +237,9 @@ def packing_of(
     return Packing(bits, in_features if size == -1 else min(size, in_features))
 
 
-def is_in_layer(modules: Sequence[str]) -> bool:
-    """Return True for modules of a layer, False for an output head."""
-    return all(_LAYER.search(module) for module in modules)
+def one_packing(modules: Sequence[str], packings: Iterable[Packing]) -> Packing:
+    """Return the packing of all modules that fill one linear. Raises ModelError if there are several."""
+    first, *others = set(packings)
+    if others:
+        raise ModelError(f"{', '.join(modules)} have different bits or group sizes, and are one product here")
+    return first
