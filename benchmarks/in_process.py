@@ -25,7 +25,7 @@ from engine.constraints.grammar import GrammarCompiler
 from engine.device.runner import ModelRunner
 from engine.device.thread import DeviceThread
 from engine.text.token_bytes import TokenPieces
-from engine.text.tokenizer import TokenizerPool
+from engine.text.tokenizer_pool import TokenizerPool
 from server.app import build_app
 from server.context import ServerContext
 from server.lifecycle import Server, bind, raise_file_limit, url_of

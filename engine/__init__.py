@@ -14,7 +14,7 @@ from engine.beam import search_beams
 from engine.engine import Engine
 from engine.model_info import ModelInfo
 from engine.stream import RequestStream
-from engine.text.tokenizer import TokenizerPool
+from engine.text.tokenizer_pool import TokenizerPool
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig

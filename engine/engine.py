@@ -42,7 +42,7 @@ from engine.schedule.sequence import RequestChain, Sequence
 from engine.stats import EngineObserver, EngineStats, NullObserver
 from engine.stream import RequestStream
 from engine.text.detokenizer import Decoded
-from engine.text.tokenizer import TokenizerPool
+from engine.text.tokenizer_pool import TokenizerPool
 
 logger = logging.getLogger("monoloop.engine")
 

@@ -11,7 +11,8 @@ from engine.device.runner import choose_max_model_len
 from engine.errors import ModelError
 from engine.startup import default_token_budget, find
 from engine.text.chat_template import read_template
-from engine.text.tokenizer import Tokenizer, TokenizerPool
+from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer_pool import TokenizerPool
 from models.cache import is_fetched
 from models.features import features_of, in_words
 from models.memory import num_bytes, num_parameters

@@ -17,7 +17,8 @@ from engine.errors import FetchFailed, ModelError
 from engine.model_info import ModelInfo
 from engine.readouts import Pooling
 from engine.text.chat_template import read_template
-from engine.text.tokenizer import Tokenizer, TokenizerPool
+from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer_pool import TokenizerPool
 from models import catalog
 from models.fingerprint import fingerprint
 from models.model_files import ModelFiles

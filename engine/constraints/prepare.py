@@ -13,7 +13,7 @@ from engine.constraints.token_healing import num_taken_back
 from engine.errors import InvalidRequest
 from engine.request import MAX_SMALL_SET, Request, SamplingParams
 from engine.text.token_bytes import TokenPieces
-from engine.text.tokenizer import TokenizerPool
+from engine.text.tokenizer_pool import TokenizerPool
 
 # Requests with equal values of these fields share their constraints. The others differ between the prompts
 # and choices of one client, so no constraint may depend on them.

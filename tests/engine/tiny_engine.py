@@ -19,7 +19,7 @@ from engine.device.thread import DeviceThread
 from engine.request import Request, SamplingParams
 from engine.text.token_bytes import TokenPieces
 from engine.text.tokenizer import Tokenizer as LoadedTokenizer
-from engine.text.tokenizer import TokenizerPool
+from engine.text.tokenizer_pool import TokenizerPool
 from models.decoder import Decoder
 from models.loader import random_decoder
 from models.shapes import SHAPES

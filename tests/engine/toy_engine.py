@@ -15,7 +15,7 @@ from engine.device.thread import DeviceThread
 from engine.engine import open_listeners
 from engine.outputs import StepPlan
 from engine.text.token_bytes import TokenPieces
-from engine.text.tokenizer import TokenizerPool
+from engine.text.tokenizer_pool import TokenizerPool
 from tests.engine.toy import EOS, HIDDEN_SIZE, VOCAB_SIZE, ToyRunner
 
 CHARS = [chr(0x4E00 + token_id) for token_id in range(VOCAB_SIZE)]

@@ -11,7 +11,7 @@ from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.startup import load, load_tokenizer
 from engine.text.chat_template import ChatTemplate, read_template
 from engine.text.template_sandbox import Rendering
-from engine.text.tokenizer import TokenizerPool
+from engine.text.tokenizer_pool import TokenizerPool
 from tests.engine.text.test_tokenizer import PROMPT, encode_chat, user
 
 OTHER = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

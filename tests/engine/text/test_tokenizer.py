@@ -1,4 +1,7 @@
-"""Control tokens in user text stay text; those of the template are encoded as tokens."""
+"""Control tokens in user text stay text; those of the template are encoded as tokens.
+
+Covers engine/text/tokenizer_pool.py.
+"""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +11,8 @@ import pytest
 from engine.control_tokens import OwnText, TextParts
 from engine.errors import InvalidRequest, ModelError, TemplateFault
 from engine.text.template_sandbox import Rendering
-from engine.text.tokenizer import MAX_BATCH_TEXTS, Tokenizer, TokenizerPool
+from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer_pool import MAX_BATCH_TEXTS, TokenizerPool
 from tests.engine.text.test_detokenizer import EOS
 from tests.tiny_checkpoint import write_checkpoint
 
