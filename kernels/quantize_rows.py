@@ -25,6 +25,7 @@ def scale_of(x, axis: tl.constexpr, scale_ptr, HAS_SCALE: tl.constexpr, LIMIT: t
     largest = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis)
     scale = tl.load(scale_ptr) if HAS_SCALE else largest.to(tl.float32, bitcast=True) / LIMIT
     scale = tl.where(largest < 0x7F800000, scale, float("nan"))
+    # The inverse of a subnormal scale would be infinite.
     return scale, 1.0 / tl.where(scale > 1e-37, scale, 1.0)
 
 

@@ -11,7 +11,6 @@ weight_scale_inv and, of static activations, activation_scale; configurations wi
 which AutoFP8 and vLLM write, name them weight_scale and input_scale.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,24 +18,20 @@ import torch
 from torch import Tensor
 
 from kernels.block_linear import BLOCK
-from kernels.fp8_values import FP8, has_fp8
+from kernels.fp8_values import FP8
 from models.errors import ModelError
 from models.formats.base import LinearShape, LinearWeights, MakeLinear, MakeStored, Shard
 from models.formats.dense import DenseWeights, with_dense_head
 from models.formats.fp8_blocks import BlockWeights
-from models.formats.scaled_rows import ScaledRows, quantized_product
+from models.formats.scaled_rows import ScaledRows, fp8_fallback, quantized_product
 from models.formats.stored_scaled_rows import Storage, StoredScaledRows
 from models.weight_names import is_excluded, is_in_layer
-
-logger = logging.getLogger("monoloop.models")
 
 _INPUTS: dict[str, Literal["token", "static"]] = {"dynamic": "token", "static": "static"}
 
 
 def conversion(dtype: torch.dtype, device: torch.device, shard: Shard) -> MakeLinear:
     """Return a maker of fp8 linears; the output head stays dense."""
-    if not has_fp8(device):
-        logger.warning("%s has no products of fp8: weights are fp8, activations stay %s", device, dtype)
     return with_dense_head(Fp8Weights, dtype, device, shard)
 
 
@@ -91,6 +86,10 @@ class Fp8Weights(ScaledRows):
     """Rows of fp8 and their scales."""
 
     values_dtype = FP8
+
+    def __init__(self, shape: LinearShape, dtype: torch.dtype, device: torch.device, shard: Shard) -> None:
+        super().__init__(shape, dtype, device, shard)
+        self.fallback = fp8_fallback(device)
 
     def _product(self, x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         return quantized_product(x, values, scale, bias)

@@ -84,6 +84,11 @@ class ScaledRows(UnquantizedWeights):
         return grouped_linear_sum(x, values, groups, weights, shared, shared_gate, scale=scale, bias=bias)
 
 
+def fp8_fallback(device: torch.device) -> str | None:
+    """Return a message for a device on which `quantized_product` leaves x as it is for fp8, else None."""
+    return None if has_fp8(device) else f"{device} has no products of fp8, so that only weights are fp8"
+
+
 def quantized_product(
     x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, input_scale: Tensor | None = None
 ) -> Tensor:

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from kernels.eight_bit_linear import eight_bit_linear
-from kernels.fp8_values import has_fp8
 from models.errors import ModelError
 from models.formats.base import LinearShape, Shard
-from models.formats.scaled_rows import ScaledRows, quantized_product
+from models.formats.scaled_rows import ScaledRows, fp8_fallback, quantized_product
 
 _SPREAD = 30.0  # standard deviation of random values
 
@@ -59,8 +58,8 @@ class StoredScaledRows(ScaledRows):
         self._outputs = list(shape.outputs)
         self._storage = storage
         self.fallback = storage.fallback
-        if storage.inputs != "unquantized" and storage.dtype.is_floating_point and not has_fp8(device):
-            self.fallback = f"{device} has no products of fp8, so that only weights are fp8"
+        if storage.inputs != "unquantized" and storage.dtype.is_floating_point:
+            self.fallback = fp8_fallback(device)
         self._input_scale: Tensor | None = None  # fp32 [1]
 
     def parameters(self) -> dict[str, tuple[int, ...]]:

@@ -255,8 +255,7 @@ def test_inputs_with_a_zero_point_are_not_rounded():
 
 
 def test_a_gpu_without_fp8_multiplies_by_the_weight_alone(monkeypatch):
-    for module in ("models.formats.stored_scaled_rows", "models.formats.scaled_rows"):
-        monkeypatch.setattr(f"{module}.has_fp8", lambda device: False)
+    monkeypatch.setattr("models.formats.scaled_rows.has_fp8", lambda device: False)
     for name in LAYOUTS:
         tensors, values, bias = tensors_of(LAYOUTS[name])
         weights = made(name, LinearShape(37, OUTPUTS, bias=True))
