@@ -76,7 +76,8 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
     in_kv_dtype = "" if config.kv_dtype == "auto" else f" in {config.kv_dtype}"
     report(
         f"loaded weights and tokenizer; {runner.dtype} on {runner.device}, "
-        f"KV pool of {runner.num_kv_tokens:,} tokens{in_kv_dtype}, context of {runner.max_model_len:,}"
+        f"KV pool of {runner.num_kv_tokens:,} tokens of {runner.kv_token_bytes:,} bytes{in_kv_dtype}, "
+        f"context of {runner.max_model_len:,}"
     )
     return EngineParts(
         model=ModelInfo(

@@ -93,6 +93,12 @@ class KVCache:
         """Tokens the pool holds, with a page in every group."""
         return self.num_pages // len(self.windows) * self.page_size
 
+    @property
+    def token_bytes(self) -> int:
+        """Memory of one of `num_tokens`, in all layers."""
+        page_bytes = sum(pages[0].nbytes for pool in self.pools for pages in pool)
+        return len(self.windows) * page_bytes // self.page_size
+
     def copy_pages(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """Copy pages, int64 [num_copies] each, of all layers of their groups."""
         for pool in self.pools:

@@ -129,6 +129,7 @@ class ModelRunner:
         self.num_labels = model.spec.num_labels
         self.num_pages = kv_cache.num_pages
         self.num_kv_tokens = kv_cache.num_tokens
+        self.kv_token_bytes = kv_cache.token_bytes
         self.kv_windows = kv_cache.windows
         self.has_states = bool(model.spec.states)
         self.short_context = model.spec.short_context

@@ -12,6 +12,7 @@ from engine.model_check import check_model
 from engine.readouts import PromptLogprobs
 from engine.record.replay import replay
 from engine.request import Request, SamplingParams
+from engine.startup import load
 from engine.text.tokenizer import Tokenizer
 from models.loader import empty_decoder
 from models.shapes import SHAPES
@@ -77,12 +78,17 @@ def test_capacity_beside_16_bits(monkeypatch, kind, least):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_check_of_a_model_counts_as_the_engine_does(tmp_path, kind):
-    config = settings(write_checkpoint(tmp_path), kind, kv_tokens=None)
+async def test_the_check_of_a_model_counts_as_the_engine_does(tmp_path, kind):
+    config = settings(write_checkpoint(tmp_path), kind)
     plain = check_model(config.model_copy(update={"kv_dtype": "auto"}))
     found = check_model(config)
     assert found.kv_dtype == kind
     assert found.kv_token_bytes < 0.5 * plain.kv_token_bytes
+    lines: list[str] = []
+    parts = await load(config, lines.append)
+    await parts.device.stop()
+    size = f"KV pool of 256 tokens of {found.kv_token_bytes:,} bytes in {kind}, context of"
+    assert any(size in line for line in lines), lines
 
 
 def test_fp8_needs_a_gpu_that_has_it(monkeypatch):
