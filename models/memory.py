@@ -7,11 +7,18 @@ from typing import Any
 from torch import Tensor
 
 from models.decoder import Decoder
+from models.layers import LinearLeaf
 
 
 def num_parameters(decoder: Decoder) -> int:
-    """Return the number of values in a decoder's parameters, as its checkpoint has them."""
-    return sum(prod(shape) for _, _, shape in decoder.parameters().values())
+    """Return the number of parameters of a decoder; those of a linear do not depend on its weight format."""
+    leaves = {id(leaf): leaf for leaf, _, _ in decoder.parameters().values()}
+    return sum(
+        leaf.shape.num_parameters
+        if isinstance(leaf, LinearLeaf)
+        else sum(prod(shape) for shape in leaf.parameters().values())
+        for leaf in leaves.values()
+    )
 
 
 def num_bytes(decoder: Decoder) -> int:

@@ -52,6 +52,11 @@ class LinearShape:
         return sum(self.outputs.values())
 
     @property
+    def num_parameters(self) -> int:
+        """Weights and biases, of all experts together."""
+        return max(1, self.num_experts) * self.out_features * (self.in_features + self.bias)
+
+    @property
     def all_outputs(self) -> dict[str, int]:
         """The outputs; with experts those of each in turn, under names such as `3.gate`."""
         if not self.num_experts:

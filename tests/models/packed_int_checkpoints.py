@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from models.loader import load, outline
+from models.memory import num_parameters
 from tests.models.families import BASE, prompt, randomised
 from tests.models.harness import CPU, files_of, forward_logits, transformers_logits
 from tests.models.test_parity import TOLERANCE
@@ -113,6 +114,7 @@ def compare(model, folder):
     """Compare the logits of a checkpoint with those of the dequantized model; return the decoder."""
     decoder = load(files_of(folder), torch.float32, CPU)
     outline(files_of(folder), torch.float32)
+    assert num_parameters(decoder) == sum(parameter.numel() for parameter in model.parameters())
     ids = prompt(40)
     found, expected = forward_logits(decoder, ids, [17, 1, 22]), transformers_logits(model, ids)
     worst = (found - expected).abs().max().item() / expected.abs().max().item()

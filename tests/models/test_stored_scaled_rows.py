@@ -24,6 +24,7 @@ from models.formats.base import WHOLE, LinearShape, Shard
 from models.formats.dense import DenseWeights
 from models.formats.stored_scaled_rows import StoredScaledRows
 from models.loader import load, outline
+from models.memory import num_parameters
 from tests.models.families import BASE, MOE, NARROW, prompt, randomised
 from tests.models.harness import CPU, files_of, forward_logits, transformers_logits
 from tests.models.scaled_rows_checkpoints import FP8, LIMITS, Layout, rounded, write
@@ -100,6 +101,7 @@ def compare(model, folder):
     """
     decoder = load(files_of(folder), torch.float32, CPU)
     outline(files_of(folder), torch.float32)
+    assert num_parameters(decoder) == sum(parameter.numel() for parameter in model.parameters())
     errors = []
     for seed in range(9):
         ids = prompt(12, seed)
