@@ -163,9 +163,11 @@ def modules_of(address: str, weight_map: WeightMap, filled: Container[str]) -> l
 def is_excluded(modules: Sequence[str], excluded: Iterable[str]) -> bool:
     """Return True if names `excluded` from quantization are paths of the modules, or parts of such paths.
 
-    Raises ModelError if they name only some of the modules, which fill one linear.
+    Dots around a name mean nothing. Raises ModelError if they name only some of the modules, which fill one
+    linear.
     """
-    found = [any(f".{part}." in f".{name}." for part in excluded) for name in modules]
+    parts = [part.strip(".") for part in excluded]
+    found = [any(f".{part}." in f".{name}." for part in parts) for name in modules]
     return all_or_none(modules, found)
 
 

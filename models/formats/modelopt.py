@@ -37,7 +37,9 @@ def stored(
         raise ModelError(
             f"ModelOpt's algorithm '{algorithm}' is not supported; {' and '.join(_ALGORITHMS)} are"
         )
-    excluded = [str(part) for part in options.get("exclude_modules") or options.get("ignore") or ()]
+    excluded = [
+        str(part).strip(".") for part in options.get("exclude_modules") or options.get("ignore") or ()
+    ]
 
     def make_linear(modules: Sequence[str], shape: LinearShape) -> LinearWeights:
         if not algorithm or _are_excluded(modules, excluded):

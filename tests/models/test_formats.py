@@ -267,8 +267,9 @@ def test_half_of_a_fused_linear_cannot_be_excluded():
         f"model.layers.3.self_attn.{name}_proj" for name in "qkv"
     ]
     modules = modules_of("layers.3.attention.qkv", WEIGHT_MAP, ())
-    assert is_excluded(modules, ["self_attn"])
-    assert not is_excluded(modules, ["model.layers.33", "proj", "mlp"])
+    for name in ("self_attn", "model.layers.3.", "layers.3.self_attn.", ".self_attn"):
+        assert is_excluded(modules, [name]), name
+    assert not is_excluded(modules, ["model.layers.33", "proj", "mlp", ".", ""])
     with pytest.raises(ModelError, match=r"only some of model\.layers\.3\.self_attn\.q_proj"):
         is_excluded(modules, ["q_proj"])
 
