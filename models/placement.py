@@ -1,4 +1,4 @@
-"""Decides from the headers of a checkpoint which tensor fills which parameter, before any tensor is read."""
+"""Decides from the headers of a checkpoint which tensor fills which parameter, before weights are read."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -56,12 +56,17 @@ def place(checkpoint: Checkpoint, shapes: Shapes, dtype: torch.dtype) -> list[st
     surplus: list[str] = []
     misshapen: list[str] = []
     spec = checkpoint.spec
+    reads_order = any(address.endswith("g_idx") for address in shapes)
+    orders: list[str] = []
     skipped_layers = range(spec.num_layers, spec.num_layers + spec.num_mtp_layers)
     for name, tensor in checkpoint.layout(dtype).items():
         if layer_of(name) in skipped_layers:
             continue
         if not is_known(name, checkpoint.weight_map):
             surplus.append(name)
+            continue
+        if name.endswith("g_idx") and not reads_order:
+            orders.append(name)
             continue
         parts = dict(parts_of(checkpoint, name, tensor, shapes))
         if parts and not parts.keys() <= shapes.keys():
@@ -79,11 +84,20 @@ def place(checkpoint: Checkpoint, shapes: Shapes, dtype: torch.dtype) -> list[st
                 )
         if parts:
             names.append(name)
+    surplus += _scattered(orders, checkpoint, dtype)
     _check_all_filled([address for address in shapes if address not in filled], surplus, checkpoint)
     if misshapen:
         others = f" ({len(misshapen) - 1} more differ as well)" if misshapen[1:] else ""
         raise ModelError(misshapen[0] + others)
     return names
+
+
+def _scattered(names: list[str], checkpoint: Checkpoint, dtype: torch.dtype) -> Iterator[str]:
+    """Yield those of the g_idx, the group of each input, that are not the inputs' own order."""
+    for name, groups in zip(names, checkpoint.read(names, dtype, torch.device("cpu")), strict=True):
+        size = max(1, int((groups == 0).sum()))
+        if not torch.equal(groups.long(), torch.arange(groups.numel()) // size):
+            yield name
 
 
 def _check_dtype(name: str, dtype: torch.dtype) -> None:

@@ -3,6 +3,7 @@
 The packing has the name `auto_round:auto_gptq` (zero points less one), `auto_round:gptqmodel` or
 `auto_round` (zero points as they are) or `auto_round:auto_awq`. `extra_config` has options of modules by
 their names, or by patterns that are found in these; 16 bits leave a module out.
+Inputs keep their own order: models/placement.py checks that a stored g_idx says so.
 """
 
 import re
@@ -45,8 +46,6 @@ def stored(
 ) -> MakeStored:
     """Return a maker of linears by the options of their modules. Raises ModelError for other packings."""
     packing = quantization.get("packing_format")
-    # Versions that wrote the packing as the backend packed with AutoGPTQ, which stores g_idx.
-    has_order = packing is None and "gptq" in str(quantization.get("backend"))
     if packing is None:
         backend = str(quantization.get("backend"))
         packing = backend if backend.startswith(("auto_round", "autoround")) else "auto_round:auto_gptq"
@@ -72,7 +71,7 @@ def stored(
             packing_of(_checked(found or {}), "AutoRound", shape.in_features, allowed) for found in options
         )
         packing = one_packing(modules, packings)
-        packing = replace(packing, has_order=has_order, zero_offset=zero_offset)
+        packing = replace(packing, zero_offset=zero_offset)
         return make(modules, shape, dtype, device, shard, packing)
 
     return make_linear

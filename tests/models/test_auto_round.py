@@ -5,6 +5,7 @@ Covers models/formats/auto_round.py.
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from models.errors import ModelError
 from models.formats import stored_format
@@ -63,6 +64,8 @@ def write(model, folder, config, version=1, options_of=lambda name: (4, 64), dro
         (CONFIG | {"packing_format": None, "backend": "auto"}, 1, "g_idx"),
         (OLD | {"quant_method": "intel/auto-round", "backend": "auto_round:gptq:exllamav2"}, 1, None),
         (OLD | {"quant_method": "intel/auto-round", "backend": "auto_round:exllamav2"}, 2, "g_idx"),
+        (OLD | {"quant_method": "intel/auto-round", "backend": "autoround:exllamav2"}, 2, None),
+        (CONFIG, 1, None),
     ],
     ids=lambda value: (
         value.get("packing_format") or value.get("backend") if isinstance(value, dict) else None
@@ -72,6 +75,16 @@ def test_packings(config, version, drop, tmp_path):
     model = llama()
     write(model, tmp_path, config, version, drop=drop)
     assert isinstance(compare(model, tmp_path).output.weights, DenseWeights)
+
+
+def test_a_scattered_order_is_refused(tmp_path):
+    write(llama(), tmp_path, CONFIG, drop=None)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.down_proj.g_idx"][0] = 1
+    save_file(tensors, path)
+    with pytest.raises(ModelError, match=r"no place for model\.layers\.1\.mlp\.down_proj\.g_idx$"):
+        load(files_of(tmp_path), torch.float32, CPU)
 
 
 def test_options_of_modules(tmp_path, caplog):
