@@ -4,7 +4,7 @@ Many templates write the opening marker themselves, so that the text begins insi
 engine.text.reasoning: reasoning comes first or not at all.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from engine.control_tokens import strip
@@ -79,23 +79,7 @@ class ReasoningParser(Parser):
         return True
 
     def _reasoning(self) -> bool:
-        end = self._text.find(self._close_marker, self._at)
-        is_over = end >= 0
-        if not is_over:
-            end = len(self._text) - self._num_held((self._close_marker,))
-        text = strip(self._text[self._at : end])
-        said = text.rstrip()
-        if said:
-            self._events.append(Reasoning("".join(self._blanks) + said))
-            self._blanks.clear()
-        self._blanks.append(text[len(said) :])
-        if is_over:
-            self._blanks.clear()
-        self._at = end
-        if is_over:
-            self._at += len(self._close_marker)
-            self._state = self._closing
-        return is_over
+        return self._read_until(self._close_marker, Reasoning, self._closing)
 
     def _closing(self) -> bool:
         """Read up to the answer, and its opening marker if there is one."""
@@ -119,22 +103,29 @@ class ReasoningParser(Parser):
         return True
 
     def _answer(self) -> bool:
-        """Emit the answer up to its closing marker, without the whitespace before it."""
-        end = self._text.find(self._answer_end, self._at)
+        return self._read_until(self._answer_end, Content, self._content)
+
+    def _read_until(
+        self, marker: str, event: type[Reasoning] | type[Content], following: Callable[[], bool]
+    ) -> bool:
+        """Emit text up to a marker, without the whitespace before it; the state after it is `following`."""
+        end = self._text.find(marker, self._at)
         is_over = end >= 0
         if not is_over:
-            end = len(self._text) - self._num_held((self._answer_end,))
+            end = len(self._text) - self._num_held((marker,))
         text = self._text[self._at : end]
+        if event is Reasoning:
+            text = strip(text)
         said = text.rstrip()
         if said:
-            self._events.append(Content("".join(self._blanks) + said))
+            self._events.append(event("".join(self._blanks) + said))
             self._blanks.clear()
         self._blanks.append(text[len(said) :])
         self._at = end
         if is_over:
             self._blanks.clear()
-            self._at += len(self._answer_end)
-            self._state = self._content
+            self._at += len(marker)
+            self._state = following
         return is_over
 
     def _content(self) -> bool:
