@@ -1,5 +1,7 @@
 """Which formats a model's chat template shows."""
 
+import re
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -96,3 +98,16 @@ def test_every_format_is_a_setting() -> None:
     others = {"auto", "none", "response_template"}
     assert set(get_args(ToolSetting)) == {*tool_formats(), *others}
     assert set(get_args(ReasoningSetting)) == {*reasoning_formats(), *whole_formats(), *others}
+
+
+def test_the_api_page_has_every_format_and_those_without_a_grammar() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"^ *\| `(\w+)` \|", page, re.MULTILINE))
+    assert not {*tool_formats(), *reasoning_formats()} - rows, "have no row in docs/api.md"
+    without = {
+        name
+        for name, parser in tool_formats().items()
+        if parser.call_rules(dict.fromkeys(parser.markers, 0)) is None
+    }
+    [listed] = re.findall(r"((?:`\w+`,\s+)*`\w+` and `\w+`)\s+write forced calls as `hermes`", page)
+    assert set(re.findall(r"\w+", listed)) - {"and"} == without | {"response_template"}
