@@ -14,12 +14,10 @@ from engine.errors import InvalidRequest
 from server.body import check_structure
 from server.limits import Limits, check_ids, check_text, overflow
 from server.parsing.detect import NO_FORMATS, Formats, has_place_for_tools
-from server.parsing.formats import tool_formats
-from server.parsing.formats.hermes import HermesParser
 from server.parsing.system_turns import merge_system_turns
 from server.parsing.template_needs import adapted, with_switch
-from server.parsing.tool_choice import check_format, offered_tools
-from server.parsing.tools_in_prompt import can_ask_for, with_instructions
+from server.parsing.tool_choice import offered_tools, prompt_format
+from server.parsing.tools_in_prompt import with_instructions
 from server.schema.chat import ChatMessage, ChatRequest
 from server.schema.completions import CompletionRequest, Prompt
 from server.schema.refused_fields import UnsupportedField
@@ -75,16 +73,12 @@ def template_input(
     if not tokenizer.takes_system_anywhere:
         messages = merge_system_turns(messages)
     template = tokenizer.tool_template or ""
-    check_format(wire, formats, template)
-    has_place = has_place_for_tools(template)
-    parser = tool_formats().get(formats.tools or "")
-    if not has_place and (parser is None or not can_ask_for(parser)):
-        parser = HermesParser  # of earlier calls
+    parser = prompt_format(wire, formats, template)
     messages = adapted(template, messages, tools, parser)
     kwargs = with_switch(template, kwargs)
     if not tools:
         return messages, kwargs
-    if parser is None or has_place:
+    if parser is None or has_place_for_tools(template):
         return messages, kwargs | {"tools": tools}
     return with_instructions(messages, tools, parser, takes_system=tokenizer.takes_system), kwargs
 

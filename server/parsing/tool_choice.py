@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from engine.errors import InvalidRequest
 from server.parsing.detect import Formats, has_place_for_tools
 from server.parsing.formats import tool_formats
-from server.parsing.parser import Tools
+from server.parsing.formats.hermes import HermesParser
+from server.parsing.parser import ToolParser, Tools
 from server.parsing.tools_in_prompt import can_ask_for
 from server.schema.chat import ChatRequest
 from server.schema.refused_fields import UnsupportedField
@@ -37,23 +38,29 @@ def check_choice(wire: ChatRequest) -> None:
             )
 
 
-def check_format(wire: ChatRequest, formats: Formats, template: str) -> None:
-    """Check that tools can be listed in the prompt, and their calls parsed. Raises UnsupportedField."""
+def prompt_format(wire: ChatRequest, formats: Formats, template: str) -> type[ToolParser] | None:
+    """Return the parser of the format in which a prompt shows calls; None if only the template knows it.
+
+    For a request without tools it is that of earlier calls: Hermes' if the model's cannot be written. Raises
+    UnsupportedField if tools of the request cannot be listed in the prompt, or their calls not be parsed.
+    """
+    parser = tool_formats().get(formats.tools or "")
+    can_list = has_place_for_tools(template) or (parser is not None and can_ask_for(parser))
     if not offered_tools(wire):
-        return
+        return parser if can_list else HermesParser
     if formats.tools is None:
         raise UnsupportedField(
             "tools cannot be called: the format in which this model calls them is not known here, "
             "or tool_parser is none.",
             "tools",
         )
-    parser = tool_formats().get(formats.tools)
-    if not has_place_for_tools(template) and (parser is None or not can_ask_for(parser)):
+    if not can_list:
         raise UnsupportedField(
             "tools have no place in this model's chat template, and only a template can write the format "
             f"{formats.tools}; with tool_parser auto they would be written into the messages.",
             "tools",
         )
+    return parser
 
 
 def is_forced(choice: ToolChoice | None) -> bool:
