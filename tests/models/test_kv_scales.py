@@ -1,5 +1,7 @@
 """Scales of keys and values that checkpoints of other tools have."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -8,6 +10,7 @@ from engine.config import EngineConfig
 from engine.device.kv_cache import KVCache
 from engine.device.runner import ModelRunner
 from engine.errors import ModelError
+from models import errors
 from models.loader import load
 from tests.models.harness import files_of
 from tests.tiny_checkpoint import write_checkpoint
@@ -71,6 +74,7 @@ def test_a_checkpoint_without_scales(tmp_path):
             {"0.self_attn.k_scale": torch.ones(2)},
             r"0.self_attn.k_scale has the shape \[2\]; one scale for all",
         ),
+        ({"0.self_attn.k_scale": torch.tensor(1)}, "0.self_attn.k_scale holds int64, and a scale is a float"),
         ({"1.self_attn.k_scale": None}, "has k_scale of some layers and not of layer 1"),
     ],
 )
@@ -83,3 +87,46 @@ def test_bad_scales(tmp_path, change, message):
     with pytest.raises(ModelError, match=message):
         ModelRunner.load(config, files_of(folder), 16)
     load(files_of(folder), torch.float32, CPU)  # without fp8 they do not matter
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        ({"kv_cache_scheme": None}, None),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}}, None),
+        (
+            {"kv_cache_scheme": {"num_bits": 8, "type": "int"}},
+            "has num_bits 8 and type 'int': .* not those of fp8",
+        ),
+        (
+            {"kv_cache_scheme": {"num_bits": 4, "type": "float"}},
+            "kv_cache_scheme has num_bits 4 and type 'float'",
+        ),
+        ({"kv_cache_scheme": "x"}, "kv_cache_scheme is 'x', which is not a JSON object"),
+        ({"quantization": {"kv_cache_quant_algo": "FP8"}}, None),
+        (
+            {"quantization": {"kv_cache_quant_algo": "NVFP4"}},
+            "kv_cache_quant_algo is 'NVFP4': the checkpoint's scales",
+        ),
+    ],
+    ids=str,
+)
+def test_the_scheme_must_be_fp8(tmp_path, quantization, message):
+    """Of a checkpoint of ModelOpt whose weights are not quantized."""
+    folder = write(tmp_path, scales_of("ModelOpt"))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "modelopt", **quantization}
+    (folder / "config.json").write_text(json.dumps(config))
+    if message is None:
+        assert load(files_of(folder), torch.float32, CPU, kv_scales=True).kv_scales == SCALES
+    else:
+        with pytest.raises(errors.ModelError, match=message):
+            load(files_of(folder), torch.float32, CPU, kv_scales=True)
+
+
+def test_scales_far_from_one_are_logged(tmp_path, caplog):
+    far = {"0.self_attn.k_scale": torch.tensor(1e-30), "1.self_attn.v_scale": torch.tensor(1e30)}
+    folder = write(tmp_path, scales_of("compressed-tensors") | far)
+    assert load(files_of(folder), torch.float32, CPU, kv_scales=True).kv_scales is not None
+    assert "0.self_attn.k_scale (1e-30), model.layers.1.self_attn.v_scale (1e+30); if" in caplog.text
+    assert "0.self_attn.v_scale" not in caplog.text, "it is 0.5"
