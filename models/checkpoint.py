@@ -148,13 +148,14 @@ def _quantization_beside(config: Mapping[str, Any], folder: Path) -> Any:
 
 def _check_quantization(config: dict[str, Any]) -> None:
     """Raise ModelError if the weights are quantized in a format that is not supported."""
-    # MLX writes its own form under both keys.
-    quantization = config.get("quantization_config") or config.get("quantization")
-    if not quantization:
+    for key in ("quantization_config", "quantization"):  # MLX writes its own form under both
+        quantization = config.get(key)
+        if quantization in (None, {}):
+            continue
+        if not isinstance(quantization, dict):
+            raise ModelError(f"the {key} is not a JSON object")
+        stored_format(quantization)
         return
-    if not isinstance(quantization, dict):
-        raise ModelError("the quantization_config is not a JSON object")
-    stored_format(quantization)
 
 
 def read_family_spec(family: Family, config: dict[str, Any], origin: Path) -> DecoderSpec:

@@ -25,7 +25,7 @@ from models.model_files import ModelFiles
 from models.placement import listed, parts_of, place
 from models.progress import byte_progress
 from models.spec import DecoderSpec
-from models.weight_names import is_excluded, modules_of
+from models.weight_names import is_excluded, modules_of, names_under
 
 __all__ = [
     "ModelError",
@@ -194,17 +194,17 @@ def _linear_maker(
 ) -> MakeLinear:
     """Return the maker of the model's linears: in the checkpoint's format, or in the one to convert to."""
     stored = checkpoint.quantization
-    convert = conversion_to(quantization or "dense")(dtype, device, shard)
-    if stored is None:
-        return convert
-    if quantization is not None:
+    if stored is not None and quantization is not None:
         raise ModelError(
             f"quantization '{quantization}' needs unquantized weights; these are quantized already "
             f"({stored.get('quant_method')}), so leave it out"
         )
+    convert = conversion_to(quantization or "dense")(dtype, device, shard)
+    if stored is None:
+        return convert
     with _quantization_config():
         read = stored_format(stored)(stored, dtype, device, shard)
-        excluded = tuple(stored.get("modules_to_not_convert") or ())
+        excluded = names_under("modules_to_not_convert", stored)
     tensors = checkpoint.num_bytes.keys()
     filled = tensors | {name.rpartition(".")[0] for name in tensors}
 

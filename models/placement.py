@@ -13,6 +13,19 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Address of each parameter in the decoder -> its shape."""
 
 _NAMES_SHOWN = 5
+# Ends of names of tensors that only quantized weights have.
+_OF_QUANTIZED = (
+    "qweight",
+    "qzeros",
+    "scales",
+    "_packed",
+    "_scale",
+    "_scale_inv",
+    ".scale",
+    "_blocks",
+    "absmax",
+    "SCB",
+)
 
 
 def parts_of(
@@ -84,7 +97,8 @@ def place(checkpoint: Checkpoint, shapes: Shapes, dtype: torch.dtype) -> list[st
                 )
         if parts:
             names.append(name)
-    surplus += _scattered(orders, checkpoint, dtype)
+    if orders:
+        surplus += _scattered(orders, checkpoint, dtype)
     _check_all_filled([address for address in shapes if address not in filled], surplus, checkpoint)
     if misshapen:
         others = f" ({len(misshapen) - 1} more differ as well)" if misshapen[1:] else ""
@@ -123,6 +137,8 @@ def _check_all_filled(empty: Iterable[str], surplus: list[str], checkpoint: Chec
         faults.append(f"the checkpoint lacks {listed(missing)}")
     if surplus:
         faults.append(f"the configuration has no place for {listed(surplus)}")
+    if checkpoint.quantization is None and any(name.endswith(_OF_QUANTIZED) for name in surplus):
+        faults.append("the weights look quantized, and config.json has no quantization_config that says how")
     if missing.keys() == {"lm_head.weight"} and not surplus:
         faults.append("tie_word_embeddings is false, so the output cannot be taken from the embedding")
     if faults:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,8 +39,8 @@ class Packed:
         store weights transposed have columns for rows. Raises ModelError if the tensor has not as many rows
         as the parameters, or the decoder lacks one of them.
         """
-        if missing := [address for address in self.addresses if address not in shapes]:
-            raise ModelError(f"the configuration has no place for {name}: there is no {missing[0]}")
+        if not all(address in shapes for address in self.addresses):
+            raise ModelError(f"the configuration has no place for {name}")
         if tensor.numel() == 1 and all(math.prod(shapes[address]) == 1 for address in self.addresses):
             yield from ((address, tensor) for address in self.addresses)
             return
@@ -169,6 +170,15 @@ def is_excluded(modules: Sequence[str], excluded: Iterable[str]) -> bool:
     parts = [part.strip(".") for part in excluded]
     found = [any(f".{part}." in f".{name}." for part in parts) for name in modules]
     return all_or_none(modules, found)
+
+
+def names_under(key: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names that a configuration lists under a key, or the one it has there. Raises ModelError."""
+    found = config.get(key)
+    names = () if found is None else (found,) if isinstance(found, str) else found
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"'{key}' is {found!r}, and not a list of names")
+    return tuple(names)
 
 
 def all_or_none(modules: Sequence[str], found: Sequence[bool]) -> bool:

@@ -70,12 +70,18 @@ REFUSED = {
 
 _OTHER_NAMES = {"auto_round": "auto-round", "intel/auto-round": "auto-round", "quip#": "quip_sharp"}
 
+# Keys of a quantization_config whose values have keys themselves.
+_OBJECTS = ("config_groups", "dynamic", "extra_config", "quantization", "sparsity_config", "transform_config")
+
 
 def stored_format(quantization: Mapping[str, Any]) -> StoredFormat:
     """Return the format of weights stored as this `quantization_config` says. Raises ModelError."""
     method = _method(quantization)
     if method not in STORED:
         raise refusal(method)
+    for key in _OBJECTS:
+        if quantization.get(key) and not isinstance(quantization[key], Mapping):
+            raise ModelError(f"'{key}' of the quantization_config is not a JSON object")
     return cast(StoredFormat, resolve_name(STORED[method]))
 
 

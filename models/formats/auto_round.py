@@ -79,13 +79,13 @@ def stored(
 
 def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return options of a module. Raises ModelError if they are not those of integers with 16-bit inputs."""
-    data_type, act_bits = options.get("data_type") or "int", options.get("act_bits") or _UNQUANTIZED_BITS
+    data_type, act_bits = str(options.get("data_type") or "int"), options.get("act_bits")
     if data_type.startswith("nv_fp"):
         raise refusal("nvfp4", f"AutoRound of the data_type '{data_type}'")
     if data_type != "int":
         raise ModelError(f"AutoRound of the data_type '{data_type}' is not supported; 'int' is")
-    if act_bits < _UNQUANTIZED_BITS:
-        raise ModelError(f"AutoRound with activations of {act_bits} bits is not supported")
+    if act_bits and (type(act_bits) is not int or act_bits < _UNQUANTIZED_BITS):
+        raise ModelError(f"AutoRound with activations of {act_bits!r} bits is not supported")
     return options
 
 

@@ -15,7 +15,7 @@ from models.errors import ModelError
 from models.formats import refusal
 from models.formats.base import LinearShape, LinearWeights, MakeStored, Shard
 from models.formats.dense import DenseWeights
-from models.weight_names import all_or_none
+from models.weight_names import all_or_none, names_under
 
 # `format` -> a function that takes the QuantizationArgs of the weights, what a Conversion takes, and those of
 # the input_activations, if there are any.
@@ -42,13 +42,13 @@ def stored(
     if not isinstance(groups, Mapping) or not groups:
         raise ModelError("the quantization_config has no config_groups")
     makers = [
-        (_maker(name, group, quantization, dtype, device, shard), group.get("targets") or ())
+        (_maker(name, group, quantization, dtype, device, shard), names_under("targets", group))
         for name, group in groups.items()
     ]
-    ignored = quantization.get("ignore") or ()
+    ignored = names_under("ignore", quantization)
 
     def make_linear(modules: Sequence[str], shape: LinearShape) -> LinearWeights:
-        if not _are_named(modules, (*ignored,)):
+        if not _are_named(modules, ignored):
             for make, targets in makers:
                 if _are_named(modules, [target for target in targets if target != _CLASS]):
                     return make(modules, shape)
@@ -71,8 +71,8 @@ def _maker(
     """Return what makes the linears of a group. Raises ModelError, naming the group."""
     if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
         raise ModelError(f"{name} of the config_groups does not say how its weights are quantized")
-    kind = group.get("format") or quantization.get("format")
-    if str(kind).startswith("nvfp4"):
+    kind = str(group.get("format") or quantization.get("format"))
+    if kind.startswith("nvfp4"):
         raise refusal("nvfp4", f"{name}: the format '{kind}' of compressed-tensors")
     if kind not in SCHEMES:
         raise ModelError(
@@ -83,6 +83,8 @@ def _maker(
         if group.get(part):
             raise ModelError(f"{name}: {part} that are quantized are not supported with '{kind}'")
     inputs = [args] if (args := group.get("input_activations")) else []
+    if not all(isinstance(args, Mapping) for args in inputs):
+        raise ModelError(f"{name}: 'input_activations' is {args!r}, and not a JSON object")
     try:
         return cast(MakeStored, resolve_name(SCHEMES[kind])(group["weights"], dtype, device, shard, *inputs))
     except ModelError as error:

@@ -25,7 +25,7 @@ from models.formats.dense import DenseWeights, with_dense_head
 from models.formats.fp8_blocks import BlockWeights
 from models.formats.scaled_rows import ScaledRows, fp8_fallback, quantized_product
 from models.formats.stored_scaled_rows import Storage, StoredScaledRows
-from models.weight_names import is_excluded, is_in_layer
+from models.weight_names import is_excluded, is_in_layer, names_under
 
 _INPUTS: dict[str, Literal["token", "static"]] = {"dynamic": "token", "static": "static"}
 
@@ -41,7 +41,7 @@ def stored(
     """Return a maker of linears: those of layers are fp8, an output head is dense. Raises ModelError."""
     storage = _storage(quantization)
     make = BlockWeights if storage.scale_of == "block" else StoredScaledRows
-    excluded = quantization.get("ignored_layers") or ()
+    excluded = names_under("ignored_layers", quantization)
 
     def make_linear(modules: Sequence[str], shape: LinearShape) -> LinearWeights:
         if not is_in_layer(modules) or is_excluded(modules, excluded):

@@ -15,7 +15,7 @@ from models.formats import refusal
 from models.formats.base import LinearShape, LinearWeights, MakeStored, Shard
 from models.formats.dense import DenseWeights
 from models.formats.stored_scaled_rows import Storage, StoredScaledRows
-from models.weight_names import all_or_none
+from models.weight_names import all_or_none, names_under
 
 _ALGORITHMS = {
     "FP8": Storage(torch.float8_e4m3fn, scale_of="tensor", inputs="static"),
@@ -37,9 +37,8 @@ def stored(
         raise ModelError(
             f"ModelOpt's algorithm '{algorithm}' is not supported; {' and '.join(_ALGORITHMS)} are"
         )
-    excluded = [
-        str(part).strip(".") for part in options.get("exclude_modules") or options.get("ignore") or ()
-    ]
+    listed = names_under("exclude_modules", options) or names_under("ignore", options)
+    excluded = [part.strip(".") for part in listed]
 
     def make_linear(modules: Sequence[str], shape: LinearShape) -> LinearWeights:
         if not algorithm or _are_excluded(modules, excluded):

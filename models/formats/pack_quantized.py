@@ -27,7 +27,8 @@ def scheme(args: Mapping[str, Any], dtype: torch.dtype, device: torch.device, sh
         raise ModelError(f"pack-quantized weights of type {args['type']!r} are not supported; 'int' is")
     strategy, order = args.get("strategy") or "group", args.get("actorder") or None
     if strategy not in _STRATEGIES:
-        raise ModelError(f"pack-quantized: the strategy {strategy!r} is not supported; {_STRATEGIES} are")
+        known = " and ".join(_STRATEGIES)
+        raise ModelError(f"pack-quantized: the strategy {strategy!r} is not supported; {known} are")
     if order not in _ORDERS:
         raise ModelError(f"pack-quantized: the order of activations {order!r} is not known")
     options = {"bits": args.get("num_bits")}

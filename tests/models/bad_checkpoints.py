@@ -252,6 +252,16 @@ BAD: dict[str, tuple[Break, str]] = {
         weights(lambda tensors: tensors.update({UP: tensors[UP].to(torch.float8_e4m3fn)})),
         rf"{UP} is quantized \(float8_e4m3fn\), and config\.json has no quantization_config",
     ),
+    "quantized, without a configuration": (
+        weights(lambda tensors: tensors.update({UP.replace("weight", "qweight"): tensors.pop(UP).int()})),
+        rf"lacks {UP}; .* no place for .*qweight; the weights look quantized, and config\.json has no ",
+    ),
+    "quantization_config, a list": (config(quantization_config=[]), "the quantization_config is not a JSON"),
+    "quantization_config, a text": (config(quantization_config=""), "the quantization_config is not a JSON"),
+    "names that are none": (
+        config(quantization_config={"quant_method": "awq", "bits": 4, "modules_to_not_convert": [1]}),
+        r"'modules_to_not_convert' is \[1\], and not a list of names",
+    ),
     "format of MLX": (
         config(quantization={"group_size": 64, "bits": 4}),
         r"quantization 'mlx' \(MLX, .*\) is not supported; use an AWQ or GPTQ version",

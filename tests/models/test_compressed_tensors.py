@@ -40,9 +40,10 @@ def with_group(**changes):
     return CONFIG | {"config_groups": {"group_0": GROUP | changes}}
 
 
-def test_all_linears_but_the_head(tmp_path):
+@pytest.mark.parametrize("ignored", [["lm_head"], "lm_head"], ids=str)
+def test_all_linears_but_the_head(ignored, tmp_path):
     model = llama()
-    write(model, tmp_path, CONFIG, lambda name: None if name == "lm_head" else 64)
+    write(model, tmp_path, CONFIG | {"ignore": ignored}, lambda name: None if name == "lm_head" else 64)
     decoder = compare(model, tmp_path)
     assert isinstance(decoder.output.weights, DenseWeights)
     assert isinstance(decoder.layers[0].mlp.down.weights, PackQuantizedWeights)
@@ -102,6 +103,13 @@ def test_patterns_precede_the_class(tmp_path):
         (CONFIG | {"ignore": ["re:("]}, "no pattern"),
         (CONFIG | {"ignore": ["model.layers.0.self_attn.q_proj"]}, "only some of .*k_proj"),
         (CONFIG | {"config_groups": None}, "config_groups"),
+        (CONFIG | {"format": ["x"]}, r"in the format '\['x'\]' are not supported"),
+        (CONFIG | {"ignore": [None]}, r"'ignore' is \[None\], and not a list of names"),
+        (CONFIG | {"ignore": {"lm_head": 1}}, "'ignore' is .*, and not a list of names"),
+        (CONFIG | {"sparsity_config": "x"}, "'sparsity_config' of the quantization_config is not a JSON obj"),
+        (with_group(targets=[1]), r"'targets' is \[1\], and not a list of names"),
+        (with_group(format="int-quantized", input_activations="x"), "group_0: 'input_activations' is 'x'"),
+        (with_group(weights=WEIGHTS | {"strategy": "block"}), "'block' is not supported; group and channel"),
         (CONFIG | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24-bitmask"),
         (CONFIG | {"transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
     ],

@@ -258,8 +258,9 @@ def test_a_checkpoint_names_its_format_and_what_is_excluded_from_it(halved, tmp_
         found = decoder.layers[index].mlp.down(x, SimpleNamespace())
         expected = x @ plain[f"model.layers.{index}.mlp.down_proj.weight"].t()
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    with pytest.raises(ModelError, match=r"quantized already \(halved\), so leave it out"):
-        load(files_of(tmp_path), torch.float32, CPU, quantization="int8")
+    for name in ("int8", "halved"):
+        with pytest.raises(ModelError, match=r"quantized already \(halved\), so leave it out"):
+            load(files_of(tmp_path), torch.float32, CPU, quantization=name)
 
 
 def test_half_of_a_fused_linear_cannot_be_excluded():

@@ -48,7 +48,7 @@ def test_another_number_of_rows_is_refused_by_name(shape):
 
 def test_a_packed_bias_the_configuration_does_not_announce():
     target = target_of("h.7.qkv.bias", WEIGHT_MAP)
-    with pytest.raises(ModelError, match=r"no place for h\.7\.qkv\.bias: .* layers\.7\.attention\.qkv\.q\.b"):
+    with pytest.raises(ModelError, match=r"no place for h\.7\.qkv\.bias$"):
         list(target.divide("h.7.qkv.bias", torch.ones(10), SHAPES["tiny"], SHAPES_OF_QKV))
 
 
@@ -81,7 +81,7 @@ def test_a_stack_of_experts_is_divided_by_its_whole_name():
     parts = dict(target.divide("h.4.experts.up_and_gate", stack, SHAPES["tiny"], shapes))
     assert list(parts) == list(shapes)
     assert torch.equal(parts["layers.4.mlp.gate_up.2.up.weight"], stack[2, ::2])
-    with pytest.raises(ModelError, match=r"up_and_gate\[3\]: there is no layers\.4\.mlp\.gate_up\.3\.gate"):
+    with pytest.raises(ModelError, match=r"no place for h\.4\.experts\.up_and_gate\[3\]$"):
         dict(target.divide("h.4.experts.up_and_gate", torch.randn(4, 8, 5), SHAPES["tiny"], shapes))
     assert is_known("h.4.experts.up_and_gate", EXPERTS)
     assert not is_known("h.4.experts.up_and_gate.weight.bias", EXPERTS)
