@@ -102,15 +102,18 @@ class Int4Weights(UnquantizedWeights):
         self._store(first, codes, scales)
 
     def fill_codes(self, name: str, codes: Tensor, scales: Tensor, zeros: Tensor | None = None) -> None:
-        """Load the output `name`; all as in `_store`, of the whole model."""
+        """Load the output `name` of the whole model.
+
+        codes uint8 [out_features, in_features], 0 to 15; scales [out_features, groups]; zeros uint8 of that
+        shape, 0 to 15, None: 8. A value is (code - zero) * scale, or FP4 * scale if codes are floats.
+        """
         rows, first = self._rows[name]
         self._store(first, codes[rows], scales[rows], None if zeros is None else zeros[rows])
 
     def _store(self, first: int, codes: Tensor, scales: Tensor, zeros: Tensor | None = None) -> None:
-        """Keep rows from row `first` of the rank on, all of one expert.
+        """Keep n rows from row `first` of the rank on, all of one expert; the rest as in `fill_codes`.
 
-        codes uint8 [n, in_features of the whole model], 0 to 15; scales [n, groups] and zeros uint8 of that
-        shape, all None or none, of the whole model, too.
+        Either all rows have zeros or none has.
         """
         if self._weight is None:
             self._weight = self._allocate(scales.dtype, zeros is not None)
