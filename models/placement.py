@@ -7,7 +7,7 @@ from torch import Tensor
 
 from models.checkpoint import Checkpoint
 from models.errors import ModelError
-from models.weight_names import Packed, is_known, layer_of, names_of, target_of
+from models.weight_names import Packed, is_known, layer_of, names_of, pattern_of, target_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Address of each parameter in the decoder -> its shape."""
@@ -128,10 +128,13 @@ def _check_dtype(name: str, dtype: torch.dtype) -> None:
 def _check_all_filled(empty: Iterable[str], surplus: list[str], checkpoint: Checkpoint) -> None:
     """Raise ModelError if there are empty parameters, by address, or surplus tensors, by name."""
     missing: dict[str, None] = {}  # names in the checkpoint, each once
+    stored = {pattern_of(name) for name in checkpoint.num_bytes}
     for address in empty:
         stem, _, kind = address.rpartition(".")
-        names = [f"{name}.{kind}" for name in names_of(stem, checkpoint.weight_map)]
-        missing |= dict.fromkeys(names_of(address, checkpoint.weight_map) or names)
+        single = [f"{name}.{kind}" for name in names_of(stem, checkpoint.weight_map)]
+        stacked = names_of(address, checkpoint.weight_map)
+        has_single = any(pattern_of(name) in stored for name in single)
+        missing |= dict.fromkeys(single if has_single or not stacked else stacked)
     faults = []
     if missing:
         faults.append(f"the checkpoint lacks {listed(missing)}")

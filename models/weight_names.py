@@ -132,6 +132,11 @@ def is_in_layer(modules: Sequence[str]) -> bool:
     return all(layer_of(module) is not None for module in modules)
 
 
+def pattern_of(name: str) -> str:
+    """Return a tensor's name with `*` for the layer and the expert or head."""
+    return _split(name)[0]
+
+
 def with_prefix(name: str, weight_map: WeightMap) -> str:
     """Return a tensor's name with `model.` in front if the map knows it only so.
 

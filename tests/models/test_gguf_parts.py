@@ -128,7 +128,7 @@ def test_missing_metadata_is_named(whole, tmp_path, key, reason):
         ("block_count", 2**31, "the metadata says 2147483648 layers, and it has 2"),
         ("embedding_length", 2**31, "2147483648"),
         ("feed_forward_length", 2**31, "2147483648"),
-        ("attention.head_count", 0, "num_attention_heads is 0"),
+        ("attention.head_count", 0, "attention.head_count is 0"),
         ("context_length", 2**31, "max_position_embeddings is 2147483648"),
         ("context_length", 0, "max_position_embeddings is 0"),
     ],

@@ -76,7 +76,7 @@ def test_bad_files(recorded, checkpoint, tmp_path, capsys):
         (["replay", str(tmp_path / "text")], "is no record"),
         (["replay", str(tmp_path / "missing")], "cannot be read"),
         (["replay", str(recorded), "--model", str(other)], "recorded with another model"),
-        (["replay", str(recorded), "--model", str(tmp_path / "missing")], "there is no model"),
+        (["replay", str(recorded), "--model", str(tmp_path / "missing")], "there is no folder or .gguf file"),
         (["timeline", str(tmp_path / "text"), str(tmp_path / "out")], "is no record"),
         (["timeline", str(recorded), str(tmp_path / "no" / "out")], "cannot be written"),
     ):
