@@ -56,6 +56,10 @@ class BlockWeights(StoredScaledRows):
         block = torch.arange(rows.start, rows.stop, size, device=stored.device) // BLOCK
         scale[target.start // size : target.stop // size].copy_(stored[block, self._blocks])
 
+    def _expanded(self, scale: Tensor) -> Tensor:
+        of_rows = scale.repeat_interleave(self._rows_of_scale, 0)
+        return of_rows.repeat_interleave(BLOCK, 1)[:, : self.in_features]
+
     def _product(self, x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         return block_linear(x, values, scale, bias)
 

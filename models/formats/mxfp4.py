@@ -17,7 +17,7 @@ from models.formats.stored_parts import StoredParts
 
 _BLOCK = 32
 _EXPONENT_BIAS = 127
-_NAN = 255  # as an exponent
+_LARGEST = 252  # exponent with which all values, up to 6, are floats; 255 is no number
 
 
 def stored(
@@ -62,8 +62,8 @@ class Mxfp4Weights(StoredParts):
 
     def _convert(self, name: str, parts: Mapping[str, Tensor]) -> None:
         blocks, exponents = parts["blocks"], parts["scales"]
-        if not exponents.is_meta and (exponents == _NAN).any():
-            raise self._error(f"a scale of '{name}' is not a number")
+        if not exponents.is_meta and (exponents > _LARGEST).any():
+            raise self._error(f"a scale of '{name}' is not a number, or beyond floats")
         codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(1)
         powers = exponents.int() - _EXPONENT_BIAS
         scales = torch.ldexp(torch.ones(powers.shape, device=powers.device), powers)

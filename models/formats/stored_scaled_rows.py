@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.eight_bit_linear import eight_bit_linear
+from kernels.fp8_values import FP8
 from models.errors import ModelError
 from models.formats.base import LinearShape, Shard
 from models.formats.scaled_rows import ScaledRows, fp8_fallback, quantized_product
@@ -61,6 +62,7 @@ class StoredScaledRows(ScaledRows):
         if storage.inputs != "unquantized" and storage.dtype.is_floating_point:
             self.fallback = fp8_fallback(device)
         self._input_scale: Tensor | None = None  # fp32 [1]
+        self._halves: set[str] = set()  # outputs of which the weight or the scale has come
 
     def parameters(self) -> dict[str, tuple[int, ...]]:
         storage = self._storage
@@ -81,10 +83,14 @@ class StoredScaledRows(ScaledRows):
         if kind == "weight":
             if tensor.dtype != storage.dtype:
                 raise self._error(parameter, f"holds {_name(tensor.dtype)}, not {_name(storage.dtype)}")
+            if tensor.dtype == FP8 and not tensor.is_meta and _has_nan(tensor):
+                raise self._error(parameter, "has values that are not numbers")
             values, _ = self._allocate()
             values[mine].copy_(tensor[rows, self._columns])
+            self._check_zeros(name, mine)
         elif kind == storage.scale_name:
-            self._fill_scale(rows, mine, self._checked(parameter, tensor))
+            self._fill_scale(rows, mine, self._checked(parameter, tensor, may_be_zero=True))
+            self._check_zeros(name, mine)
         elif kind in storage.unread:
             return
         elif kind == storage.input_scale_name:
@@ -108,13 +114,32 @@ class StoredScaledRows(ScaledRows):
             return eight_bit_linear(x, values, scale, bias)
         return quantized_product(x, values, scale, bias, self._input_scale)
 
-    def _checked(self, parameter: str, scale: Tensor) -> Tensor:
+    def _expanded(self, scale: Tensor) -> Tensor:
+        """Return scales of rows in a shape that multiplies values [n, in_features of the rank]."""
+        return scale[:, None]
+
+    def _check_zeros(self, name: str, mine: slice) -> None:
+        """Raise ModelError if an output, when it is complete, has a scale of 0 for other values than 0."""
+        if name not in self._halves:
+            self._halves.add(name)
+            return
+        values, scales = self._allocate()
+        size = self.out_features // max(1, len(scales))  # rows that have one scale
+        scale = scales[mine.start // size : mine.stop // size]
+        if scale.is_meta or not (scale == 0).any():
+            return
+        if ((self._expanded(scale) == 0) & (values[mine].float() != 0)).any():
+            parameter = f"{name}.{self._storage.scale_name}".lstrip(".")
+            raise self._error(parameter, "has 0.0 for weights that are not 0")
+
+    def _checked(self, parameter: str, scale: Tensor, may_be_zero: bool = False) -> Tensor:
         """Return scales in fp32. Raises ModelError, naming the tensor, for values that are no scale."""
         if not scale.is_floating_point():
             raise self._error(parameter, f"holds {_name(scale.dtype)}, and scales are floats")
         scale = scale.float()
         if not scale.is_meta:
-            bad = scale[~((scale > 0) & scale.isfinite())]
+            positive = scale >= 0 if may_be_zero else scale > 0
+            bad = scale[~(positive & scale.isfinite())]
             if len(bad):
                 raise self._error(parameter, f"has {bad[0].item()}, and scales are positive numbers")
         return scale
@@ -142,6 +167,14 @@ class StoredScaledRows(ScaledRows):
         if kind == self._storage.scale_name:
             return torch.full(shape, self.in_features**-0.5 / _SPREAD, device=device)
         return torch.full(shape, 1 / _SPREAD, device=device)
+
+
+def _has_nan(values: Tensor) -> bool:
+    """Return True if fp8 values have one of the two codes that are no number, 0x7f and 0xff.
+
+    They are the largest bytes with a sign and without: two reductions take no memory, as `isnan` does.
+    """
+    return bool(values.view(torch.int8).max() == 0x7F) or bool(values.view(torch.uint8).max() == 0xFF)
 
 
 def _name(dtype: torch.dtype) -> str:

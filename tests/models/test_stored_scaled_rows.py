@@ -292,13 +292,15 @@ def test_a_grouped_product(name):
 @pytest.mark.parametrize(
     ("parameter", "value", "message"),
     [
-        ("q.weight_scale", 0.0, r"q_proj\.weight_scale has 0\.0, and scales are positive"),
+        ("q.weight_scale", 0.0, r"q_proj\.weight_scale has 0\.0 for weights that are not 0"),
         ("k.weight_scale", torch.nan, r"layers\.0\.self_attn\.k_proj\.weight_scale has nan"),
         ("k.weight_scale", -1.0, r"k_proj\.weight_scale has -1\.0"),
         ("k.weight_scale", torch.inf, r"k_proj\.weight_scale has inf"),
         ("q.weight_scale", torch.uint8, r"q_proj\.weight_scale holds uint8, and scales are floats"),
         ("q.input_scale", 0.0, r"q_proj\.input_scale has 0\.0"),
         ("k.input_scale", torch.nan, r"k_proj\.input_scale has nan"),
+        ("k.weight", torch.nan, r"k_proj\.weight has values that are not numbers"),
+        ("k.weight", -torch.nan, r"k_proj\.weight has values that are not numbers"),
         ("k.weight", torch.int8, r"k_proj\.weight holds int8, not float8_e4m3fn"),
         ("q.weight", torch.bfloat16, r"q_proj\.weight holds bfloat16, not float8_e4m3fn"),
         ("q.weight", torch.float8_e5m2, r"q_proj\.weight holds float8_e5m2, not float8_e4m3fn"),
@@ -314,15 +316,30 @@ def test_values_that_make_no_sense(parameter, value, message):
         fill(made("FP8", LinearShape(37, OUTPUTS, bias=True)), tensors)
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_scale_of_zero_is_that_of_zeros(name):
+    tensors, values, bias = tensors_of(LAYOUTS[name])
+    scale = tensors[f"k.{LAYOUTS[name].scale_name}"].view(-1)
+    row = 2 if len(scale) > 1 else slice(None)
+    for tensor in (scale, tensors["k.weight"], values[13:]):
+        tensor[row] = 0
+    for order in (tensors, dict(reversed(tensors.items()))):
+        weights = made(name, LinearShape(37, OUTPUTS, bias=True))
+        fill(weights, order)
+        x = torch.randn(4, 37)
+        expected = LAYOUTS[name].rounded_input(x) @ values.t() + bias
+        torch.testing.assert_close(weights.matmul(x), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_an_expert_is_named():
     modules = [f"model.layers.0.mlp.experts.0.{name}_proj" for name in ("gate", "up")]
     shape = LinearShape(4, {"gate": 3, "up": 3}, num_experts=12)
     weights = made("FP8", shape, modules=modules)
     with pytest.raises(ModelError, match=r"^model\.layers\.0\.mlp\.experts\.11\.up_proj\.weight_scale has"):
-        weights.fill("11.up.weight_scale", torch.zeros(1))
+        weights.fill("11.up.weight_scale", -torch.ones(1))
     packed = made("FP8", LinearShape(4, OUTPUTS), modules=["model.layers.0.self_attn.qk_proj"])
     with pytest.raises(ModelError, match=r"^model\.layers\.0\.self_attn\.qk_proj\.weight_scale has"):
-        packed.fill("k.weight_scale", torch.zeros(1))
+        packed.fill("k.weight_scale", -torch.ones(1))
 
 
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
