@@ -38,6 +38,7 @@ _LAYOUTS = {
     "awq": _AWQ,
 }
 _UNQUANTIZED_BITS = 16
+_GUESS = "the configuration has no packing_format: it is taken to be auto_round:auto_gptq"
 _PATTERN = re.compile(r"[*^$|()\[\]?+\\]")  # what names of modules never have
 
 
@@ -46,9 +47,11 @@ def stored(
 ) -> MakeStored:
     """Return a maker of linears by the options of their modules. Raises ModelError for other packings."""
     packing = quantization.get("packing_format")
+    is_guessed = False
     if packing is None:
         backend = str(quantization.get("backend"))
-        packing = backend if backend.startswith(("auto_round", "autoround")) else "auto_round:auto_gptq"
+        is_guessed = not backend.startswith(("auto_round", "autoround"))
+        packing = "auto_round:auto_gptq" if is_guessed else backend
     kind = f"{packing}:".split(":")[1]
     if kind not in _LAYOUTS:
         raise ModelError(f"AutoRound of packing_format '{packing}' is not supported; GPTQ's and AWQ's are")
@@ -72,7 +75,10 @@ def stored(
         )
         packing = one_packing(modules, packings)
         packing = replace(packing, zero_offset=zero_offset)
-        return make(modules, shape, dtype, device, shard, packing)
+        weights = make(modules, shape, dtype, device, shard, packing)
+        if is_guessed:
+            weights.fallback = "; ".join(filter(None, (weights.fallback, _GUESS)))
+        return weights
 
     return make_linear
 

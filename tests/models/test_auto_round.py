@@ -71,10 +71,12 @@ def write(model, folder, config, version=1, options_of=lambda name: (4, 64), dro
         value.get("packing_format") or value.get("backend") if isinstance(value, dict) else None
     ),
 )
-def test_packings(config, version, drop, tmp_path):
+def test_packings(config, version, drop, tmp_path, caplog):
     model = llama()
     write(model, tmp_path, config, version, drop=drop)
     assert isinstance(compare(model, tmp_path).output.weights, DenseWeights)
+    is_guessed = config.get("backend") == "auto"
+    assert ("8 linears: the configuration has no packing_format: it is" in caplog.text) == is_guessed
 
 
 def test_a_scattered_order_is_refused(tmp_path):
