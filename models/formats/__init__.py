@@ -72,6 +72,7 @@ _OTHER_NAMES = {"auto_round": "auto-round", "intel/auto-round": "auto-round", "q
 
 # Keys of a quantization_config whose values have keys themselves.
 _OBJECTS = ("config_groups", "dynamic", "extra_config", "quantization", "sparsity_config", "transform_config")
+_OF_MODULES = ("dynamic", "extra_config")  # those with options of single modules
 
 
 def stored_format(quantization: Mapping[str, Any]) -> StoredFormat:
@@ -80,9 +81,16 @@ def stored_format(quantization: Mapping[str, Any]) -> StoredFormat:
     if method not in STORED:
         raise refusal(method)
     for key in _OBJECTS:
-        if quantization.get(key) and not isinstance(quantization[key], Mapping):
-            raise ModelError(f"'{key}' of the quantization_config is not a JSON object")
+        _check_object(key, quantization.get(key))
+    for key in _OF_MODULES:
+        for name, options in (quantization.get(key) or {}).items():
+            _check_object(f"{key}: {name}", options)
     return cast(StoredFormat, resolve_name(STORED[method]))
+
+
+def _check_object(key: str, value: Any) -> None:
+    if value and not isinstance(value, Mapping):
+        raise ModelError(f"'{key}' of the quantization_config is not a JSON object")
 
 
 def refusal(method: str, name: str | None = None) -> ModelError:

@@ -53,7 +53,10 @@ def _options(module: str, quantization: Mapping[str, Any]) -> Mapping[str, Any] 
     """
     only = quantization.get("modules_in_block_to_quantize")
     if only:
-        names = [name for group in only for name in ([group] if isinstance(group, str) else group)]
+        groups = only if isinstance(only, list) else [only]
+        names = [name for group in groups for name in (group if isinstance(group, list) else [group])]
+        if not all(isinstance(name, str) for name in names):
+            raise ModelError(f"GPTQ: modules_in_block_to_quantize has other values than names: {only!r}")
         if not any(f".{module}".endswith(f".{name}") for name in names):
             return None
     for pattern, changes in (quantization.get("dynamic") or {}).items():
@@ -65,7 +68,7 @@ def _options(module: str, quantization: Mapping[str, Any]) -> Mapping[str, Any] 
         except re.error as error:
             raise ModelError(f"GPTQ: {pattern!r} in `dynamic` is no pattern: {error}") from None
         if matches:
-            return None if kind == "-" else {**quantization, **changes}
+            return None if kind == "-" else {**quantization, **(changes or {})}
     return quantization
 
 

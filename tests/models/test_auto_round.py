@@ -130,6 +130,7 @@ def test_blocks_that_are_quantized(blocks, tmp_path):
         ({"act_bits": 8}, "activations of 8 bits"),
         ({"act_bits": "8"}, "activations of '8' bits"),
         ({"data_type": ["int"]}, "the data_type .* is not supported"),
+        ({"extra_config": {"lm_head": "x"}}, "'extra_config: lm_head' of the quantization_config is not a"),
         ({"extra_config": "x"}, "'extra_config' of the quantization_config is not a JSON object"),
         ({"bits": 2}, "AutoRound with 2 bits is not supported; 4 and 8 bits are"),
         ({"packing_format": "auto_round:auto_awq", "bits": 8}, "8 bits is not supported; 4 bits are"),

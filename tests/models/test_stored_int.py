@@ -296,6 +296,11 @@ def test_ranks_make_the_whole(config, shard, world):
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not supported"),
         (GPTQ | {"is_marlin_format": True}, "checkpoint_format 'marlin' is not supported"),
         (GPTQ | {"dynamic": {"+:(": {}}}, "is no pattern"),
+        (GPTQ | {"dynamic": {"a": [1]}}, "'dynamic: a' of the quantization_config is not a JSON object"),
+        (
+            GPTQ | {"modules_in_block_to_quantize": [["a"], 5]},
+            "modules_in_block_to_quantize has other values",
+        ),
     ],
 )
 def test_options_that_are_not_supported(config, message):
