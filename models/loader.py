@@ -267,10 +267,9 @@ def _fallbacks(decoder: Decoder) -> Counter[str]:
 
 def _exceeds_float16(tensor: Tensor) -> bool:
     """Return True if values are beyond the range of float16."""
-    narrow = (
-        tensor.dtype == torch.float16 or tensor.itemsize == 1
-    )  # fp8 has no minimum in torch, nor needs one
-    if narrow or not tensor.is_floating_point() or not tensor.numel():
+    # fp8 is within that range, and torch finds no minimum of it.
+    is_narrow = tensor.dtype == torch.float16 or tensor.itemsize == 1
+    if is_narrow or not tensor.is_floating_point() or not tensor.numel():
         return False
     limit = torch.finfo(torch.float16).max
     low, high = tensor.aminmax()

@@ -58,6 +58,8 @@ def set_up_streams() -> None:
 
 def printable(text: str) -> str:
     """Return a text with control characters escaped: it may quote files of a model, or a client."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 

@@ -75,7 +75,7 @@ class LinearWeights(ABC):
     """
 
     fallback: str | None = None
-    """What is done in place of the format's own storage or product, for the log; None if nothing."""
+    """How weights are kept or multiplied where it is not as their format says, for the log; else None."""
 
     @abstractmethod
     def parameters(self) -> dict[str, tuple[int, ...]]:
