@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.device.devices import set_up_thread
+from engine.device.devices import choose_device, set_up_thread
 
 
 @contextmanager
@@ -22,6 +22,7 @@ def gpu_thread(device: torch.device) -> Iterator[None]:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     earlier = torch.cuda.current_stream()
-    set_up_thread(EngineConfig(), device)
+    config = EngineConfig(device="cuda")
+    set_up_thread(config, choose_device(config))
     yield
     torch.cuda.set_stream(earlier)
