@@ -38,12 +38,16 @@ def main() -> None:
     args = flags.parse_args()
     loop_flags = [*LOOP_FLAGS, *args.loop_flags]
     if args.measure is not None:
-        measure(args.measure, loop_flags)
+        measure(args.measure, args.loop_flags)
         return
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder, "base")
         check_out(args.base, base)
-        rounds = [[run(side, Path(folder), loop_flags) for side in (base, ROOT)] for _ in range(args.rounds)]
+        child_flags = ["--base", args.base, "--", *loop_flags]
+        rounds = [
+            [run(side, Path(folder), child_flags, Path(__file__)) for side in (base, ROOT)]
+            for _ in range(args.rounds)
+        ]
     rows = [compare(name, [(old[name], new[name]) for old, new in rounds]) for name in METRICS]
     show(f"now against {args.base}, {args.rounds} rounds", rows, args.json)
 
@@ -55,15 +59,15 @@ def check_out(commit: str, folder: Path) -> None:
         archive.extractall(folder, filter="data")
 
 
-def run(checkout: Path, folder: Path, loop_flags: list[str]) -> dict[str, Any]:
-    """One run of the loop benchmark with a checkout's code, in a process of its own."""
+def run(checkout: Path, folder: Path, flags: list[str], script: Path) -> dict[str, Any]:
+    """One run of a script with a checkout's code, in a process of its own; it gets --measure REPORT."""
     report = folder / "report.json"
-    # -P: the first place to import from is the checkout, not the folder of this file.
-    command = [sys.executable, "-P", __file__, "--base", "-", "--measure", str(report), "--", *loop_flags]
+    # -P: the first place to import from is the checkout, not the folder of the script.
+    command = [sys.executable, "-P", str(script), "--measure", str(report), *flags]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"benchmarks.loop in {checkout} ended with {done.returncode}:\n{done.stderr}")
+        raise RuntimeError(f"{script.name} in {checkout} ended with {done.returncode}:\n{done.stderr}")
     found: dict[str, Any] = json.loads(report.read_text())
     return found
 
