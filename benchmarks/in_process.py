@@ -28,6 +28,7 @@ from engine.text.token_bytes import TokenPieces
 from engine.text.tokenizer_pool import TokenizerPool
 from server.app import build_app
 from server.context import ServerContext
+from server.garbage import collect_rarely
 from server.lifecycle import Server, bind, raise_file_limit, url_of
 from server.metrics import Metrics
 from server.settings import ServerConfig, Settings
@@ -108,8 +109,7 @@ async def engine_around(
     assert config.token_budget is not None
     engine = Engine(config, info, tokenizer, device, GrammarCompiler(None), config.token_budget, recorder)
     recorder.attach(engine.stats, name, info.max_model_len)
-    gc.collect()  # as the server does once its engine is there
-    gc.freeze()
+    collect_rarely()  # as the server does once its engine is there
     try:
         yield engine
     finally:

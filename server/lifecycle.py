@@ -34,6 +34,7 @@ from server.connections import Connections
 from server.context import ServerContext
 from server.file_limit import raise_file_limit
 from server.flags import SettingsError
+from server.garbage import IdleCollector, collect_rarely
 from server.metrics import Metrics
 from server.settings import ServerConfig, Settings
 from server.terminal import print_status, printable
@@ -162,6 +163,7 @@ class Server:
         """Wait for a signal or a death, then end everything in order."""
         death = asyncio.create_task(engine.wait_dead(), name="engine death")
         throughput = asyncio.create_task(ThroughputLog(engine.stats).run(), name="throughput")
+        garbage = asyncio.create_task(IdleCollector(context.all_answered.is_set).run(), name="garbage")
         await asyncio.wait((stop, death, http), return_when=asyncio.FIRST_COMPLETED)
         died = not engine.is_alive or http.done()
         context.drain()
@@ -176,7 +178,7 @@ class Server:
         with suppress(TimeoutError):
             await asyncio.wait_for(context.all_answered.wait(), FLUSH_SECONDS)
         await self.end_http(http)
-        for task in (death, throughput):
+        for task in (death, throughput, garbage):
             task.cancel()
         try:
             await asyncio.wait_for(engine.stop(), STOP_SECONDS)
@@ -224,10 +226,7 @@ async def start_engine(settings: Settings, metrics: Metrics, on_progress: Callab
     from engine import Engine
 
     engine = await Engine.start(settings.engine, observer=metrics, on_progress=on_progress)
-    # What start-up made stays for good. Taken out of the collector's sight, or each full collection would
-    # walk a million objects of torch and transformers while all streams wait.
-    gc.collect()
-    gc.freeze()
+    collect_rarely()
     return engine
 
 
