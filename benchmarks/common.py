@@ -31,6 +31,18 @@ from server.commands.bench.scrape import ServerInfo
 from server.commands.client import ClientSettings
 
 START_TIMEOUT_SECONDS = 600
+# Instruction sets that decide how fast products are, by their names in /proc/cpuinfo.
+INSTRUCTIONS = (
+    "avx2",
+    "avx_vnni",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "asimddp",
+    "i8mm",
+    "sve",
+)
 
 
 @dataclass(frozen=True)
@@ -93,10 +105,18 @@ class Served:
 
     def rss_bytes(self) -> int:
         """Memory of the process that is resident now (Linux)."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-        raise RuntimeError(f"process {self.pid} has no resident memory: it has ended\n{self.log.read_text()}")
+        try:
+            return rss_bytes(self.pid)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}\n{self.log.read_text()}") from error
+
+
+def rss_bytes(pid: int) -> int:
+    """Memory of a process that is resident now (Linux)."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"process {pid} has no resident memory: it has ended")
 
 
 @contextmanager
@@ -139,18 +159,21 @@ def _is_ready(url: str) -> bool:
         return False
 
 
+def cpu_facts() -> dict[str, str]:
+    """What Linux knows of the first core; empty elsewhere."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().partition("\n\n")[0].splitlines() if info.exists() else []
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
 def machine() -> dict[str, Any]:
     """The machine and the versions the figures belong to."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = [
-            line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line
-        ]
-        cpu = lines[0] if lines else cpu
+    facts = cpu_facts()
+    flags = set(facts.get("flags", facts.get("Features", "")).split())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
-        "cpu": cpu,
+        "cpu": facts.get("model name", platform.processor() or platform.machine()),
+        "instructions": " ".join(name for name in INSTRUCTIONS if name in flags),
         "cores": cores,
         "python": platform.python_version(),
         "torch": version("torch"),
