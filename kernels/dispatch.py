@@ -1,4 +1,4 @@
-"""Chooses between a Triton kernel and its torch twin.
+"""Chooses between a Triton kernel, a compiled CPU kernel and their torch twin.
 
 Every kernel file takes `triton` and `tl` from here. Where triton is not installed they are placeholders
 with which the files import; the twins then run on every device.
@@ -12,9 +12,11 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 
+from kernels.cpu.compiler import is_available
+
 P = ParamSpec("P")
 R = TypeVar("R")
-Backend = Literal["triton", "torch"]
+Backend = Literal["triton", "cpu", "torch"]
 
 # Multiply-adds are fused, as in every release so far; from 3.9 on Triton warns if this is not set.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -57,15 +59,25 @@ def forced(backend: Backend) -> Iterator[None]:
         _forced = before
 
 
-def dispatch(op_triton: Callable[P, R], op_torch: Callable[P, R]) -> Callable[P, R]:
-    """Return the op: Triton if its first argument is a CUDA tensor and triton is installed, else the twin."""
+def dispatch(
+    op_triton: Callable[P, R], op_torch: Callable[P, R], op_cpu: Callable[P, R] | None = None
+) -> Callable[P, R]:
+    """Return the op, which runs by its first argument, a tensor.
+
+    On CUDA it is Triton, if that is installed. On a CPU it is the compiled kernel, if there is one and numba
+    is installed, for float32. Else it is the twin, which defines what the others compute.
+    """
+    compiled = op_cpu if is_available() else None
 
     @wraps(op_torch)
     def op(*args: P.args, **kwargs: P.kwargs) -> R:
         first = args[0]
         assert isinstance(first, torch.Tensor), "the first argument of an op is a tensor"
-        use_triton = HAS_TRITON and first.is_cuda if _forced is None else _forced == "triton"
-        return op_triton(*args, **kwargs) if use_triton else op_torch(*args, **kwargs)
+        if _forced == "triton" or (_forced is None and first.is_cuda and HAS_TRITON):
+            return op_triton(*args, **kwargs)
+        if compiled is not None and _forced != "torch" and first.dtype == torch.float32 and first.is_cpu:
+            return compiled(*args, **kwargs)
+        return op_torch(*args, **kwargs)
 
     op.__name__ = op.__qualname__ = op_torch.__name__.removesuffix("_torch")
     return op

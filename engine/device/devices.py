@@ -7,6 +7,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import DeviceLost
 from engine.machine import num_cores, num_visible_cores
+from kernels.cpu.compiler import set_num_threads
 from kernels.dispatch import HAS_TRITON
 from models.loader import default_dtype
 
@@ -31,7 +32,9 @@ def does_not_fit(device: torch.device) -> str:
 
 def set_up_thread(config: EngineConfig, device: torch.device) -> None:
     """Give the calling thread its CPU threads, or its own CUDA stream: both belong to a thread."""
-    torch.set_num_threads(num_threads(config.threads))
+    threads = num_threads(config.threads)
+    torch.set_num_threads(threads)
+    set_num_threads(threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream(device))

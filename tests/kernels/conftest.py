@@ -1,4 +1,7 @@
-"""Every op is tested as its torch twin, as its Triton kernel in the interpreter, and on a GPU."""
+"""Every op is tested as its torch twin, compiled for the CPU, in Triton's interpreter, and on a GPU.
+
+Ops without a compiled kernel, and dtypes that it does not take, run as twins twice.
+"""
 
 import os
 from collections.abc import Iterator
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from kernels.cpu.compiler import is_available
 from kernels.dispatch import HAS_TRITON, Backend, forced
 
 
@@ -22,13 +26,16 @@ class Target:
         return tuple(t.to(self.device) for t in tensors)
 
 
-@pytest.fixture(params=["torch", "interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["torch", "compiled", "interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     if request.param == "interpreter" and not (HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"):
         pytest.skip("needs triton and TRITON_INTERPRET=1")
     if request.param == "cuda" and not (torch.cuda.is_available() and HAS_TRITON):
         pytest.skip("needs a CUDA device and triton")
-    backend: Backend = "torch" if request.param == "torch" else "triton"
+    if request.param == "compiled" and not is_available():
+        pytest.skip("needs numba and libgomp")
+    backends: dict[str, Backend] = {"torch": "torch", "compiled": "cpu"}
+    backend = backends.get(request.param, "triton")
     device = torch.device("cuda" if request.param == "cuda" else "cpu")
     with forced(backend):
         yield Target(backend, device, large=request.param == "cuda")

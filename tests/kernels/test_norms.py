@@ -1,3 +1,5 @@
+"""Covers kernels/rms_norm.py, kernels/layer_norm.py and kernels/cpu/rms_norm.py."""
+
 import pytest
 import torch
 
