@@ -197,6 +197,8 @@ def cos_sin_table(rope: RopeSpec, num_positions: int, device: torch.device) -> T
 
     They are those of a sequence of `num_positions` tokens.
     """
+    if device.type == "meta":  # where arithmetic imports torch._dynamo and sympy: a second, and 70 MB
+        return torch.empty(num_positions, 2, rope.dim // 2, device=device)
     inverse, factor = inverse_frequencies(rope, num_positions)
     positions = torch.arange(num_positions, dtype=torch.float32, device=device)
     angles = positions[:, None] * inverse.to(device)

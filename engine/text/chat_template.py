@@ -1,6 +1,5 @@
 """Renders conversations with a chat template, as transformers' apply_chat_template does."""
 
-import inspect
 import json
 import traceback
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,22 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 from engine.text.template_sandbox import Rendering, TemplateRefusal, TemplateSandbox
 
 TEMPLATE_FILES = ("<template>", "<unknown>")  # as Jinja calls a template's source in tracebacks
+# Variables of templates that hold the texts of special tokens, as transformers names them.
+SPECIAL_TOKENS = frozenset(
+    ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+)
 # Variables and functions that every template has.
 GIVEN = frozenset(("messages", "raise_exception", "strftime_now"))
-# Parameters of transformers' functions that are data for the template, like any other variable.
-DATA = frozenset(("tools", "documents"))
+# Parameters of transformers' functions that render templates, but for those that are data for the template.
+PARAMETERS = frozenset(
+    (
+        *("self", "conversation", "conversations", "chat_template", "kwargs", "tokenizer_kwargs", "tokenize"),
+        *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask", "return_dict"),
+        *("return_tensors", "sanitize_control_tokens", "padding", "truncation", "max_length"),
+    )
+)
+# Names that a client must not set: templates have them already, or users of transformers mean its parameters.
+RESERVED_VARIABLES = SPECIAL_TOKENS | GIVEN | PARAMETERS | DEFAULT_NAMESPACE.keys()
 # Names that templates read a message's reasoning under. The first is the usual one.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 # Roles of messages that instruct the model.
@@ -265,16 +276,3 @@ def read_template(path: Path) -> str:
     except Exception as error:  # Python may refuse the generated code, for example if it is nested too deeply
         raise ValueError(f"chat_template: {path} does not compile: {error}") from None
     return source
-
-
-def reserved_variables(tokenizer: Any) -> frozenset[str]:
-    """Return the names a client must not set for the chat template of transformers' `tokenizer`.
-
-    Templates have variables of these names already, or transformers takes them for parameters of its own.
-    """
-    from transformers.utils.chat_template_utils import render_jinja_template  # takes seconds to import
-
-    names = {*GIVEN, *DEFAULT_NAMESPACE, *tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
-    for call in (type(tokenizer).apply_chat_template, render_jinja_template):
-        names |= inspect.signature(call).parameters.keys()
-    return frozenset(names - DATA)

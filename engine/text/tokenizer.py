@@ -10,16 +10,17 @@ from typing import Any
 from jinja2.exceptions import SecurityError
 
 from engine.control_tokens import OwnText, TextParts
-from engine.errors import ContextLengthExceeded, InvalidRequest, ModelError, TemplateFault
+from engine.errors import ContextLengthExceeded, InvalidRequest, TemplateFault
 from engine.text.chat_template import (
+    RESERVED_VARIABLES,
     ChatTemplate,
     ConversationError,
     is_plain,
     place_of,
-    reserved_variables,
 )
 from engine.text.template_sandbox import Rendering, TemplateRefusal
 from engine.text.token_bytes import TokenPieces
+from engine.text.tokenizer_source import read_source
 
 logger = logging.getLogger("monoloop.engine")
 
@@ -42,27 +43,14 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path, chat_template: str | None = None) -> None:
-        from huggingface_hub.errors import StrictDataclassError
-        from transformers import AutoTokenizer  # takes seconds to import, so only where it is needed
-
-        # It reads config.json, too, and has long warnings about RoPE, which the loader checks itself.
-        logging.getLogger("transformers.modeling_rope_utils").setLevel(logging.ERROR)
-        try:
-            self._hf = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-            self.backend: Any = self._hf.backend_tokenizer
-        except StrictDataclassError as error:
-            raise ModelError(
-                f"{folder / 'config.json'} is refused by transformers, which reads it for the tokenizer: "
-                f"{_in_one_line(error)}"
-            ) from error
-        except Exception as error:  # of several libraries, for files that they do not understand
-            raise ModelError(f"No usable tokenizer in {folder}: {_in_one_line(error)}") from error
+        source = read_source(folder)
+        self._hf = source.hf
+        self.backend: Any = source.backend
         self.backend.no_truncation()
         self.backend.no_padding()
         self.pieces = TokenPieces(self.backend)
-        added = [
-            token.content for token in self._hf.added_tokens_decoder.values() if not token.content.isspace()
-        ]
+        added_tokens = self.backend.get_added_tokens_decoder()
+        added = [token.content for token in added_tokens.values() if not token.content.isspace()]
         added.sort(key=len, reverse=True)
         control_tokens = "|".join(map(re.escape, added)) or "(?!)"
         self._control_tokens = re.compile(control_tokens)
@@ -70,23 +58,23 @@ class Tokenizer:
         vocab = self.backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values()) + 1
         self.max_token_chars = max(map(len, vocab))
-        self.eos_token_id: int | None = self._hf.eos_token_id
-        self.bos_token: str | None = self._hf.bos_token
-        self.eos_token: str | None = self._hf.eos_token
-        self.pad_token: str | None = self._hf.pad_token
-        self.unk_token: str | None = self._hf.unk_token
-        if chat_template is not None:
-            self._hf.chat_template = chat_template
+        self._special_tokens = source.special_tokens
+        self.eos_token = self._special_tokens.get("eos_token")
+        self.bos_token = self._special_tokens.get("bos_token")
+        self.pad_token = self._special_tokens.get("pad_token")
+        self.unk_token = self._special_tokens.get("unk_token")
+        self.eos_token_id: int | None = None if self.eos_token is None else vocab.get(self.eos_token)
         self.tool_template: str | None = None  # for requests with tools, where it is another
-        if isinstance(self._hf.chat_template, dict):  # several, by name
-            self.tool_template = self._hf.chat_template.get("tool_use")
-            self._hf.chat_template = self._hf.chat_template.get("default", self.tool_template)
-        self.chat_template: str | None = self._hf.chat_template
+        templates = source.chat_template if chat_template is None else chat_template
+        if isinstance(templates, dict):  # several, by name
+            self.tool_template = templates.get("tool_use")
+            templates = templates.get("default", self.tool_template)
+        self.chat_template = templates
         self.added_tokens: dict[str, int] = {
-            token.content: token_id for token_id, token in self._hf.added_tokens_decoder.items()
+            token.content: token_id for token_id, token in added_tokens.items()
         }
         self.response_template: dict[str, Any] | None = self._read_response_template()
-        self.reserved_variables = reserved_variables(self._hf)
+        self.reserved_variables = RESERVED_VARIABLES | self._special_tokens.keys()
         self._is_given_template = chat_template is not None
         self._template_fault = self._find_template_fault()
         self.takes_system = self._probe_system_messages(ChatTemplate.takes_system)
@@ -130,12 +118,12 @@ class Tokenizer:
     @cached_property
     def _compiled_template(self) -> ChatTemplate:
         assert self.chat_template is not None
-        return ChatTemplate(self.chat_template, self._hf.special_tokens_map)
+        return ChatTemplate(self.chat_template, self._special_tokens)
 
     @cached_property
     def _compiled_tool_template(self) -> ChatTemplate:
         assert self.tool_template is not None
-        return ChatTemplate(self.tool_template, self._hf.special_tokens_map)
+        return ChatTemplate(self.tool_template, self._special_tokens)
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Return the token ids of each text; control tokens spelled in a text are encoded as such."""
@@ -255,10 +243,6 @@ class Tokenizer:
 def _unmark(text: str) -> str:
     """Remove marks that a user wrote, so that none can be forged."""
     return text.replace(START, "").replace(END, "").replace(BREAK, "")
-
-
-def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _first_line(error: Exception) -> str:

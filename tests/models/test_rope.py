@@ -3,6 +3,9 @@
 Covers models/rope_config.py.
 """
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from transformers import Gemma3TextConfig, GlmConfig, LlamaConfig, Phi3Config
@@ -240,3 +243,14 @@ def test_wrong_number_of_divisors():
 def test_parameters_that_cannot_be_read(parameters, message):
     with pytest.raises(ModelError, match=message):
         rope_of({"max_position_embeddings": 4096, "rope_parameters": parameters}, 64)
+
+
+def test_a_table_of_shapes_only_imports_no_compiler():
+    """Arithmetic on the device `meta` imports torch._dynamo and sympy: a second of every start."""
+    code = (
+        "import sys, torch; from models.rope import RopeSpec, cos_sin_table; before = set(sys.modules); "
+        "table = cos_sin_table(RopeSpec(1e4, 8), 32, torch.device('meta')); "
+        "print(list(table.shape), len(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[32, 2, 4] 0\n", done.stdout

@@ -5,6 +5,7 @@ import itertools
 
 import jinja2
 import pytest
+from transformers import AutoTokenizer
 
 from engine.config import EngineConfig
 from engine.errors import ContextLengthExceeded, InvalidRequest
@@ -202,8 +203,9 @@ def outcome(function, *args, **options):
 
 
 @pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)
-def test_conversations_render_as_in_transformers(make_tokenizer, source):
-    hf = make_tokenizer(source, bos_token="<s>")._hf
+def test_conversations_render_as_in_transformers(make_tokenizer, tmp_path, source):
+    make_tokenizer(source, bos_token="<s>")
+    hf = AutoTokenizer.from_pretrained(tmp_path)
     template = ChatTemplate(source, hf.special_tokens_map)
     for chat, options in itertools.product(CHATS, OPTIONS):
         theirs = outcome(hf.apply_chat_template, chat, tokenize=False, **options)
