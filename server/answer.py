@@ -3,17 +3,15 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
-from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from engine import search_beams
 from engine.outputs import FinishReason, TextDelta
 from engine.request import BeamParams, Request
-from server.errors import DeadlinePassed
 from server.limits import Limits, check_num_answers
 from server.parsing.answer_format import ParserSetup
 from server.parsing.output import ParsedDelta, ParsedStream
@@ -25,17 +23,12 @@ from server.version import VERSION
 if TYPE_CHECKING:
     from engine import Engine, ModelInfo, RequestStream
 
-T = TypeVar("T")
 Delta = TextDelta | ParsedDelta
 
 # Serializing a token with 20 top logprobs takes up to 0.2 ms.
 MAX_TOKENS_ON_LOOP = 16
 # Serializing an answer without tokens takes 25 µs.
 MAX_ANSWERS_ON_LOOP = 64
-
-
-class ClientGone(Exception):
-    """The client has left before its answer was ready."""
 
 
 class Counts(NamedTuple):
@@ -193,32 +186,3 @@ def is_heavy(deltas: Sequence[Delta]) -> bool:
         any(delta.prompt_tokens for delta in deltas)
         or sum(len(delta.tokens) for delta in deltas) > MAX_TOKENS_ON_LOOP
     )
-
-
-async def while_connected(
-    http: HttpRequest, timeout_seconds: float | None, work: Callable[[], Awaitable[T]]
-) -> T:
-    """Run `work` unless the client leaves or the time is up. Raises ClientGone, DeadlinePassed.
-
-    A handler gets no notice that its client is gone: it has to ask, once the body is read.
-    """
-    await http.body()
-    working = asyncio.ensure_future(work())
-    leaving = asyncio.ensure_future(disconnected(http))
-    try:
-        await asyncio.wait((working, leaving), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        if leaving.done():
-            raise ClientGone
-        raise DeadlinePassed("The answer took longer than this server allows.")
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def disconnected(http: HttpRequest) -> None:
-    """Return when the client has left."""
-    while (await http.receive())["type"] != "http.disconnect":
-        pass

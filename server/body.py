@@ -16,19 +16,15 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.errors import Draining, InvalidRequest
-from server.context import DRAINING, ServerContext, context_of
-from server.errors import (
-    AmbiguousBody,
-    BodyTimeout,
-    BodyTooLarge,
-    UnsupportedMedia,
-    invalid_request,
-)
+from engine.errors import InvalidRequest
+from server.context import ServerContext, context_of
+from server.errors import AmbiguousBody, BodyTooLarge, UnsupportedMedia, invalid_request
 from server.schema.aliases import aliases_of, rename
 from server.schema.dialects import Tables
 from server.schema.refused_fields import refuse_unsupported
 from server.schema.wire import WireRequest
+from server.watch import STATE as WATCH
+from server.watch import Watch
 
 Model = TypeVar("Model", bound=WireRequest)
 
@@ -70,7 +66,8 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        incoming = IncomingBody(receive, self.context)
+        watch = scope.setdefault("state", {})[WATCH] = Watch()
+        incoming = IncomingBody(receive, self.context, watch)
 
         async def send_then_drain(message: Message) -> None:
             last = message["type"] == "http.response.body" and not message.get("more_body", False)
@@ -86,49 +83,47 @@ class BodyLimit:
 
         headers = Headers(scope=scope)
         length = headers.get("content-length", "0")
-        if "content-length" in headers and "transfer-encoding" in headers:
-            error = AmbiguousBody("A request has Content-Length or Transfer-Encoding, not both.")
-            await self.context.error_response(error, scope)(scope, receive, send_then_drain)
-        elif length.isdecimal() and int(length[:20]) > self.max_bytes:
-            await self.context.error_response(incoming.too_large(), scope)(scope, receive, send_then_drain)
-        else:
-            await self.app(scope, incoming.receive, send_then_drain)
+        try:
+            if "content-length" in headers and "transfer-encoding" in headers:
+                error = AmbiguousBody("A request has Content-Length or Transfer-Encoding, not both.")
+                await self.context.error_response(error, scope)(scope, receive, send_then_drain)
+            elif length.isdecimal() and int(length[:20]) > self.max_bytes:
+                await self.context.error_response(incoming.too_large(), scope)(
+                    scope, receive, send_then_drain
+                )
+            else:
+                await self.app(scope, incoming.receive, send_then_drain)
+        finally:
+            self.context.arriving.discard(watch)
+            watch.end()
 
 
 class IncomingBody:
     """The body of one request: counts what arrives, by when, and remembers that the client has left.
 
-    The transport reports a disconnect once. Two readers may take turns within one turn of the loop (the watch
-    of `while_connected`, then that of the stream it returns), so whoever comes later is given it again.
+    The transport reports a disconnect once, so whoever reads later is given it again.
     """
 
-    def __init__(self, receive: Receive, context: ServerContext) -> None:
+    def __init__(self, receive: Receive, context: ServerContext, watch: Watch) -> None:
         self._receive = receive
         self._context = context
+        self._watch = watch
         self._max_bytes = context.config.max_body_bytes
         self._num_bytes = 0
-        self._deadline = asyncio.get_running_loop().time() + context.config.body_timeout_seconds
         self.is_complete = False
         self._has_left = False
+        context.arriving.add(watch)
 
     async def receive(self) -> Message:
         """The next message. Raises BodyTooLarge, BodyTimeout, Draining."""
         if self.is_complete:  # what comes now is the client's leaving, and that may take its time
             return await self._next()
-        arriving = self._context.arriving
-        try:
-            async with asyncio.timeout_at(self._deadline) as timeout:
-                arriving.add(timeout)
-                try:
-                    message = await self._next()
-                finally:
-                    arriving.discard(timeout)
-        except TimeoutError:
-            if self._context.is_draining:
-                raise Draining(DRAINING) from None
-            raise BodyTimeout("The request body did not arrive in time.") from None
+        with self._watch:
+            message = await self._next()
         self._num_bytes += len(message.get("body", b""))
         self.is_complete = not message.get("more_body", False)
+        if self.is_complete:
+            self._context.arriving.discard(self._watch)
         if self._num_bytes > self._max_bytes:
             raise self.too_large()
         return message

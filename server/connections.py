@@ -1,4 +1,4 @@
-"""hypercorn's connections: closed as soon as their client closes them, and no more than may be open.
+"""Connections with hypercorn's protocols: HTTP/1.1 and HTTP/2 on sockets, and no more than may be open.
 
 Every connection is a file descriptor, and a process has a limited number. Near that limit, connections
 without a request are closed, the longest idle first; if all have one, requests on further connections get 503
@@ -10,13 +10,16 @@ import logging
 from typing import Any
 
 from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.asyncio.task_group import TaskGroup
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from hypercorn.events import Event, Updated
-from hypercorn.typing import ASGIFramework
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol import ProtocolWrapper
+from hypercorn.typing import ASGIFramework, ConnectionState
+from hypercorn.utils import parse_socket_addr
 from starlette.types import Scope
 
+from server.deadlines import Deadlines
 from server.file_limit import file_limit
 
 logger = logging.getLogger("monoloop.server")
@@ -25,7 +28,8 @@ RESERVED_FILES = 64
 # A new connection that has sent nothing for this long may be closed like one that waits for its next request.
 FRESH_SECONDS = 1.0
 LOG_EVERY_SECONDS = 60.0
-IS_OVER_LIMIT = "is_over_connection_limit"  # in the scope's state, for the application to refuse
+READ_BYTES = 2**16
+STATE = "connection"  # in the scope's state
 
 
 class Connections:
@@ -38,7 +42,8 @@ class Connections:
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[Connection] = set()  # without those that are being closed
         self._capacity = file_limit()  # how many may be open; learned when the reserve is reached
-        self._waiting: dict[Connection, float] = {}  # without a request, since when; the oldest first
+        # Those without a request.
+        self._waiting: Deadlines[Connection] = Deadlines(config.keep_alive_timeout, Connection.close)
         self._logged_at = -LOG_EVERY_SECONDS
 
     async def serve(self, listener: Any, backlog: int, ended: asyncio.Event) -> None:
@@ -48,6 +53,8 @@ class Connections:
             await ended.wait()
             server.close()
             await self._context.terminated.set()
+            for connection in self._waiting.clear():
+                connection.close()
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=self._config.graceful_timeout)
         finally:
@@ -59,9 +66,12 @@ class Connections:
 
     def note_idle(self, connection: "Connection", *, is_idle: bool) -> None:
         """Note that a connection has no request, or has one again."""
-        self._waiting.pop(connection, None)
-        if is_idle:
-            self._waiting[connection] = connection.loop.time()
+        if not is_idle:
+            self._waiting.discard(connection)
+        elif self._context.terminated.is_set():
+            connection.close()
+        else:
+            self._waiting.add(connection)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a new connection if files are left."""
@@ -89,17 +99,17 @@ class Connections:
         now = asyncio.get_running_loop().time()
         for connection, since in self._waiting.items():
             if connection.has_been_used or now - since >= FRESH_SECONDS:
-                del self._waiting[connection]
+                self._waiting.discard(connection)
                 self._open.discard(connection)
-                connection.writer.close()
+                connection.close()
                 return True
         return False
 
     def _end(self, connection: "Connection", task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         self._open.discard(connection)
-        self._waiting.pop(connection, None)
-        connection.writer.close()
+        self._waiting.discard(connection)
+        connection.close()
         if not task.cancelled() and (error := task.exception()) is not None:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a connection failed", "exception": error}
@@ -117,8 +127,8 @@ class Connections:
             )
 
 
-class Connection(TCPServer):  # type: ignore[misc]  # its package is not checked
-    """One connection. hypercorn's stays open for the keep-alive time after its client has closed it."""
+class Connection:
+    """One connection. What it writes in one turn of the loop leaves in one call."""
 
     def __init__(
         self,
@@ -130,29 +140,100 @@ class Connection(TCPServer):  # type: ignore[misc]  # its package is not checked
         writer: asyncio.StreamWriter,
         is_over_limit: bool,
     ) -> None:
-        loop = asyncio.get_running_loop()
-        super().__init__(app, loop, config, context, {IS_OVER_LIMIT: is_over_limit}, reader, writer)
+        self.is_over_limit = is_over_limit
         self.has_been_used = False
         self._connections = connections
+        self._app = app
+        self._config = config
+        self._context = context
+        self._reader = reader
+        self._writer = writer
+        self._transport = writer.transport
+        self._loop = asyncio.get_running_loop()
+        self._unsent: list[bytes] = []
         self._has_ended = False
-        connections.note_idle(self, is_idle=True)
 
-    async def protocol_send(self, event: Event) -> None:
-        """Act on an event of the protocol; after the end of what is read, no timer is started any more."""
-        if isinstance(event, Updated):
-            if self._has_ended:
-                return
-            self.has_been_used = True
-            self._connections.note_idle(self, is_idle=event.idle)
-        await super().protocol_send(event)
+    async def run(self) -> None:
+        """Serve until one of both sides closes the connection."""
+        peer = self._writer.get_extra_info("socket")
+        try:
+            client = parse_socket_addr(peer.family, peer.getpeername())
+            server = parse_socket_addr(peer.family, peer.getsockname())
+            async with TaskGroup(self._loop) as tasks:
+                state = ConnectionState({STATE: self})
+                self._protocol = ProtocolWrapper(
+                    self._app, self._config, self._context, tasks, state, False, client, server, self._act
+                )
+                self._connections.note_idle(self, is_idle=True)
+                await self._read_all()
+        except OSError:
+            pass
 
-    async def _read_data(self) -> None:
-        await super()._read_data()
+    async def _read_all(self) -> None:
+        """Give the protocol what the client sends, to its end."""
+        try:
+            while data := await self._reader.read(READ_BYTES):
+                await self._protocol.handle(RawData(data))
+        except OSError:
+            pass
         self._has_ended = True
         self._connections.note_idle(self, is_idle=False)
-        await self.idle_task.stop()
+        await self._protocol.handle(Closed())
+
+    async def _act(self, event: Event) -> None:
+        """Act on an event of the protocol."""
+        if isinstance(event, RawData):
+            self._send_soon(event.data)
+            await self._drain()
+        elif isinstance(event, Closed):
+            self.close()
+        elif isinstance(event, Updated) and not self._has_ended:
+            self.has_been_used = True
+            self._connections.note_idle(self, is_idle=event.idle)
+
+    async def send_chunk(self, data: bytes, *, is_last: bool = False) -> None:
+        """Send a part of the body of a response in HTTP/1.1 that has begun, and has no length.
+
+        hypercorn and h11 would send the same with 60 calls of functions for each part. The end of the body is
+        left to them; the last part leaves with it.
+        """
+        self._send_soon(b"%x\r\n%b\r\n" % (len(data), data))
+        if not is_last:
+            self._flush()
+            await self._drain()
+
+    def close(self) -> None:
+        """Send what is left, and close."""
+        self._flush()
+        self._transport.close()
+
+    def _send_soon(self, data: bytes) -> None:
+        """Send in this turn of the loop, or when _flush() is called."""
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(data)
+
+    def _flush(self) -> None:
+        if self._unsent and not self._transport.is_closing():
+            self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
+
+    async def _drain(self) -> None:
+        """Wait while the client reads too slowly."""
+        if self._transport.get_write_buffer_size():
+            try:
+                await self._writer.drain()
+            except ConnectionError:
+                await self._protocol.handle(Closed())
+
+
+def chunk_connection(scope: Scope) -> Connection | None:
+    """Return the connection on which a response without a length is sent in chunks: in HTTP/1.1."""
+    connection: Connection | None = scope.get("state", {}).get(STATE)
+    return connection if scope["http_version"] == "1.1" else None
 
 
 def is_over_limit(scope: Scope) -> bool:
     """Check that a request came on a connection for which there was no room."""
-    return bool(scope.get("state", {}).get(IS_OVER_LIMIT))
+    connection: Connection | None = scope.get("state", {}).get(STATE)
+    return connection is not None and connection.is_over_limit

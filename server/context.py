@@ -11,7 +11,8 @@ from starlette.types import Scope
 
 from engine.errors import Draining, EngineDead, InvalidRequest
 from server.arrivals import ArrivalLimiter
-from server.errors import OPENAI, Envelope, ModelNotFound, NotReady, error_response
+from server.deadlines import Deadlines
+from server.errors import OPENAI, BodyTimeout, Envelope, ModelNotFound, NotReady, error_response
 from server.limits import Limits
 from server.metrics import Metrics
 from server.parsing.detect import NO_FORMATS, Formats
@@ -20,6 +21,7 @@ from server.schema.foreign import unknown_fields
 from server.schema.misspelled import meant_fields
 from server.schema.wire import WireRequest
 from server.settings import ServerConfig
+from server.watch import Watch
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -38,7 +40,8 @@ class ServerContext:
         self.metrics = metrics
         self.arrivals = ArrivalLimiter()
         self.is_draining = False
-        self.arriving: set[asyncio.Timeout] = set()  # how long to wait for each body that is on its way
+        # The requests whose bodies are on their way.
+        self.arriving: Deadlines[Watch] = Deadlines(config.body_timeout_seconds, end_late_body)
         self.all_answered = asyncio.Event()
         self.all_answered.set()
         self._num_open_requests = 0
@@ -78,8 +81,8 @@ class ServerContext:
     def drain(self) -> None:
         """Take no new requests from now on, nor such whose body has yet to come."""
         self.is_draining = True
-        for timeout in self.arriving:
-            timeout.reschedule(asyncio.get_running_loop().time())
+        for watch in self.arriving.clear():
+            watch.interrupt(Draining(DRAINING))
 
     def check_ready(self) -> None:
         """Raise NotReady, Draining or EngineDead unless new work would be taken."""
@@ -153,6 +156,11 @@ class ServerContext:
         while path not in self.envelopes and (above := path.rpartition("/")[0]):
             path = above
         return error_response(error, self.envelopes.get(path, OPENAI))
+
+
+def end_late_body(watch: Watch) -> None:
+    """Interrupt a request whose body takes too long."""
+    watch.interrupt(BodyTimeout("The request body did not arrive in time."))
 
 
 def context_of(request: Request) -> ServerContext:

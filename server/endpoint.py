@@ -7,11 +7,12 @@ from pydantic import BaseModel
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from server.answer import Answer, abort_all, while_connected
+from server.answer import Answer, abort_all
 from server.body import read_json
 from server.context import ServerContext, context_of
 from server.errors import OPENAI, Envelope
 from server.schema.wire import ModelRequest
+from server.watch import watch_of
 
 Body = TypeVar("Body", bound=ModelRequest)
 
@@ -60,7 +61,10 @@ async def run_plain(
     """
     context = context_of(http)
     body, _ = await read_request(http, schema)
-    return await while_connected(http, context.config.request_timeout_seconds, lambda: reply(context, body))
+    watch = watch_of(http)
+    watch.begin(http.receive, context.config.request_timeout_seconds)
+    with watch:
+        return await reply(context, body)
 
 
 async def run_generation(
@@ -78,10 +82,11 @@ async def run_generation(
     body, name = await read_request(http, schema)
     answer = Answer(id_prefix, name, context.engine.model)
     http.state.answer = answer
+    watch = watch_of(http)
+    watch.begin(http.receive, context.config.request_timeout_seconds)
     try:
-        return await while_connected(
-            http, context.config.request_timeout_seconds, lambda: reply(context, body, answer)
-        )
-    except BaseException:  # also if this handler is cancelled in the turn in which its answer is ready
+        with watch:
+            return await reply(context, body, answer)
+    except BaseException:
         abort_all(answer.streams)
         raise

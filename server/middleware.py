@@ -14,10 +14,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.answer import ClientGone
 from server.connections import is_over_limit
 from server.context import ServerContext
 from server.errors import NoConnectionLeft, Unauthorized
+from server.watch import ClientGone
 
 logger = logging.getLogger("monoloop.access")
 

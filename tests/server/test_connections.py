@@ -1,17 +1,24 @@
 """Connections of real sockets, to a server that may have few files open."""
 
+import asyncio
 import json
 import os
+import re
 import resource
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.asyncio.worker_context import WorkerContext
+from hypercorn.config import Config
 
 from server import file_limit
+from server.connections import STATE, Connection, Connections, chunk_connection
 from tests.server.conftest import LiveServer
 
 MAX_FILES = 128
@@ -144,3 +151,73 @@ def test_a_refused_limit_does_not_end_the_start(
     file_limit.raise_file_limit()
     assert "refuses more than 256 open files" in caplog.text
     assert file_limit.file_limit() == 256
+
+
+async def writes_of(app: Any, request: bytes = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n") -> list[bytes]:
+    """What a connection writes, call by call, to answer a request with an application."""
+    ours, peer = socket.socketpair()
+    with peer:
+        reader, writer = await asyncio.open_connection(sock=ours)
+        written: list[bytes] = []
+        has_ended = asyncio.Event()
+
+        def write(data: bytes) -> None:
+            written.append(data)
+            if data.endswith(b"0\r\n\r\n"):
+                has_ended.set()
+
+        transport: Any = writer.transport
+        transport.write = write
+        connections = Connections(app, Config())
+        connection = Connection(
+            connections, ASGIWrapper(app), Config(), WorkerContext(None), reader, writer, is_over_limit=False
+        )
+        peer.sendall(request)
+        serving = asyncio.create_task(connection.run())
+        async with asyncio.timeout(20):
+            await has_ended.wait()
+        peer.shutdown(socket.SHUT_WR)
+        await serving
+        writer.close()
+    return written
+
+
+async def test_chunks_leave_with_the_head_and_with_the_end() -> None:
+    async def streams(scope: Any, receive: Any, send: Any) -> None:
+        connection = chunk_connection(scope)
+        assert connection is not None
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]})
+        await connection.send_chunk(b"first")
+        await connection.send_chunk(b"second")
+        await asyncio.sleep(0)
+        await connection.send_chunk(b"last", is_last=True)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    first, second, last = await writes_of(streams)
+    assert first.startswith(b"HTTP/1.1 200 \r\n")
+    assert first.endswith(b"\r\n\r\n5\r\nfirst\r\n")
+    assert (second, last) == (b"6\r\nsecond\r\n", b"4\r\nlast\r\n0\r\n\r\n")
+
+
+async def test_chunks_are_those_of_hypercorn() -> None:
+    async def sends(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]})
+        for body in (b"first", b"x" * 1000):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def sends_chunks(scope: Any, receive: Any, send: Any) -> None:
+        connection = chunk_connection(scope)
+        assert connection is not None
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]})
+        await connection.send_chunk(b"first")
+        await connection.send_chunk(b"x" * 1000, is_last=True)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    one, *others = [
+        re.sub(rb"date: [^\r]*", b"", b"".join(await writes_of(app))) for app in (sends, sends_chunks)
+    ]
+    assert others == [one]
+    assert len(await writes_of(sends)) == 1, "what is sent in one turn of the loop leaves in one call"
+    assert chunk_connection({"http_version": "2", "state": {STATE: object()}}) is None
+    assert chunk_connection({"http_version": "1.1"}) is None

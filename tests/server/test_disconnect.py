@@ -12,6 +12,7 @@ from engine.request import Request
 from server.app import build_app
 from server.body import IncomingBody
 from server.settings import ServerConfig
+from server.watch import Watch
 from tests.server.fake_engine import FakeEngine, FakeStream
 
 ENDLESS = "hang"
@@ -104,7 +105,7 @@ async def test_every_reader_is_given_the_disconnect(read_first: str) -> None:
     transport.messages.get_nowait()
     transport.leave()
     context: Any = build_app(None, ServerConfig()).state.context
-    incoming = IncomingBody(transport.messages.get, context)
+    incoming = IncomingBody(transport.messages.get, context, Watch())
     async with asyncio.timeout(20):
         await getattr(incoming, read_first)()
         for _ in range(2):

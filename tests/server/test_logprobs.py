@@ -17,8 +17,8 @@ from server.routes.openai.frames import ChatFrames, CompletionFrames
 from server.schema.chat import ChatChunk
 from server.schema.completions import CompletionChoice, CompletionChunk
 from server.schema.logprobs import one_by_one
-from server.stream import events
 from tests.server.fake_engine import FakeEngine
+from tests.server.stream_peer import Peer
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -265,7 +265,9 @@ async def test_many_tokens_are_written_off_the_loop(engine: FakeEngine, num_toke
     answer = Answer("chatcmpl-", "m", engine.model)
     answer.streams = [OneStream(told(num_tokens))]  # type: ignore[list-item]
     frames = Watched(answer, None, TokenDetails(num_logprobs=1))
-    text = b"".join([event async for event in events(frames)]).decode()
+    peer = Peer()
+    await peer.read(frames)
+    text = peer.body.decode()
     assert text.count('"token":"a"') == 2 * num_tokens
 
     def write() -> str:

@@ -13,13 +13,17 @@ from starlette.types import Message
 from engine.outputs import FinishReason, TextDelta
 from engine.request import Request, SamplingParams
 from server.answer import Answer
+from server.connections import STATE as CONNECTION
+from server.errors import DeadlinePassed
 from server.routes.openai.frames import ChatFrames, CompletionFrames
 from server.schema.chat import ChatChunk
 from server.schema.completions import CompletionChunk
 from server.schema.sampling import StreamOptions
-from server.stream import DONE, EventStream, events
+from server.stream import PING
+from server.watch import ClientGone
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine, FakeStream
+from tests.server.stream_peer import Peer
 
 
 def data_lines(body: str) -> list[str]:
@@ -220,79 +224,99 @@ def test_held_back_text_makes_no_event() -> None:
     assert make_frames(ChatFrames).delta(0, TextDelta("", 3)) == b""
 
 
-class SlowReader:
-    """An ASGI peer that stops reading after a while."""
-
-    def __init__(self, num_messages: int) -> None:
-        self.num_messages = num_messages
-        self.received: list[Message] = []
-
-    async def send(self, message: Message) -> None:
-        self.received.append(message)
-        if len(self.received) > self.num_messages:
-            await asyncio.Event().wait()
-
-    async def receive(self) -> Message:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-
-SCOPE = {"type": "http", "method": "POST"}
-
-
-async def endless(ended: asyncio.Event) -> Any:
-    try:
-        while True:
-            await asyncio.sleep(0)
-            yield b"data: x\n\n"
-    finally:
-        ended.set()
+def frames_of(engine: FakeEngine, *prompts: str, kind: Any = ChatFrames) -> Any:
+    """The frames of an answer that `engine` begins to compute."""
+    frames = make_frames(kind)
+    sampling = SamplingParams(max_tokens=1000)
+    frames.answer.streams = [
+        engine.submit(Request(str(index), tuple(map(ord, prompt)), sampling))
+        for index, prompt in enumerate(prompts)
+    ]
+    return kind(frames.answer, None)
 
 
 async def test_client_that_stops_reading_is_given_up() -> None:
-    ended, closed = asyncio.Event(), asyncio.Event()
-    response = EventStream(endless(ended), closed.set, ping_seconds=0, send_timeout_seconds=0.05)
-    reader = SlowReader(10)
-    async with asyncio.timeout(5):
-        await response(SCOPE, reader.receive, reader.send)
-    assert ended.is_set(), "the events are closed"
-    assert closed.is_set(), "the requests are aborted"
-    assert len(reader.received) == 11
+    engine, peer = FakeEngine(), Peer(10)
+    await peer.read(frames_of(engine, "tokens=1000 delay=0.001"), send_timeout_seconds=0.05)
+    assert engine.aborted, "the request is aborted"
+    assert len(peer.messages) == 11
 
 
 async def test_client_that_leaves_before_the_first_event_ends_its_request() -> None:
-    closed = asyncio.Event()
+    engine, peer = FakeEngine(), Peer()
+    peer.watch.interrupt(ClientGone())
+    with pytest.raises(ClientGone):
+        await peer.read(frames_of(engine, "hang"))
+    assert engine.aborted
+    assert not peer.messages
 
-    async def gone() -> Message:
-        return {"type": "http.disconnect"}
 
-    async def send(message: Message) -> None:
+async def test_deadline_ends_a_stream_with_an_error() -> None:
+    engine, peer = FakeEngine(), Peer()
+    frames = frames_of(engine, "hang", kind=CompletionFrames)
+    asyncio.get_running_loop().call_soon(peer.watch.interrupt, DeadlinePassed("too long"))
+    await peer.read(frames)
+    assert engine.aborted
+    error, done = data_lines(peer.body.decode())
+    assert (json.loads(error)["error"]["message"], done) == ("too long", "[DONE]")
+    assert peer.messages[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+async def test_deadline_of_a_client_that_stopped_reading_sends_it_nothing() -> None:
+    engine, peer = FakeEngine(), Peer(1)
+    peer.on_stop = lambda: peer.watch.interrupt(DeadlinePassed("too long"))  # type: ignore[method-assign]
+    await peer.read(frames_of(engine, "hang"))
+    assert engine.aborted
+    assert len(peer.messages) == 2
+
+
+async def test_pings_are_comments_and_bring_the_head() -> None:
+    engine, has_pinged = FakeEngine(), asyncio.Event()
+
+    class PingedPeer(Peer):
+        async def send(self, message: Message) -> None:
+            await super().send(message)
+            if PING in message.get("body", b""):
+                has_pinged.set()
+
+    peer = PingedPeer()
+    frames = frames_of(engine, "hang", kind=CompletionFrames)
+    reading = asyncio.create_task(peer.read(frames, ping_seconds=0.01))
+    await has_pinged.wait()
+    assert [message["type"] for message in peer.messages[:2]] == ["http.response.start", "http.response.body"]
+    frames.answer.streams[0].put(TextDelta("a", 1, FinishReason.STOP))
+    await reading
+    assert PING == b": ping\n\n"
+    text, ending, done = data_lines(peer.body.replace(PING, b"").decode())
+    assert json.loads(text)["choices"][0]["text"] == "a"
+    assert json.loads(ending)["choices"][0]["finish_reason"] == "stop"
+    assert done == "[DONE]"
+
+
+async def test_head_comes_with_the_first_event_and_the_end_with_the_last() -> None:
+    engine, peer = FakeEngine(), Peer()
+    sent: list[tuple[bytes, bool]] = []
+    has_sent = asyncio.Event()
+
+    class Chunks:
+        async def send_chunk(self, data: bytes, *, is_last: bool = False) -> None:
+            assert peer.messages, "the head comes first"
+            sent.append((data, is_last))
+            has_sent.set()
+
+    peer.scope["state"][CONNECTION] = Chunks()
+    frames = frames_of(engine, "hang", kind=CompletionFrames)
+    reading = asyncio.create_task(peer.read(frames))
+    for _ in range(10):
         await asyncio.sleep(0)
-
-    response = EventStream(endless(asyncio.Event()), closed.set, ping_seconds=0, send_timeout_seconds=5)
-    async with asyncio.timeout(5):
-        await response(SCOPE, gone, send)
-    assert closed.is_set()
-
-
-async def test_pings_are_comments() -> None:
-    sent, has_pinged = b"", asyncio.Event()
-
-    async def send(message: Message) -> None:
-        nonlocal sent
-        sent += message.get("body", b"")
-        if b"\n\n: ping\n\n" in sent:
-            has_pinged.set()
-
-    async def quiet() -> Any:
-        yield b"data: a\n\n"
-        await has_pinged.wait()
-        yield DONE
-
-    response = EventStream(quiet(), lambda: None, ping_seconds=0.01, send_timeout_seconds=5)
-    async with asyncio.timeout(10):
-        await response(SCOPE, SlowReader(0).receive, send)
-    assert sent.replace(b": ping\n\n", b"") == b"data: a\n\n" + DONE
+    assert not peer.messages, "nothing is sent before the first event"
+    frames.answer.streams[0].put(TextDelta("a", 1))
+    await has_sent.wait()
+    frames.answer.streams[0].put(TextDelta("b", 1, FinishReason.STOP))
+    await reading
+    assert [is_last for _, is_last in sent] == [False, True]
+    assert len(data_lines(sent[1][0].decode())) == 3, "text, reason and [DONE]"
+    assert [message["type"] for message in peer.messages] == ["http.response.start", "http.response.body"]
 
 
 async def test_slow_reader_gets_merged_text() -> None:
@@ -301,11 +325,15 @@ async def test_slow_reader_gets_merged_text() -> None:
     streams = [engine.submit(Request(str(i), prompt, SamplingParams(max_tokens=50))) for i in range(2)]
     frames = make_frames(ChatFrames)
     frames.answer.streams = streams
-    received = []
-    async for event in events(frames):
-        received.append(event)
-        await asyncio.gather(*(task for _, task in engine.live.values()))  # it reads on when all is said
-    text = b"".join(received).decode()
+
+    class WaitingPeer(Peer):
+        async def send(self, message: Message) -> None:
+            await super().send(message)
+            await asyncio.gather(*(task for _, task in engine.live.values()))  # it reads on when all is said
+
+    peer = WaitingPeer()
+    await peer.read(ChatFrames(frames.answer, None))
+    text = peer.body.decode()
     chunks = [json.loads(line) for line in data_lines(text)[:-1]]
     assert len(chunks) < 20, "100 tokens came in few chunks"
     for index in range(2):
@@ -325,7 +353,9 @@ async def test_bug_in_a_stream_is_told_without_its_text(caplog: pytest.LogCaptur
     broken = Broken(Request("a", (1,), SAMPLING), lambda: None)
     for streams in ([broken], [broken, broken]):
         frames.answer.streams = streams
-        text = b"".join([event async for event in events(frames)]).decode()
+        peer = Peer()
+        await peer.read(frames)
+        text = peer.body.decode()
         assert "secret" not in text
         assert json.loads(data_lines(text)[-2])["error"]["code"] == "internal_error"
     assert "/secret/path" in caplog.text

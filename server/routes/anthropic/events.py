@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import orjson
-from sse_starlette import ServerSentEvent
 
 from engine.outputs import FinishReason
 from server.answer import Answer, Delta
@@ -45,7 +44,7 @@ PIECES: dict[Kind, Callable[[str], Piece]] = {
 class MessageFrames(Frames):
     """message_start, each block as it grows, message_delta with reason and counts, message_stop."""
 
-    ping = ServerSentEvent(Ping().model_dump_json(), event="ping", sep="\n")
+    ping = named_event(Ping())
 
     def __init__(self, answer: Answer, max_tokens: int) -> None:
         super().__init__(answer)

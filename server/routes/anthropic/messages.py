@@ -30,13 +30,12 @@ async def messages(http: HttpRequest) -> Response:
 
 async def reply(context: ServerContext, wire: MessagesRequest, answer: Answer) -> Response:
     """Submit as a chat, and stream or collect."""
-    started = asyncio.get_running_loop().time()
     chat = await asyncio.to_thread(chat_request, wire)
     names = {"response_format": "output_format" if wire.output_format else "output_config.format"}
     with renamed_fields(names):
         await submit(context, chat, answer, default_max_tokens=wire.max_tokens)
     if wire.stream:
-        return stream_answer(context.config, MessageFrames(answer, wire.max_tokens), started)
+        return stream_answer(context.config, MessageFrames(answer, wire.max_tokens))
     [delta] = await collect_all(answer.streams)
     body = whole_message(answer, delta, wire.max_tokens)
     return Response(body.model_dump_json(), media_type="application/json")

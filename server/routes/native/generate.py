@@ -1,6 +1,5 @@
 """POST /, /generate and /generate_stream, in the words of TGI or of LightLLM, as `generate_api` says."""
 
-import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -59,12 +58,11 @@ async def generate_compat(http: HttpRequest) -> Response:
 
 async def reply(context: ServerContext, wire: GenerateRequest, answer: Answer) -> Response:
     """Submit as a completion, and stream or collect."""
-    started = asyncio.get_running_loop().time()
     dialect = DIALECTS[context.config.generate_api]
     dialect.check(wire)
     await submit(context, wire, answer, dialect.defaults)
     if wire.stream:
-        return stream_answer(context.config, dialect.frames(answer, wire), started)
+        return stream_answer(context.config, dialect.frames(answer, wire))
     deltas = await collect_all(answer.streams)
     return await render(lambda: dialect.response(wire, answer, deltas).model_dump_json(), deltas)
 

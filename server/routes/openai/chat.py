@@ -1,6 +1,5 @@
 """POST /v1/chat/completions."""
 
-import asyncio
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -66,12 +65,11 @@ async def submit(
 
 async def reply(context: ServerContext, wire: ChatRequest, answer: Answer) -> Response:
     """Submit, and stream or collect."""
-    started = asyncio.get_running_loop().time()
     await submit(context, wire, answer)
     details = token_details(wire)
     if wire.stream:
         frames = ParsedChatFrames if answer.is_parsed else ChatFrames
-        return stream_answer(context.config, frames(answer, wire.stream_options, details), started)
+        return stream_answer(context.config, frames(answer, wire.stream_options, details))
     deltas = await collect_all(answer.streams)
     return await render(
         lambda: response_of(answer, deltas, details).model_dump_json(exclude_unset=True), deltas

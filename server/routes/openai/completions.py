@@ -1,7 +1,5 @@
 """POST /v1/completions."""
 
-import asyncio
-
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -26,7 +24,6 @@ async def completions(http: HttpRequest) -> Response:
 
 async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer) -> Response:
     """Encode, submit, and stream or collect."""
-    started = asyncio.get_running_loop().time()
     limits = context.limits
     prompts = await encode_prompts(wire, context.engine.tokenizer, limits)
     requests = await make_requests(
@@ -46,7 +43,7 @@ async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer)
     details = token_details(wire)
     if wire.stream:
         frames = CompletionFrames(answer, wire.stream_options, details, echo)
-        return stream_answer(context.config, frames, started)
+        return stream_answer(context.config, frames)
     deltas = await collect_all(answer.streams)
     return await render(
         lambda: response_of(answer, deltas, wire.n or 1, details, echo).model_dump_json(), deltas

@@ -29,7 +29,6 @@ async def create_response(http: HttpRequest) -> Response:
 
 async def reply(context: ServerContext, wire: ResponsesRequest, answer: Answer) -> Response:
     """Submit as a chat, and stream or collect."""
-    started = asyncio.get_running_loop().time()
     chat = await asyncio.to_thread(chat_request, wire)
     if wire.wants_logprobs and AnswerFormat.of(chat, context.formats):
         raise UnsupportedField(
@@ -41,7 +40,7 @@ async def reply(context: ServerContext, wire: ResponsesRequest, answer: Answer) 
     is_call = is_forced(chat.tool_choice)
     if wire.stream:
         frames = ResponseFrames(answer, response, details, is_call=is_call)
-        return stream_answer(context.config, frames, started)
+        return stream_answer(context.config, frames)
     [delta] = await collect_all(answer.streams)
     return await render(
         lambda: whole(response, answer, delta, details, is_call=is_call).model_dump_json(), [delta]

@@ -1,0 +1,44 @@
+"""An ASGI peer that reads the stream of an answer."""
+
+import asyncio
+import math
+
+from starlette.types import Message
+
+from server.stream import EventStream, Frames
+from server.watch import STATE, Watch
+
+
+class Peer:
+    """Keeps what it is sent, and stops reading after `num_messages`."""
+
+    def __init__(self, num_messages: float = math.inf) -> None:
+        self.num_messages = num_messages
+        self.messages: list[Message] = []
+        self.watch = Watch()
+        self.scope = {"type": "http", "http_version": "1.1", "method": "POST", "state": {STATE: self.watch}}
+
+    async def send(self, message: Message) -> None:
+        self.messages.append(message)
+        if len(self.messages) > self.num_messages:
+            self.on_stop()
+            await asyncio.Event().wait()
+
+    def on_stop(self) -> None:
+        """Called when it stops reading."""
+
+    async def receive(self) -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.messages)
+
+    async def read(
+        self, frames: Frames, *, ping_seconds: float = 0, send_timeout_seconds: float = 60
+    ) -> None:
+        """Read the stream of an answer, to its end."""
+        response = EventStream(frames, ping_seconds=ping_seconds, send_timeout_seconds=send_timeout_seconds)
+        async with asyncio.timeout(20):
+            await response(self.scope, self.receive, self.send)
