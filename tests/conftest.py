@@ -1,11 +1,14 @@
 """Fixtures that several floors share."""
 
 import os
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in the engine, but before any test imports torch
+with suppress(ImportError):
+    import triton  # noqa: F401 - else kernels.dispatch would leave it out on machines without a GPU
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,16 @@ def test_cuda_tensors_take_triton():
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     assert double(torch.zeros(1, device="cuda")) == "triton"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="triton is used here")
+def test_triton_is_not_imported_without_a_gpu():
+    program = "import sys; import kernels.rms_norm; print('triton' in sys.modules)"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout == "False\n", done.stdout
 
 
 def test_every_op_imports_and_runs_without_triton():
