@@ -26,8 +26,10 @@ from engine.text.token_bytes import TokenPieces
 
 logger = logging.getLogger("monoloop.engine")
 
-# Deliveries in one iteration of the event loop: about a millisecond of handlers.
-MAX_DELIVERIES_AT_ONCE = 8
+# Deliveries in one iteration of the event loop: about a millisecond of handlers. While a flood of requests is
+# let in one per iteration, this is also how many deliveries each of them gets, whatever its length: with
+# fewer there are larger chunks, and more requests per second.
+MAX_DELIVERIES_AT_ONCE = 16
 
 
 class Delivery:
@@ -55,6 +57,11 @@ class Delivery:
         self._logprobs: dict[int, list[TokenLogprobs]] = {}  # of tokens that the pacer holds back
         self._decoded: deque[Decoded] = deque()
         self._flush_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """True if decoded text waits for the next iterations of the event loop."""
+        return bool(self._decoded)
 
     def open(self, sequence: Sequence) -> None:
         """Begin the text of a sequence."""

@@ -54,7 +54,7 @@ STOP_SECONDS = 10.0
 # A Ctrl-C reaches every process of a terminal, and make or a supervisor may pass it on: that is one signal.
 ONE_SIGNAL_SECONDS = 0.5
 BACKLOG = 2048
-ACCEPTS_PER_TURN = 8
+ACCEPTS_PER_TURN = 4
 HTTP2_STREAMS = 4096
 # Of the model's sampling defaults, those that the example request shows.
 SHOWN_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
