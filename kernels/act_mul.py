@@ -2,6 +2,7 @@
 
 import torch
 
+from kernels.cpu import act_mul as cpu
 from kernels.dispatch import dispatch, tl, triton
 
 _BLOCK = 1024
@@ -82,6 +83,6 @@ def gelu_tanh_mul_torch(gate_up: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(gate, approximate="tanh").mul_(up)
 
 
-silu_mul = dispatch(silu_mul_triton, silu_mul_torch)
+silu_mul = dispatch(silu_mul_triton, silu_mul_torch, cpu.silu_mul)
 gelu_mul = dispatch(gelu_mul_triton, gelu_mul_torch)
-gelu_tanh_mul = dispatch(gelu_tanh_mul_triton, gelu_tanh_mul_torch)
+gelu_tanh_mul = dispatch(gelu_tanh_mul_triton, gelu_tanh_mul_torch, cpu.gelu_tanh_mul)

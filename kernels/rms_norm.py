@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.cpu.rms_norm import rms_norm as rms_norm_cpu
+from kernels.cpu import rms_norm as cpu
 from kernels.dispatch import dispatch, tl, triton
 
 
@@ -142,5 +142,5 @@ def add_rms_norm_torch(
     return residual if weight is None else rms_norm_torch(residual, weight, eps)
 
 
-rms_norm = dispatch(rms_norm_triton, rms_norm_torch, rms_norm_cpu)
-add_rms_norm = dispatch(add_rms_norm_triton, add_rms_norm_torch)
+rms_norm = dispatch(rms_norm_triton, rms_norm_torch, cpu.rms_norm)
+add_rms_norm = dispatch(add_rms_norm_triton, add_rms_norm_torch, cpu.add_rms_norm)

@@ -16,8 +16,10 @@ try:
     from numba.core import cgutils
     from numba.extending import intrinsic
 
+    prange = numba.prange
     HAS_NUMBA = True
 except ImportError:
+    prange = range
     HAS_NUMBA = False
 
 # Sums may be reordered and multiply-adds fused; infinities and NaN keep their meaning.
@@ -27,7 +29,7 @@ _FAST_MATH = {"arcp", "contract", "nsz", "reassoc"}
 def compiled(*, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that compiles a function; without numba it leaves the function as it is.
 
-    Loops over `numba.prange` of a parallel one run on the threads of the calling thread's team. Only parallel
+    Loops over `prange` of a parallel one run on the threads of the calling thread's team. Only parallel
     ones release the GIL: for the others, of some microseconds, taking it again may cost more.
     """
     if not HAS_NUMBA:

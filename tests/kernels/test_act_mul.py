@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from kernels.act_mul import gelu_mul, gelu_tanh_mul, silu_mul
+from kernels.cpu.compiler import is_available
 from tests.kernels.conftest import Target
 from tests.kernels.tolerances import assert_close
 
@@ -33,3 +34,10 @@ def test_gated_activation(target: Target, op, dtype: torch.dtype):
 def test_large_gates(target: Target, op):
     gate_up = torch.tensor([[-1e4, -90.0, 0.0, 90.0, 1e4, 1.0, 1.0, 1.0, 1.0, 1.0]], device=target.device)
     assert op(gate_up).tolist() == [[0.0, 0.0, 0.0, 90.0, 1e4]]
+
+
+@pytest.mark.skipif(not is_available(), reason="needs numba and libgomp")
+@pytest.mark.parametrize("op", [silu_mul, gelu_tanh_mul], ids=["silu", "gelu_tanh"])
+def test_a_row_does_not_depend_on_how_many_there_are(op):
+    gate_up = torch.randn(1001, 2 * 100)  # enough values for several threads
+    assert torch.equal(op(gate_up)[7], op(gate_up[7:8])[0])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.cpu.compiler import is_available
 from kernels.layer_norm import add_layer_norm, layer_norm
 from kernels.rms_norm import add_rms_norm, rms_norm
 from tests.kernels.conftest import Target
@@ -127,3 +128,13 @@ def test_no_tokens(target: Target):
     x, weight = target.to(torch.empty(0, 64), torch.ones(64))
     assert rms_norm(x, weight, 1e-5).shape == (0, 64)
     assert layer_norm(x, weight, None, 1e-5).shape == (0, 64)
+
+
+@pytest.mark.skipif(not is_available(), reason="needs numba and libgomp")
+def test_a_row_does_not_depend_on_how_many_there_are():
+    x, residual, weight = inputs((1001, 100), torch.float32)  # enough values for several threads
+    row, row_residual = x[7:8], residual[7:8].clone()
+    assert torch.equal(rms_norm(x, weight, 1e-5)[7], rms_norm(row, weight, 1e-5)[0])
+    result = add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(result[7], add_rms_norm(row, row_residual, weight, 1e-5)[0])
+    assert torch.equal(residual[7], row_residual[0])
