@@ -1,4 +1,4 @@
-"""Compiles the CPU kernels with numba, where it is installed and OpenMP is there.
+"""Compiles the CPU kernels with numba, where it is installed.
 
 A kernel takes addresses, sizes and strides, as a Triton kernel does: passing an address costs 0.1 µs and an
 array 0.5 µs, and a decode step of a small model makes 300 calls.
@@ -29,34 +29,32 @@ _FAST_MATH = {"arcp", "contract", "nsz", "reassoc"}
 def compiled(*, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that compiles a function; without numba it leaves the function as it is.
 
-    Loops over `prange` of a parallel one run on the threads of the calling thread's team. Only parallel
-    ones release the GIL: for the others, of some microseconds, taking it again may cost more.
+    Loops over `prange` of a parallel one are shared out by `kernels.cpu.team`, a few parts for each
+    thread. They release the GIL, and other code keeps it: after some microseconds, taking it again may cost
+    more. Such a loop must not reduce over its index.
     """
     if not HAS_NUMBA:
         return lambda function: function
-    return numba.njit(parallel=parallel, nogil=parallel, fastmath=_FAST_MATH, error_model="numpy", cache=True)
+    return numba.njit(parallel=parallel, fastmath=_FAST_MATH, error_model="numpy", cache=True)
 
 
 @cache
 def is_available() -> bool:
-    """Return True if the kernels run on OpenMP threads, as torch's do.
-
-    numba's own pool takes 60 µs to start a loop, and OpenMP 1.4 µs.
-    """
-    if not HAS_NUMBA:
-        return False
-    try:
-        import_module("numba.np.ufunc.omppool")
-    except ImportError:
-        return False
-    numba.config.THREADING_LAYER = "omp"
-    return True
+    """Return True if the kernels can run here."""
+    return HAS_NUMBA
 
 
 def set_num_threads(num_threads: int) -> None:
     """Set the number of threads of parallel kernels that this thread calls, at most one for each core."""
     if is_available():
-        numba.set_num_threads(min(num_threads, numba.config.NUMBA_NUM_THREADS))
+        num_threads = min(num_threads, numba.config.NUMBA_NUM_THREADS)
+        numba.set_num_threads(num_threads)
+        _team().grow(num_threads)
+
+
+@cache
+def _team() -> Any:
+    return import_module("kernels.cpu.team").Team()
 
 
 if HAS_NUMBA:

@@ -5,7 +5,7 @@ import torch
 
 from kernels.cpu.compiler import compiled, floats, int8s, is_available, set_num_threads
 
-pytestmark = pytest.mark.skipif(not is_available(), reason="needs numba and libgomp")
+pytestmark = pytest.mark.skipif(not is_available(), reason="needs numba")
 
 
 @compiled()
