@@ -58,11 +58,6 @@ class Delivery:
         self._decoded: deque[Decoded] = deque()
         self._flush_timer: asyncio.TimerHandle | None = None
 
-    @property
-    def is_behind(self) -> bool:
-        """True if decoded text waits for the next iterations of the event loop."""
-        return bool(self._decoded)
-
     def open(self, sequence: Sequence) -> None:
         """Begin the text of a sequence."""
         request, sampling = sequence.request, sequence.request.sampling

@@ -256,11 +256,6 @@ class Engine:
         """True if new requests are refused because the engine is shutting down."""
         return self._is_draining
 
-    @property
-    def is_delivering(self) -> bool:
-        """True while decoded text waits for the loop to hand it out."""
-        return self._delivery.is_behind
-
     def stats(self) -> EngineStats:
         """Return a snapshot of live state."""
         return self._counters.snapshot(

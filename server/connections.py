@@ -168,6 +168,8 @@ class Connection:
                 await self._read_all()
         except OSError:
             pass
+        finally:
+            self._protocol = None  # they refer to each other: only the collector would free them
 
     async def _read_all(self) -> None:
         """Give the protocol what the client sends, to its end."""

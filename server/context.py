@@ -38,7 +38,7 @@ class ServerContext:
     def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
         self.config = config
         self.metrics = metrics
-        self.arrivals = ArrivalLimiter(lambda: self._engine is not None and self._engine.is_delivering)
+        self.arrivals = ArrivalLimiter()
         self.is_draining = False
         # The requests whose bodies are on their way.
         self.arriving: Deadlines[Watch] = Deadlines(config.body_timeout_seconds, end_late_body)

@@ -46,6 +46,7 @@ class Watch:
         """Watch no longer."""
         if self._leaving is not None:
             self._leaving.cancel()
+            self._leaving = None  # its traceback refers to this: only the collector would free them
         if self._timer is not None:
             self._timer.cancel()
 

@@ -244,7 +244,7 @@ class FakeEngine:
         self.is_full = False
         self.is_silent = False
         self.num_cached_tokens = 0
-        self.is_draining = self.is_delivering = False
+        self.is_draining = False
         self.is_stopped = False
         self._died = asyncio.Event()
         self._num_tokens = 0
