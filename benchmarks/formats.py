@@ -152,7 +152,9 @@ def speed(args: argparse.Namespace, config: EngineConfig, device: torch.device) 
     greedy = SamplingParams(max_tokens=10**9, temperature=0.0, ignore_eos=True)
 
     def figures(one: Format) -> Row:
-        measured = config.model_copy(update={"quantization": one.quantization, "kv_dtype": one.kv_dtype})
+        measured = config.model_copy(
+            update={"quantization": one.quantization or "auto", "kv_dtype": one.kv_dtype}
+        )
         _, times = measure_steps(args.shape, measured, steps, greedy, lambda row: None)
         row: Row = {
             counted(time.num_tokens) if time.step == "decode" else f"prefill {time.num_tokens}": (

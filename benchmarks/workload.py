@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--quantization", choices=CONVERSIONS)
+    parser.add_argument("--quantization", choices=["auto", *CONVERSIONS], default="auto")
     parser.add_argument("--kv-dtype", default="auto", choices=get_args(KVDtype))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--kv-tokens", type=int)

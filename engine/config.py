@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
-KVDtype = Literal["auto", "fp8", "int8", "int4"]
+KVDtype = Literal["auto", "bfloat16", "fp8", "int8", "int4"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
 
 
@@ -32,19 +32,21 @@ class EngineConfig(BaseModel):
         "auto: bfloat16 on CUDA and on CPUs that compute it in hardware (AMX, AVX512-BF16), "
         "otherwise float32",
     )
-    quantization: str | None = Field(
-        None,
+    quantization: str = Field(
+        "auto",
         description="weight format that unquantized weights are converted to while loading: fp8 (half the "
         "memory of 16 bits, one scale per output feature, and one per token for activations), int8 (one "
-        "scale per output feature, activations stay as they are) or int4 (a quarter of the memory, one scale "
-        "per 128 inputs); default: as the checkpoint stores them",
+        "scale per output feature, activations stay as they are), int4 (a quarter of the memory, one scale "
+        "per 128 inputs), fp16 (float16 weights for CPUs without fast products of 16 bits) or dense (none); "
+        "auto: as the checkpoint stores them",
     )
     device: DeviceKind = Field("auto", description="device to run on; auto: cuda if available, otherwise cpu")
     kv_dtype: KVDtype = Field(
         "auto",
-        description="how keys and values are stored; auto: in the model's dtype; fp8 (e4m3, with the "
-        "checkpoint's k_scale and v_scale if it has them) and int8 (a scale for each token and head) take "
-        "half the memory of 16 bits, int4 (a scale and a minimum for 32 values) less than a third",
+        description="how keys and values are stored; auto: in the model's dtype; bfloat16 (on a CPU beside "
+        "a dtype of float32); fp8 (e4m3, with the checkpoint's k_scale and v_scale if it has them) and int8 "
+        "(a scale for each token and head) take half the memory of 16 bits, int4 (a scale and a minimum for "
+        "32 values) less than a third",
     )
     page_size: Literal[1, 16, 32, 64] = Field(16, description="tokens per KV page")
     kv_tokens: int | None = Field(
@@ -139,3 +141,8 @@ class EngineConfig(BaseModel):
         ge=1,
         description="most chunks per second over all streams; beyond it, tokens merge into larger chunks",
     )
+
+    @property
+    def conversion(self) -> str | None:
+        """The format that weights are converted to; None: as the checkpoint stores them."""
+        return None if self.quantization == "auto" else self.quantization

@@ -95,7 +95,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
             has_states=runner.has_states,
             short_context=runner.short_context,
             created=int(time.time()),
-            quantization=config.quantization,
+            quantization=config.conversion,
             kv_dtype=config.kv_dtype,
             pooling=pooling,
             is_embedding_model=files.pooling is not None,

@@ -79,6 +79,8 @@ class KVStorage:
 
         Raises ValueError, naming the setting, for heads that cannot be stored so.
         """
+        if kv_dtype == "bfloat16":
+            return cls(torch.bfloat16)
         if kv_dtype == "fp8":
             return cls(torch.float8_e4m3fn)
         if kv_dtype == "int8":

@@ -214,7 +214,7 @@ def write_heads(kv: KVLayer, slots: torch.Tensor, k: torch.Tensor, v: torch.Tens
             assert scales is not None
             rows = scales.view(-1, *scales.shape[2:])[:, :, : of_heads.shape[2]]
             rows.index_copy_(0, slots, of_heads)
-        stored.view(-1, *stored.shape[2:]).index_copy_(0, slots, x)
+        stored.view(-1, *stored.shape[2:]).index_copy_(0, slots, x.to(stored.dtype))
 
 
 def quantize(x: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.kv_layer import KVLayer
 from kernels.logits import scaled_logits
 from models.attention import Attention, Rotary, make_rotary
-from models.formats.base import WHOLE, LinearShape, MakeLinear, Shard
+from models.formats.base import EMBEDDING, WHOLE, LinearShape, MakeLinear, Shard
 from models.forward_batch import ForwardBatch
 from models.layers import (
     Embedding,
@@ -18,6 +18,7 @@ from models.layers import (
     NoNorm,
     Norm,
     NormMaker,
+    PackedEmbedding,
     Part,
     ScoreHead,
 )
@@ -130,7 +131,7 @@ class Decoder(Part):
         self.kv_scales: tuple[tuple[float, float], ...] | None = None
         """Scales of keys and values in fp8, of each layer; None: all are 1."""
         shape = (spec.vocab_size, spec.hidden_size)
-        self.embedding = Embedding(shape, spec.embedding_scale, dtype, device)
+        self.embedding: Embedding | PackedEmbedding = Embedding(shape, spec.embedding_scale, dtype, device)
         # One table for all layers with equal specs: its rows are gathered once a step.
         rotaries = {
             rope: None if rope is None else make_rotary(rope, spec.short_context, spec.max_position, device)
@@ -153,6 +154,12 @@ class Decoder(Part):
         for address, leaf in self.leaves():
             if isinstance(leaf, LinearLeaf):
                 leaf.weights = make_linear(address, leaf.shape)
+        table = LinearShape(spec.hidden_size, {"": spec.vocab_size})
+        tied = self.output.weights if spec.tie_embeddings else None
+        weights = tied if tied is not None and tied.embeds else make_linear(EMBEDDING, table)
+        if weights.embeds:
+            other_head = None if weights is tied else tied
+            self.embedding = PackedEmbedding(weights, table, spec.embedding_scale, other_head)
 
     def leaves(self) -> Iterator[tuple[str, Leaf]]:
         yield from super().leaves()
@@ -171,8 +178,10 @@ class Decoder(Part):
 
     def finish(self) -> None:
         """Complete the model after all parameters are filled: a tied output reads the embedding's table."""
+        if not self.spec.tie_embeddings or isinstance(self.embedding, PackedEmbedding):
+            return
         table = self.embedding.weight
-        if self.spec.tie_embeddings and not self.output.weights.share(table):
+        if not self.output.weights.share(table):
             self.output.fill("weight", table)
 
     def __call__(self, batch: ForwardBatch, kv: Sequence[KVLayer]) -> Tensor:

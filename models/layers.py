@@ -127,6 +127,31 @@ class Embedding(_SingleTensor):
         return rows if self._scale == 1.0 else rows.mul_(self._scale)
 
 
+class PackedEmbedding(LinearLeaf):
+    """An embedding whose table is in a weight format: the output head's own weights, or others.
+
+    `head`: weights of a tied output head that keeps a table of its own, since ranks divide it.
+    """
+
+    def __init__(
+        self, weights: LinearWeights, shape: LinearShape, scale: float, head: LinearWeights | None
+    ) -> None:
+        super().__init__(shape)
+        self.weights = weights
+        self._scale = scale
+        self._head = head
+
+    def fill(self, name: str, tensor: Tensor) -> None:
+        super().fill(name, tensor)
+        if self._head is not None:
+            self._head.fill(name, tensor)
+
+    def __call__(self, batch: ForwardBatch) -> Tensor:
+        """Return the scaled rows of the batch's tokens, [num_tokens, hidden_size]."""
+        rows = self.weights.embed(batch.token_ids)
+        return rows if self._scale == 1.0 else rows.mul_(self._scale)
+
+
 class ScoreHead(_SingleTensor):
     """A linear map to scores, weight fp32 [num_labels, hidden_size]."""
 

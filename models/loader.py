@@ -18,7 +18,7 @@ from models.config_check import check_experts
 from models.decoder import Decoder
 from models.errors import ModelError
 from models.formats import conversion_to, stored_format
-from models.formats.base import WHOLE, LinearShape, LinearWeights, MakeLinear, Shard
+from models.formats.base import EMBEDDING, OUTPUT_HEAD, WHOLE, LinearShape, LinearWeights, MakeLinear, Shard
 from models.kv_scales import read_kv_scales
 from models.layers import LinearLeaf
 from models.model_files import ModelFiles
@@ -209,8 +209,10 @@ def _linear_maker(
     filled = tensors | {name.rpartition(".")[0] for name in tensors}
 
     def make_linear(address: str, shape: LinearShape) -> LinearWeights:
+        if address == EMBEDDING:
+            return convert(address, shape)
         modules = modules_of(address, checkpoint.weight_map, filled)
-        is_tied = address == "output" and checkpoint.spec.tie_embeddings
+        is_tied = address == OUTPUT_HEAD and checkpoint.spec.tie_embeddings
         if is_tied or is_excluded(modules, excluded):
             return convert(address, shape)
         with _quantization_config():

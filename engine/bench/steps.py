@@ -141,7 +141,7 @@ def random_runner(shape: str, config: EngineConfig) -> ModelRunner:
 def random_model(shape: str, config: EngineConfig, device: torch.device) -> Decoder:
     """Return a model of a shape with random weights. Raises ModelError for an unknown quantization."""
     dtype = choose_dtype(config, device)
-    return random_decoder(SHAPES[shape], dtype, device, quantization=config.quantization)
+    return random_decoder(SHAPES[shape], dtype, device, quantization=config.conversion)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def outline(config: EngineConfig, files: ModelFiles) -> loader.Outline:
     """Return the model that the settings ask for, without its weights. Raises ModelError, ValueError."""
     dtype = choose_dtype(config, choose_device(config))
     try:
-        return loader.outline(files, dtype, quantization=config.quantization)
+        return loader.outline(files, dtype, quantization=config.conversion)
     except loader.ModelError as error:
         raise ModelError(str(error)) from error
 

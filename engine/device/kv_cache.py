@@ -49,8 +49,8 @@ class KVCache:
 
         Raises ValueError when it does not fit.
         """
+        check_kv_dtype(config, model.device, model.dtype)
         if model.device.type == "cuda":
-            check_kv_dtype(config, model.device)
             free_bytes = partial(_free_cuda_bytes, model, config, token_budget)
         else:
             free_bytes = partial(cpu_pool_bytes, available_memory())
@@ -111,8 +111,16 @@ def kv_storage(model: Decoder, kv_dtype: str) -> KVStorage:
     return KVStorage.of(kv_dtype, model.dtype, {group.head_dim for group in model.spec.kv_groups})
 
 
-def check_kv_dtype(config: EngineConfig, device: torch.device) -> None:
-    """Raise ValueError, naming the setting, if a GPU cannot convert what KV is stored as."""
+def check_kv_dtype(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise ValueError, naming the setting, if the device has no conversion between `dtype` and KV's."""
+    can_be_bfloat16 = dtype == torch.bfloat16 or (device.type == "cpu" and dtype == torch.float32)
+    if config.kv_dtype == "bfloat16" and not can_be_bfloat16:
+        raise ValueError(
+            f"kv_dtype: bfloat16 is for models in bfloat16, or on a CPU in float32, and this one is in "
+            f"{str(dtype).removeprefix('torch.')} on {device}; leave it out"
+        )
+    if device.type == "cpu":
+        return
     capability = torch.cuda.get_device_capability(device)
     if config.kv_dtype == "fp8" and capability < (8, 9):
         raise ValueError(

@@ -158,7 +158,7 @@ class ModelRunner:
                     files,
                     dtype,
                     device,
-                    quantization=config.quantization,
+                    quantization=config.conversion,
                     kv_scales=config.kv_dtype == "fp8",
                     progress=True,
                 )

@@ -68,7 +68,7 @@ def replay(
     settings = {
         "model": header.model,
         "dtype": header.dtype,
-        "quantization": header.quantization,
+        "quantization": header.quantization or "auto",
         "kv_dtype": header.kv_dtype,
         "device": device or header.device,
         "page_size": header.page_size,

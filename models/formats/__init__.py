@@ -26,6 +26,7 @@ STORED = {
 # Value of the setting `quantization` -> a Conversion, imported when it is used.
 CONVERSIONS = {
     "dense": "models.formats.dense:conversion",
+    "fp16": "models.formats.fp16:conversion",
     "fp8": "models.formats.fp8:conversion",
     "int4": "models.formats.int4:conversion",
     "int8": "models.formats.int8:conversion",

@@ -77,6 +77,9 @@ class LinearWeights(ABC):
     fallback: str | None = None
     """How weights are kept or multiplied where it is not as their format says, for the log; else None."""
 
+    embeds: bool = False
+    """True if `embed` looks up rows, so that an embedding with these weights keeps no table of its own."""
+
     @abstractmethod
     def parameters(self) -> dict[str, tuple[int, ...]]:
         """Return the tensors to load from the checkpoint: name, such as `q.weight`, -> shape."""
@@ -121,10 +124,15 @@ class LinearWeights(ABC):
         """
         return expert_sum(self.grouped_matmul(x, groups), weights, shared, shared_gate)
 
+    def embed(self, indices: Tensor) -> Tensor:
+        """Return rows of the weight, [n, in_features] in the model's dtype, by indices [n]."""
+        raise NotImplementedError
+
     def share(self, table: Tensor) -> bool:
         """Use the table of the tied embedding, [vocab_size, hidden_size], as the weight of the output head.
 
-        Returns False if the format cannot; the decoder then fills the table in as `weight`.
+        Returns False if the format cannot; the decoder then fills the table in as `weight`. Not called if
+        the embedding looks its rows up in these weights.
         """
         return False
 
@@ -189,7 +197,13 @@ MakeWeights = Callable[[LinearShape, torch.dtype, torch.device, Shard], LinearWe
 """Makes the weights of one Linear: mostly a subclass of LinearWeights."""
 
 MakeLinear = Callable[[str, LinearShape], LinearWeights]
-"""Makes the weights of the Linear at an address, such as `layers.0.attention.qkv`."""
+"""Makes the weights of the Linear at an address, such as `layers.0.attention.qkv`.
+
+`EMBEDDING` is the address of an embedding that is not the output head's table: it is used if it `embeds`.
+"""
+
+EMBEDDING = "embedding"
+OUTPUT_HEAD = "output"
 
 Conversion = Callable[[torch.dtype, torch.device, Shard], MakeLinear]
 """Returns the maker of a model's linears, filled from unquantized tensors and chosen by a setting.

@@ -7,9 +7,16 @@ from kernels.expert_routing import ExpertGroups
 from kernels.grouped_linear import GatedActivation, grouped_linear
 from kernels.grouped_linear_sum import grouped_linear_sum
 from kernels.linear import PackedWeight, linear, pack_weight
-from models.formats.base import LinearShape, LinearWeights, MakeLinear, MakeWeights, Shard, UnquantizedWeights
-
-_OUTPUT_HEAD = "output"
+from models.formats.base import (
+    EMBEDDING,
+    OUTPUT_HEAD,
+    LinearShape,
+    LinearWeights,
+    MakeLinear,
+    MakeWeights,
+    Shard,
+    UnquantizedWeights,
+)
 
 
 def conversion(dtype: torch.dtype, device: torch.device, shard: Shard) -> MakeLinear:
@@ -20,14 +27,14 @@ def conversion(dtype: torch.dtype, device: torch.device, shard: Shard) -> MakeLi
 def with_dense_head(
     make_weights: MakeWeights, dtype: torch.dtype, device: torch.device, shard: Shard
 ) -> MakeLinear:
-    """Return a maker of linears of another format, but for the output head, which stays dense.
+    """Return a maker of linears of another format, but for embedding and output head, which stay dense.
 
     A tied head shares its table with the embedding, so a quantized copy would add memory, and errors of a
     head reach the logits directly.
     """
 
     def make_linear(address: str, shape: LinearShape) -> LinearWeights:
-        make = DenseWeights if address == _OUTPUT_HEAD else make_weights
+        make = DenseWeights if address in (EMBEDDING, OUTPUT_HEAD) else make_weights
         return make(shape, dtype, device, shard)
 
     return make_linear

@@ -14,6 +14,8 @@ from kernels.quantize_rows import quantize_rows
 from kernels.quantized_linear import quantized_linear
 from models.formats.base import LinearShape, Shard, UnquantizedWeights
 
+_PART_VALUES = 1 << 22  # of a weight that are quantized at a time: 16 MiB in float32
+
 
 class ScaledRows(UnquantizedWeights):
     """Rows of narrow values, and one float32 scale for each. A format says the values' dtype and its product.
@@ -46,9 +48,11 @@ class ScaledRows(UnquantizedWeights):
 
     def _fill_rows(self, first: int, rows: Tensor) -> None:
         kept_values, kept_scale = self._allocate()
-        values, scale = quantize_rows(rows.to(self._device).contiguous(), self.values_dtype)
-        kept_values[first : first + len(rows)].copy_(values[:, self._columns])
-        kept_scale[first : first + len(rows)].copy_(scale)
+        for part in torch.split(rows.to(self._device), max(1, _PART_VALUES // rows.shape[1])):
+            values, scale = quantize_rows(part.contiguous(), self.values_dtype)
+            kept_values[first : first + len(part)].copy_(values[:, self._columns])
+            kept_scale[first : first + len(part)].copy_(scale)
+            first += len(part)
 
     def fill_values(self, name: str, values: Tensor, scale: Tensor) -> None:
         """Load the output `name`: values [n, in_features] and their scales [n], of the whole model."""

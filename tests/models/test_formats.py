@@ -303,8 +303,8 @@ def test_int8_is_its_own_dequantized_weights(tied, tmp_path):
     model.model.layers[1].mlp.up_proj.weight.data[5] = 0  # a row without a scale
     model.save_pretrained(tmp_path / "plain")
     decoder = load(files_of(tmp_path / "plain"), torch.float32, CPU, quantization="int8")
-    for name, parameter in model.named_parameters():
-        if name.endswith("proj.weight"):
+    for _, parameter in model.named_parameters():
+        if parameter.ndim == 2:
             values, scale = quantize_rows(parameter.data, torch.int8)
             assert values.abs().amax() <= 127
             error = (values * scale[:, None] - parameter.data).abs()
@@ -316,7 +316,9 @@ def test_int8_is_its_own_dequantized_weights(tied, tmp_path):
     found = forward_logits(decoder, ids, chunks)
     worst = (found - expected).abs().max().item() / expected.abs().max().item()
     assert worst < TOLERANCE, f"logits differ by {worst:.1e} of the largest"
-    assert isinstance(decoder.output.weights, dense.DenseWeights), "the head stays dense"
+    assert tied == (decoder.embedding.weights is decoder.output.weights), "a tied table exists once"
+    wide = load(files_of(tmp_path / "plain"), torch.bfloat16, CPU, quantization="int8")
+    assert isinstance(wide.output.weights, dense.DenseWeights), "the head stays dense beside 16 bits"
 
 
 @pytest.mark.parametrize("name", ["fp8", "int8"])

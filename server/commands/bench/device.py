@@ -40,7 +40,7 @@ class StaticSettings(BaseModel):
     context: int = Field(512, ge=1, description="tokens of each sequence before the first decode step")
     prefill: Counts = Field((512, 2048), description="tokens of the prefill steps")
     dtype: Dtype = Field("auto", description="as in serve")
-    quantization: str | None = Field(None, description="as in serve")
+    quantization: str = Field("auto", description="as in serve")
     kv_dtype: KVDtype = Field("auto", description="as in serve")
     device: DeviceKind = Field("auto", description="as in serve")
     page_size: Annotated[Literal[1, 16, 32, 64], BeforeValidator(to_int)] = Field(
@@ -96,7 +96,9 @@ def static(settings: StaticSettings) -> int:
             )
     except ValueError as error:
         raise explain(error) from error
-    title = f"{settings.shape} in {settings.quantization}" if settings.quantization else settings.shape
+    title = settings.shape
+    if settings.quantization != "auto":
+        title += f" in {settings.quantization}"
     if settings.kv_dtype != "auto":
         title += f", KV in {settings.kv_dtype}"
     return show(console, title, settings.json_file, asdict(ceilings), [asdict(row) for row in rows])
