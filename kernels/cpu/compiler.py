@@ -26,16 +26,18 @@ except ImportError:
 _FAST_MATH = {"arcp", "contract", "nsz", "reassoc"}
 
 
-def compiled(*, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def compiled(*, parallel: bool = False, exact: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that compiles a function; without numba it leaves the function as it is.
 
     Loops over `prange` of a parallel one are shared out by `kernels.cpu.team`, a few parts for each
     thread. They release the GIL, and other code keeps it: after some microseconds, taking it again may cost
-    more. Such a loop must not reduce over its index.
+    more. Such a loop must not reduce over its index. In an exact function operations on floats keep their
+    order.
     """
     if not HAS_NUMBA:
         return lambda function: function
-    return numba.njit(parallel=parallel, fastmath=_FAST_MATH, error_model="numpy", cache=True)
+    fast_math = False if exact else _FAST_MATH
+    return numba.njit(parallel=parallel, fastmath=fast_math, error_model="numpy", cache=True)
 
 
 @cache
@@ -77,3 +79,9 @@ def floats(address: int, rows: int, columns: int) -> Any:
 def int8s(address: int, rows: int, columns: int) -> Any:
     """Return int8 [rows, columns] at an address."""
     return numba.carray(_pointer(address), (rows, columns), np.int8)
+
+
+@compiled()
+def int16s(address: int, rows: int, columns: int) -> Any:
+    """Return int16 [rows, columns] at an address."""
+    return numba.carray(_pointer(address), (rows, columns), np.int16)

@@ -1,4 +1,7 @@
-"""The product with weights of int8 or fp8 against one in float64 with the dequantized weight."""
+"""The product with weights of int8 or fp8 against one in float64 with the dequantized weight.
+
+Covers kernels/cpu/eight_bit_linear.py and kernels/cpu/dot_products.py.
+"""
 
 import pytest
 import torch
@@ -48,6 +51,12 @@ def check(
     if device_bias is not None:
         exact += device_bias.double()
     assert result.dtype == dtype
+    if target.backend == "cpu" and dtype == torch.float32:
+        # Each activation is off by at most half a unit of the token's 14 bits.
+        unit = x.abs().amax(1, keepdim=True) / 8191
+        bound = 0.5 * unit.double() * (device_weight.double().abs().sum(1) * device_scale.double()) + 1e-5
+        assert ((result - exact).abs() <= bound).all(), ((result - exact).abs() / bound).max()
+        return
     assert_close(result, exact, dtype, reduction=in_features)
 
 
@@ -75,7 +84,7 @@ def test_rows_of_a_wider_tensor(target: Target):
 @pytest.mark.parametrize("num_tokens", [16, 64, 65])
 def test_every_tile(target: Target, num_tokens: int, out_features: int):
     """The tiles of 16-bit activations, at a size the interpreter can afford."""
-    if target.backend == "torch":
+    if target.backend != "triton":
         pytest.skip("has no tiles")
     shape = launch_shape(num_tokens, out_features, 2)
     check(target, num_tokens + 3, shape.block_k + 8, shape.block_n + 5, torch.float16, shape=shape)
@@ -110,3 +119,35 @@ def test_a_captured_product_follows_its_input():
         x.copy_(torch.randn(16, 4096))
         graph.replay()
         assert torch.equal(captured, eight_bit_linear(x, weight, scale))
+
+
+SHAPES_OF_ONE_TOKEN = [(64, 7), (72, 40), (576, 130), (4200, 9)]
+
+
+@pytest.mark.parametrize("shape", SHAPES_OF_ONE_TOKEN, ids=str)
+def test_a_token_has_the_same_result_alone_and_among_others(target: Target, shape: tuple[int, int]):
+    """Bit for bit: sums are exact, wherever the compiled product is used."""
+    if target.backend != "cpu":
+        pytest.skip("sums of floats depend on their order")
+    in_features, out_features = shape
+    x = torch.randn(11, in_features)
+    weight = torch.randint(-127, 128, (out_features, in_features), dtype=torch.int8)
+    scale, bias = torch.rand(out_features), torch.randn(out_features)
+    together = eight_bit_linear(x, weight, scale, bias)
+    alone = [eight_bit_linear(token[None], weight, scale, bias) for token in x]
+    assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")], ids=str)
+def test_only_the_token_with_a_value_that_is_not_finite_is_nan(target: Target, value: float):
+    if target.backend != "cpu":
+        pytest.skip("of the compiled product")
+    x = torch.randn(5, 64)
+    x[2, 63] = value
+    result = eight_bit_linear(x, torch.ones(8, 64, dtype=torch.int8), torch.ones(8))
+    assert result.isnan().all(1).tolist() == [False, False, True, False, False]
+
+
+def test_tokens_of_zeros_have_results_of_zero(target: Target):
+    result = eight_bit_linear(torch.zeros(5, 64), torch.ones(8, 64, dtype=torch.int8), torch.ones(8))
+    assert not result.any()
