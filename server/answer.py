@@ -71,13 +71,14 @@ class Answer:
 
     def counts(self) -> Counts:
         """Token counts from the engine's ledger; the n samples of a prompt count its tokens once."""
-        prompts = self.streams[:: self.n]
-        return Counts(
-            sum(stream.num_prompt_tokens for stream in prompts),
-            sum(stream.num_cached_tokens for stream in prompts),
-            sum(stream.num_output_tokens for stream in self.streams),
-            sum(stream.num_reasoning_tokens for stream in self.streams),
-        )
+        prompt = cached = completion = reasoning = 0
+        for index, stream in enumerate(self.streams):
+            if index % self.n == 0:
+                prompt += stream.num_prompt_tokens
+                cached += stream.num_cached_tokens
+            completion += stream.num_output_tokens
+            reasoning += stream.num_reasoning_tokens
+        return Counts(prompt, cached, completion, reasoning)
 
     def usage(self) -> Usage:
         """Return the token counts as the `usage` of the answer."""

@@ -66,7 +66,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        watch = scope.setdefault("state", {})[WATCH] = Watch()
+        watch: Watch = scope.setdefault("state", {}).setdefault(WATCH, Watch())
         incoming = IncomingBody(receive, self.context, watch)
 
         async def send_then_drain(message: Message) -> None:

@@ -7,20 +7,21 @@ without a request are closed, the longest idle first; if all have one, requests 
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.task_group import TaskGroup
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol import ProtocolWrapper
-from hypercorn.typing import ASGIFramework, ConnectionState
-from hypercorn.utils import parse_socket_addr
-from starlette.types import Scope
+from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState
+from starlette.types import ASGIApp, Scope
 
 from server.deadlines import Deadlines
 from server.file_limit import file_limit
+from server.watch import STATE as WATCH
+from server.watch import Watch
 
 logger = logging.getLogger("monoloop.server")
 
@@ -35,8 +36,8 @@ STATE = "connection"  # in the scope's state
 class Connections:
     """Takes connections from a listening socket and serves an application on them."""
 
-    def __init__(self, app: ASGIFramework, config: Config) -> None:
-        self._app = ASGIWrapper(app)
+    def __init__(self, app: ASGIApp, config: Config) -> None:
+        self._app = app
         self._config = config
         self._context = WorkerContext(None)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,7 +134,7 @@ class Connection:
     def __init__(
         self,
         connections: Connections,
-        app: ASGIWrapper,
+        app: ASGIApp,
         config: Config,
         context: WorkerContext,
         reader: asyncio.StreamReader,
@@ -155,19 +156,25 @@ class Connection:
 
     async def run(self) -> None:
         """Serve until one of both sides closes the connection."""
-        peer = self._writer.get_extra_info("socket")
+        client, server = (
+            address[:2] if isinstance(address := self._writer.get_extra_info(name), tuple) else None
+            for name in ("peername", "sockname")
+        )
         try:
-            client = parse_socket_addr(peer.family, peer.getpeername())
-            server = parse_socket_addr(peer.family, peer.getsockname())
-            async with TaskGroup(self._loop) as tasks:
-                state = ConnectionState({STATE: self})
+            async with Requests(self._loop) as self._requests:
                 self._protocol = ProtocolWrapper(
-                    self._app, self._config, self._context, tasks, state, False, client, server, self._act
+                    self._app,
+                    self._config,
+                    self._context,
+                    self._requests,
+                    ConnectionState({STATE: self}),
+                    False,  # no TLS
+                    client,
+                    server,
+                    self._act,
                 )
                 self._connections.note_idle(self, is_idle=True)
                 await self._read_all()
-        except OSError:
-            pass
         finally:
             self._protocol = None  # they refer to each other: only the collector would free them
 
@@ -225,8 +232,43 @@ class Connection:
         if self._transport.get_write_buffer_size():
             try:
                 await self._writer.drain()
-            except ConnectionError:
-                await self._protocol.handle(Closed())
+            except OSError:  # not in this task, which the protocol may interrupt
+                self._requests.spawn(self._protocol.handle, Closed())
+
+
+class Requests(TaskGroup):  # type: ignore[misc]  # its package is not checked
+    """The tasks of a connection: one for each request, and those of the protocol."""
+
+    async def spawn_app(
+        self,
+        app: AppWrapper,
+        config: Config,
+        scope: Any,
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        """Begin a request; returns what takes its messages, of which a disconnect is noticed at once."""
+        messages: asyncio.Queue[ASGIReceiveEvent] = asyncio.Queue(config.max_app_queue_size)
+        watch = scope["state"][WATCH] = Watch(is_informed=True)
+
+        async def put(message: ASGIReceiveEvent) -> None:
+            if message["type"] == "http.disconnect":
+                watch.client_left()
+            await messages.put(message)
+
+        self.spawn(answer, app, scope, messages.get, send)
+        return put
+
+
+async def answer(
+    app: Any, scope: Any, receive: Any, send: Callable[[ASGISendEvent | None], Awaitable[None]]
+) -> None:
+    """Run a request, and send the protocol None at its end."""
+    try:
+        await app(scope, receive, send)
+    except Exception:
+        logger.exception("a request failed")
+    finally:
+        await send(None)
 
 
 def chunk_connection(scope: Scope) -> Connection | None:

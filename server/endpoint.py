@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from server.answer import Answer, abort_all
 from server.body import read_json
@@ -35,6 +36,17 @@ class Endpoint(NamedTuple):
     example: Mapping[str, Any] | None = None
     is_probe: bool = False
     is_open: bool = False
+
+
+class EndpointApp:
+    """An endpoint as an ASGI application."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self.endpoint.handler(HttpRequest(scope, receive, send))
+        await response(scope, receive, send)
 
 
 async def read_request(http: HttpRequest, schema: type[Body]) -> tuple[Body, str]:

@@ -12,11 +12,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.errors import EngineError
 from server.connections import is_over_limit
 from server.context import ServerContext
-from server.errors import NoConnectionLeft, Unauthorized
+from server.errors import NoConnectionLeft, ServerError, Unauthorized
 from server.watch import ClientGone
 
 logger = logging.getLogger("monoloop.access")
@@ -183,6 +185,37 @@ class ApiKeys:
         sent = digest(key.encode("latin1"))  # the bytes of the header
         matches = [hmac.compare_digest(sent, known) for known in self.digests]
         return any(matches)
+
+
+class RaisedErrors:
+    """Innermost: answers the errors that are raised on purpose, before an answer has begun."""
+
+    def __init__(self, app: ASGIApp, context: ServerContext) -> None:
+        self.app = app
+        self.context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.app(scope, receive, send)
+        except (EngineError, ServerError) as error:
+            await self.context.error_response(error, scope)(scope, receive, send)
+        except HTTPException as error:
+            await self.routing_response(error, scope)(scope, receive, send)
+
+    def routing_response(self, error: HTTPException, scope: Scope) -> Response:
+        """Return the response for an unknown path, a wrong method, or OPTIONS, which is not an error."""
+        path, method = scope["path"][:200], scope["method"]
+        if error.status_code == 405:
+            allowed = ", ".join(
+                sorted({*(error.headers or {}).get("Allow", "").split(", "), "OPTIONS"} - {""})
+            )
+            if method == "OPTIONS":
+                return Response(status_code=204, headers={"Allow": allowed})
+            detail = f"{method} is not allowed for {path}; allowed is {allowed}."
+            error = HTTPException(405, detail, {"Allow": allowed})
+        elif error.status_code == 404:
+            error = HTTPException(404, f"There is nothing at {path}; see /docs for what there is.")
+        return self.context.error_response(error, scope)
 
 
 def digest(key: bytes) -> bytes:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("monoloop.server")
 
 DONE = b"data: [DONE]\n\n"
+MARK = uuid4().hex  # a text that is not in any event
 PING = ServerSentEvent(comment="ping", sep="\n").encode()
 MAX_QUEUED_DELTAS = 4
 HEADERS = (
@@ -62,8 +63,7 @@ class JsonTemplate:
     """
 
     def __init__(self, make: Callable[[int, str], bytes]) -> None:
-        mark = uuid4().hex
-        self.before, self.after = make(-1, mark).split(b'"' + mark.encode() + b'"')
+        self.before, self.after = make(-1, MARK).split(b'"' + MARK.encode() + b'"')
         self._before_number, _, self._after_number = self.before.partition(b"-1")
 
     def fill(self, text: str) -> bytes:
@@ -243,6 +243,7 @@ class EventStream(Response):
         """Send the last event and the end of the body."""
         await self._send_event(event, is_last=True)
         self._is_sending = True
+        self._watch.note_answered()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_event(self, event: bytes, *, is_last: bool = False) -> None:

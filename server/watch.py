@@ -24,31 +24,50 @@ class Watch:
     A reason that comes between two blocks is raised at the beginning of the next.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_informed: bool = False) -> None:
+        """With `is_informed`, the transport calls client_left(); without, it has to be asked."""
+        self._is_informed = is_informed
+        self._has_left = False
+        self._is_answering = False
         self._reason: Exception | None = None
         self._task: asyncio.Task[object] | None = None  # inside a block
         self._num_cancels = 0
-        self._leaving: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, receive: Receive, seconds: float | None) -> None:
-        """Interrupt with ClientGone when the client leaves, and with DeadlinePassed after `seconds`.
+        """Interrupt with ClientGone if the client leaves, and with DeadlinePassed after `seconds`.
 
         The body must have been read: the transport's next message is that the client has left.
         """
         loop = asyncio.get_running_loop()
-        self._leaving = loop.create_task(self._wait_for_leaving(receive), name="client leaves")
+        self._is_answering = True
+        if self._has_left:
+            self.interrupt(ClientGone())
+        elif not self._is_informed:
+            self._asking = loop.create_task(self._ask(receive), name="client leaves")
         if seconds is not None:
             late = DeadlinePassed("The answer took longer than this server allows.")
             self._timer = loop.call_later(seconds, self.interrupt, late)
 
+    def note_answered(self) -> None:
+        """The answer is complete: the client may leave."""
+        self._is_answering = False
+
     def end(self) -> None:
         """Watch no longer."""
-        if self._leaving is not None:
-            self._leaving.cancel()
-            self._leaving = None  # its traceback refers to this: only the collector would free them
+        self.note_answered()
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None  # its traceback refers to this: only the collector would free them
         if self._timer is not None:
             self._timer.cancel()
+
+    def client_left(self) -> None:
+        """The client has left."""
+        self._has_left = True
+        if self._is_answering:
+            self.interrupt(ClientGone())
 
     def interrupt(self, reason: Exception) -> None:
         """End the block that runs, or the next one, with `reason`; only the first reason counts."""
@@ -74,10 +93,10 @@ class Watch:
         if task.uncancel() <= self._num_cancels and isinstance(error, asyncio.CancelledError):
             raise self._reason from None
 
-    async def _wait_for_leaving(self, receive: Receive) -> None:
+    async def _ask(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.interrupt(ClientGone())
+        self.client_left()
 
 
 def watch_of(request: Request | Scope) -> Watch:

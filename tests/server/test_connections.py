@@ -13,12 +13,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 
 from server import file_limit
 from server.connections import STATE, Connection, Connections, chunk_connection
+from server.watch import STATE as WATCH
+from server.watch import ClientGone, Watch
 from tests.server.conftest import LiveServer
 
 MAX_FILES = 128
@@ -153,8 +154,8 @@ def test_a_refused_limit_does_not_end_the_start(
     assert file_limit.file_limit() == 256
 
 
-async def writes_of(app: Any, request: bytes = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n") -> list[bytes]:
-    """What a connection writes, call by call, to answer a request with an application."""
+async def writes_of(app: Any, end: bytes = b"0\r\n\r\n") -> list[bytes]:
+    """What a connection writes, call by call, to answer a request with an application, up to `end`."""
     ours, peer = socket.socketpair()
     with peer:
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -163,16 +164,16 @@ async def writes_of(app: Any, request: bytes = b"GET / HTTP/1.1\r\nHost: test\r\
 
         def write(data: bytes) -> None:
             written.append(data)
-            if data.endswith(b"0\r\n\r\n"):
+            if data.endswith(end):
                 has_ended.set()
 
         transport: Any = writer.transport
         transport.write = write
         connections = Connections(app, Config())
         connection = Connection(
-            connections, ASGIWrapper(app), Config(), WorkerContext(None), reader, writer, is_over_limit=False
+            connections, app, Config(), WorkerContext(None), reader, writer, is_over_limit=False
         )
-        peer.sendall(request)
+        peer.sendall(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
         serving = asyncio.create_task(connection.run())
         async with asyncio.timeout(20):
             await has_ended.wait()
@@ -221,3 +222,31 @@ async def test_chunks_are_those_of_hypercorn() -> None:
     assert len(await writes_of(sends)) == 1, "what is sent in one turn of the loop leaves in one call"
     assert chunk_connection({"http_version": "2", "state": {STATE: object()}}) is None
     assert chunk_connection({"http_version": "1.1"}) is None
+
+
+async def test_application_learns_that_its_client_has_left() -> None:
+    left = asyncio.Event()
+
+    async def waits(scope: Any, receive: Any, send: Any) -> None:
+        watch: Watch = scope["state"][WATCH]
+        watch.begin(receive, None)
+        try:
+            with watch:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b"0\r\n\r\n", "more_body": True})
+                await asyncio.Event().wait()
+        except ClientGone:
+            left.set()
+
+    written = await writes_of(waits, end=b"0\r\n\r\n\r\n")  # its last chunk, not the end of the body
+    assert len(written) == 1
+    assert left.is_set()
+
+
+async def test_failed_application_ends_its_connection_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails(scope: Any, receive: Any, send: Any) -> None:
+        raise RuntimeError("a bug")
+
+    [written] = await writes_of(fails, end=b"\r\n\r\n")
+    assert written.startswith(b"HTTP/1.1 500 ")
+    assert "a bug" in caplog.text

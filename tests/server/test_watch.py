@@ -92,3 +92,34 @@ async def test_nothing_is_left_after_the_end() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_informed_watch_asks_nobody() -> None:
+    async def ask() -> Any:
+        raise AssertionError("the transport says when the client leaves")
+
+    watch = Watch(is_informed=True)
+    watch.begin(ask, None)
+    asyncio.get_running_loop().call_soon(watch.client_left)
+    with pytest.raises(ClientGone), watch:
+        await forever()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_client_that_left_while_its_body_was_read_is_noticed() -> None:
+    watch = Watch(is_informed=True)
+    watch.client_left()
+    with watch:
+        await asyncio.sleep(0)
+    watch.begin(forever, None)
+    with pytest.raises(ClientGone), watch:
+        raise AssertionError("the block is not entered")
+
+
+async def test_client_may_leave_once_it_is_answered() -> None:
+    watch = Watch(is_informed=True)
+    watch.begin(forever, None)
+    with watch:
+        watch.note_answered()
+        watch.client_left()
+        await asyncio.sleep(0)

@@ -75,8 +75,12 @@ class ChunkFrames(Frames):
             return template.fill(text)
         prompt, cached, completion, reasoning = self.answer.counts()
         counts = USAGE % (prompt, completion, prompt + completion, cached, reasoning)
-        after = template.after.removesuffix(b"null}\n\n") + counts + b"}\n\n"
-        return template.before + orjson.dumps(text) + after
+        return b"%b%b%b%b}\n\n" % (
+            template.before,
+            orjson.dumps(text),
+            template.after.removesuffix(b"null}\n\n"),
+            counts,
+        )
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """The events for new text and the ending, apart; text that is still held back makes none."""
