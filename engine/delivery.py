@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import abc, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from engine.outputs import FinishReason, PromptLogprobColumns, TokenLogprobs
 from engine.pacer import FLUSH_SECONDS, Pacer
 from engine.readouts import PromptLogprobs
+from engine.schedule.rows import Progress
 from engine.schedule.sequence import Sequence
 from engine.text.detokenizer import (
     NUM_CONTEXT_TOKENS,
@@ -94,17 +95,24 @@ class Delivery:
 
     def add(
         self,
-        sequence: Sequence,
-        token_ids: tuple[int, ...],
+        progress: abc.Sequence[Progress],
         now: float,
-        logprobs: tuple[TokenLogprobs, ...] = (),
+        logprobs: abc.Mapping[int, tuple[TokenLogprobs, ...]],
     ) -> None:
-        """Have new tokens of an open sequence decoded, with the next send() or when the pacer allows."""
-        is_last = sequence.is_finished
+        """Have the new tokens of open sequences decoded, with the next send() or when the pacer allows.
+
+        `logprobs` of the tokens, by sequence id, have an entry for each sampled token, taken or not.
+        """
         if logprobs:
-            self._logprobs.setdefault(sequence.id, []).extend(logprobs[: len(token_ids)])
-        token_ids = self._pacer.add(sequence.id, token_ids, now, is_last=is_last)
-        if is_last:
+            for sequence, token_ids in progress:
+                if sequence.id in logprobs and self._pacer.is_open(sequence.id):
+                    entries = logprobs[sequence.id][: len(token_ids)]
+                    self._logprobs.setdefault(sequence.id, []).extend(entries)
+        for sequence, token_ids in self._pacer.add(progress, now):
+            entries = self._take_logprobs(sequence.id)
+            if sequence.finish_reason is None:
+                self._jobs.append(AddTokens(sequence.id, token_ids, logprobs=entries))
+                continue
             is_stop_token = sequence.finish_reason is FinishReason.STOP and sequence.ends_with_final_token
             show = sequence.stop_reason is not None and sequence.request.sampling.include_stop_str_in_output
             hide_last = is_stop_token and not show
@@ -115,12 +123,10 @@ class Delivery:
                     sequence.finish_reason,
                     sequence.stop_reason,
                     hide_last,
-                    self._take_logprobs(sequence.id),
+                    entries,
                 )
             )
-        elif token_ids:
-            self._jobs.append(AddTokens(sequence.id, token_ids, logprobs=self._take_logprobs(sequence.id)))
-        elif self._flush_timer is None:
+        if self._pacer.is_holding and self._flush_timer is None:
             self._flush_timer = self._loop.call_later(FLUSH_SECONDS, self._flush)
 
     def _take_logprobs(self, sequence_id: int) -> tuple[TokenLogprobs, ...]:

@@ -342,15 +342,14 @@ class Engine:
                         self._delivery.add_prompt_tokens(live.sequence.id, part.next_token_ids, result)
                     elif part.is_last:
                         live.stream.add_readout(part.readout, result)
-        logprobs = logprobs_by_sequence(plan, output)
-        for sequence, token_ids in self._scheduler.commit(plan, output):
-            if sequence.finish_reason is FinishReason.ERROR:
-                self._counters.num_corrupted += not sequence.request.constraints
-                self._end(
-                    sequence.id, FinishReason.ERROR, _no_token(sequence, output.problems.get(sequence.id))
-                )
-            elif sequence.id in self._live:
-                self._delivery.add(sequence, token_ids, now, logprobs.get(sequence.id, ()))
+        progress = self._scheduler.commit(plan, output)
+        for sequence in [
+            sequence for sequence, _ in progress if sequence.finish_reason is FinishReason.ERROR
+        ]:
+            self._counters.num_corrupted += not sequence.request.constraints
+            problem = output.problems.get(sequence.id)
+            self._end(sequence.id, FinishReason.ERROR, _no_token(sequence, problem))
+        self._delivery.add(progress, now, logprobs_by_sequence(plan, output))
         self._counters.step(plan, output)
         self._observer.step_finished(
             output.end_seconds - output.start_seconds, plan.num_tokens, plan.num_rows

@@ -242,6 +242,20 @@ class TextDelta(NamedTuple):
     tokens: tuple[OutputToken, ...] = ()
     prompt_tokens: tuple[OutputToken, ...] = ()
 
+    @classmethod
+    def joined(cls, deltas: Sequence["TextDelta"]) -> "TextDelta":
+        """Return consecutive deltas of a request, at least one, as one."""
+        if len(deltas) == 1:
+            return deltas[0]
+        return cls(
+            "".join([delta.text for delta in deltas]),
+            sum(delta.num_tokens for delta in deltas),
+            deltas[-1].finish_reason,
+            deltas[-1].stop_reason,
+            tuple(token for delta in deltas for token in delta.tokens),
+            deltas[0].prompt_tokens,
+        )
+
     @property
     def lists_tokens(self) -> bool:
         """True if logprobs list any of its tokens."""

@@ -1,5 +1,9 @@
 """Paces deliveries: immediate for a few streams; tokens of many streams wait and merge."""
 
+from collections.abc import Iterable
+
+from engine.schedule.rows import Progress
+
 # The text of a collected stream is read only at its end; it is still decoded now and then, so that the end is
 # not late.
 COLLECTED_INTERVAL_SECONDS = 0.25
@@ -46,6 +50,10 @@ class Pacer:
         """True if any tokens wait."""
         return bool(self._waiting)
 
+    def is_open(self, stream_id: int) -> bool:
+        """Return True for a stream that has begun and is not closed."""
+        return stream_id in self._streams
+
     def open(self, stream_id: int) -> None:
         """Begin a stream."""
         self._streams[stream_id] = _Paced(phase=stream_id * GOLDEN_RATIO % 1.0)
@@ -60,19 +68,26 @@ class Pacer:
         if stream_id in self._streams:
             self._streams[stream_id].is_collected = True
 
-    def add(
-        self, stream_id: int, token_ids: tuple[int, ...], now: float, *, is_last: bool
-    ) -> tuple[int, ...]:
-        """Add new tokens; return those to decode now, none if the stream must wait."""
-        stream = self._streams[stream_id]
-        if (stream.is_under_way or now < stream.due) and not is_last:
-            stream.token_ids += token_ids
-            self._waiting[stream_id] = stream
-            return ()
-        if stream.token_ids:
-            token_ids = (*stream.token_ids, *token_ids)
-        self._release(stream_id, stream, now)
-        return token_ids
+    def add(self, progress: Iterable[Progress], now: float) -> list[Progress]:
+        """Add the new tokens of a step; return the open streams that deliver now, with all of their tokens.
+
+        A stream that ends delivers at once.
+        """
+        streams, waiting = self._streams, self._waiting
+        released = []
+        for sequence, token_ids in progress:
+            stream = streams.get(sequence.id)
+            if stream is None:
+                continue
+            if (stream.is_under_way or now < stream.due) and sequence.finish_reason is None:
+                stream.token_ids += token_ids
+                waiting[sequence.id] = stream
+                continue
+            if stream.token_ids:
+                token_ids = (*stream.token_ids, *token_ids)
+            self._release(sequence.id, stream, now)
+            released.append((sequence, token_ids))
+        return released
 
     def due(self, now: float) -> list[tuple[int, tuple[int, ...]]]:
         """Return the streams whose tokens have waited long enough, with the tokens."""

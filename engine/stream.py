@@ -5,7 +5,7 @@ from typing import Any
 
 from engine.errors import EngineError
 from engine.mailbox import Mailbox
-from engine.outputs import OutputToken, TextDelta
+from engine.outputs import TextDelta
 from engine.readouts import Readout
 
 
@@ -69,18 +69,7 @@ class RequestStream:
     async def collect(self) -> TextDelta:
         """Wait for the end and return the output as one delta; abort if the caller is cancelled."""
         self._on_collect()
-        texts: list[str] = []
-        tokens: list[OutputToken] = []
-        num_tokens = 0
-        prompt_tokens: tuple[OutputToken, ...] = ()
         try:
-            async for delta in self:
-                texts.append(delta.text)
-                tokens += delta.tokens
-                prompt_tokens = prompt_tokens or delta.prompt_tokens
-                num_tokens += delta.num_tokens
+            return TextDelta.joined([delta async for delta in self])
         finally:
             self.abort()
-        return TextDelta(
-            "".join(texts), num_tokens, delta.finish_reason, delta.stop_reason, tuple(tokens), prompt_tokens
-        )

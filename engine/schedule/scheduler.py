@@ -366,21 +366,14 @@ class Scheduler:
             self._budget.observe(plan.num_decode_rows, num_prefill_tokens, num_keys, seconds)
         progress: list[Progress] = []
         for sequence, sampled in self._rows.apply(self._sequences, plan, output):
-            token_ids = sequence.token_ids
-            for index, token_id in enumerate(sampled, 1):
-                token_ids.append(token_id)
-                if (
-                    token_id in sequence.final_token_ids
-                    or len(token_ids) >= sequence.max_num_tokens
-                    or sequence.repetition_stop is not None
-                ):
-                    reasons = sequence.end_reasons()
-                    if reasons is not None:
-                        if token_id == NO_TOKEN:
-                            token_ids.pop()
-                        self._finish(sequence, *reasons)
-                        sampled = sampled[:index]
-                        break
+            if (
+                sequence.num_tokens + len(sampled) < sequence.max_num_tokens
+                and sequence.final_token_ids.isdisjoint(sampled)
+                and sequence.repetition_stop is None
+            ):
+                sequence.token_ids.extend(sampled)
+            else:
+                sampled = self._append(sequence, sampled)
             if not sampled:  # its constraints allow no token, or only its prompt was to be computed
                 is_all = sequence.num_tokens >= sequence.max_num_tokens
                 self._finish(sequence, FinishReason.LENGTH if is_all else FinishReason.STOP, None)
@@ -391,6 +384,21 @@ class Scheduler:
                 if running is not None and running.slot >= 0:
                     self._allocator.free_left_pages(running)
         return progress
+
+    def _append(self, sequence: Sequence, sampled: tuple[int, ...]) -> tuple[int, ...]:
+        """Append tokens one by one until one ends the sequence; return them.
+
+        NO_TOKEN ends it, too, and is not kept.
+        """
+        for index, token_id in enumerate(sampled, 1):
+            sequence.token_ids.append(token_id)
+            reasons = sequence.end_reasons()
+            if reasons is not None:
+                if token_id == NO_TOKEN:
+                    sequence.token_ids.pop()
+                self._finish(sequence, *reasons)
+                return sampled[:index]
+        return sampled
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take slot and pages from a sequence for the sake of others."""

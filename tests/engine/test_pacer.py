@@ -1,7 +1,17 @@
+from types import SimpleNamespace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.outputs import FinishReason
 from engine.pacer import COLLECTED_INTERVAL_SECONDS, Pacer
+
+
+def add(pacer: Pacer, stream_id: int, token_ids: tuple[int, ...], now: float, *, is_last: bool = False):
+    """Add tokens of one stream; return those that leave now."""
+    finish_reason = FinishReason.LENGTH if is_last else None
+    sequence = SimpleNamespace(id=stream_id, finish_reason=finish_reason)
+    return tuple(token for _, tokens in pacer.add([(sequence, token_ids)], now) for token in tokens)
 
 
 class PromptPacer(Pacer):
@@ -22,7 +32,7 @@ def make_pacer(num_streams: int, max_per_second: int = 1000) -> Pacer:
 def test_a_lone_stream_never_waits():
     pacer = make_pacer(1)
     for token, now in enumerate((5.0, 5.002, 5.004)):
-        assert pacer.add(0, (token,), now, is_last=False) == (token,)
+        assert add(pacer, 0, (token,), now) == (token,)
     assert not pacer.is_holding
 
 
@@ -32,7 +42,7 @@ def test_tokens_of_many_streams_merge_but_neither_the_first_nor_the_last_wait():
     for step in range(51):
         now = 7.0 + step * 0.010
         for stream_id in range(100):
-            tokens = pacer.add(stream_id, (step,), now, is_last=step == 50)
+            tokens = add(pacer, stream_id, (step,), now, is_last=step == 50)
             if tokens:
                 sent[stream_id].append((now, tokens))
     for deliveries in sent.values():
@@ -48,8 +58,8 @@ def test_tokens_of_many_streams_merge_but_neither_the_first_nor_the_last_wait():
 
 def test_tokens_that_no_step_sends_are_due_after_the_interval():
     pacer = make_pacer(10)  # 10 ms
-    pacer.add(3, (1,), 1.0, is_last=False)
-    assert pacer.add(3, (2,), 1.0, is_last=False) == ()
+    add(pacer, 3, (1,), 1.0)
+    assert add(pacer, 3, (2,), 1.0) == ()
     assert pacer.is_holding
     assert pacer.due(1.0) == []
     assert pacer.due(1.011) == [(3, (2,))]
@@ -60,29 +70,30 @@ def test_a_collected_stream_is_decoded_now_and_then():
     pacer = make_pacer(1)
     pacer.collect(0)
     times = [2.0 + step * 0.01 for step in range(100)]
-    sent = [now for step, now in enumerate(times) if pacer.add(0, (step,), now, is_last=False)]
+    sent = [now for step, now in enumerate(times) if add(pacer, 0, (step,), now)]
     assert 3 <= len(sent) <= 1 / COLLECTED_INTERVAL_SECONDS + 1
 
 
 def test_a_closed_stream_holds_nothing():
     pacer = make_pacer(100)
-    pacer.add(0, (1,), 1.0, is_last=False)
-    pacer.add(0, (2,), 1.0, is_last=False)
+    add(pacer, 0, (1,), 1.0)
+    add(pacer, 0, (2,), 1.0)
     pacer.close(0)
     assert not pacer.is_holding
     assert pacer.num_streams == 99
+    assert add(pacer, 0, (3,), 9.0, is_last=True) == ()
 
 
 def test_tokens_wait_while_those_before_them_are_under_way():
     pacer = Pacer(1000)
     pacer.open(0)
-    assert pacer.add(0, (1,), 1.0, is_last=False) == (1,)
-    assert pacer.add(0, (2,), 2.0, is_last=False) == ()
+    assert add(pacer, 0, (1,), 1.0) == (1,)
+    assert add(pacer, 0, (2,), 2.0) == ()
     assert pacer.due(3.0) == []
     pacer.delivered(0)
-    assert pacer.add(0, (3,), 4.0, is_last=False) == (2, 3)
-    assert pacer.add(0, (4,), 5.0, is_last=False) == ()
-    assert pacer.add(0, (5,), 6.0, is_last=True) == (4, 5), "the end waits for nothing"
+    assert add(pacer, 0, (3,), 4.0) == (2, 3)
+    assert add(pacer, 0, (4,), 5.0) == ()
+    assert add(pacer, 0, (5,), 6.0, is_last=True) == (4, 5), "the end waits for nothing"
 
 
 @given(
@@ -97,6 +108,6 @@ def test_tokens_keep_their_order_and_none_is_lost(num_streams, gaps, flushes):
         now += gap
         if index in flushes:
             got += [token for _, tokens in pacer.due(now) for token in tokens]
-        got += pacer.add(0, (index,), now, is_last=index == len(gaps) - 1)
+        got += add(pacer, 0, (index,), now, is_last=index == len(gaps) - 1)
     assert got == list(range(len(gaps)))
     assert not pacer.is_holding
