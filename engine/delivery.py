@@ -144,8 +144,16 @@ class Delivery:
         """Send the tokens of one step to the detokenizer, as one job for all streams."""
         if self._jobs:
             jobs, self._jobs = self._jobs, []
-            future = self._loop.run_in_executor(self._thread, self._detokenizer.process, jobs)
-            future.add_done_callback(lambda done: self._take(jobs, done))
+            self._thread.submit(self._decode, jobs)
+
+    def _decode(self, jobs: list[Job]) -> None:
+        """Process jobs on the thread."""
+        results: list[Decoded] | Exception
+        try:
+            results = self._detokenizer.process(jobs)
+        except Exception as error:
+            results = error
+        self._loop.call_soon_threadsafe(self._take, jobs, results)
 
     def stop(self) -> None:
         """End the thread after its current job."""
@@ -164,17 +172,13 @@ class Delivery:
             self._loop.call_later(FLUSH_SECONDS, self._flush) if self._pacer.is_holding else None
         )
 
-    def _take(self, jobs: list[Job], done: asyncio.Future[list[Decoded]]) -> None:
-        if done.cancelled():
-            return
+    def _take(self, jobs: list[Job], results: list[Decoded] | Exception) -> None:
         sequence_ids = {job.sequence_id for job in jobs}
-        error = done.exception()
-        if error is not None:
-            logger.error("detokenizing failed; the step's requests end with an error", exc_info=error)
+        if isinstance(results, Exception):
+            logger.error("detokenizing failed; the step's requests end with an error", exc_info=results)
             self._on_fault(sequence_ids)
             return
         is_handing_out = bool(self._decoded)
-        results = done.result()
         self._decoded += results
         for sequence_id in sequence_ids.difference(decoded.sequence_id for decoded in results):
             self._pacer.delivered(sequence_id)

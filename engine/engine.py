@@ -12,6 +12,7 @@ import time
 from collections import abc, deque
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from engine.active_request import ActiveRequest
 from engine.config import EngineConfig
@@ -19,7 +20,7 @@ from engine.constraints.grammar import GrammarCompiler
 from engine.constraints.prepare import is_prepared, prepare
 from engine.counters import Counters
 from engine.delivery import Delivery
-from engine.device.thread import DeviceThread, StepFuture
+from engine.device.thread import DeviceThread
 from engine.errors import (
     DeviceLost,
     Draining,
@@ -33,7 +34,7 @@ from engine.errors import (
 from engine.listener import StepListener
 from engine.mailbox import Mailbox
 from engine.model_info import ModelInfo
-from engine.outputs import FinishReason, StepPlan, logprobs_by_sequence
+from engine.outputs import FinishReason, StepOutput, StepPlan, logprobs_by_sequence
 from engine.readouts import PromptLogprobs
 from engine.record.writer import Recorder
 from engine.request import Request
@@ -100,14 +101,13 @@ class Engine:
         )
         self._live: dict[int, ActiveRequest] = {}
         self._chains: set[RequestChain] = set()
-        self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
+        self._in_flight: deque[StepPlan] = deque()
         self._wake = asyncio.Event()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self._is_draining = False
         self._counters = Counters(time.perf_counter())
-        self._step_loop = asyncio.create_task(self._run(), name="step loop")
-        self._step_loop.add_done_callback(self._on_step_loop_done)
+        self._has_ended = asyncio.Event()  # the step loop, by a fault or by stop()
         self._lag_timer = asyncio.create_task(self._measure_lag(), name="loop lag")
 
     @classmethod
@@ -190,7 +190,7 @@ class Engine:
         streams = [self._open(sequence, now) for sequence in sequences]
         self._counters.idle_meter.work_arrived(now)
         self._is_empty.clear()
-        self._wake.set()
+        self._wake_up()
         return streams
 
     def begin_chain(self) -> RequestChain:
@@ -242,14 +242,14 @@ class Engine:
     def _abort(self, sequence_id: int) -> None:
         if sequence_id in self._live:
             self._scheduler.mark(sequence_id, FinishReason.ABORT)
-            self._wake.set()
+            self._wake_up()
 
     # State
 
     @property
     def is_alive(self) -> bool:
         """True while the step loop runs; once it is dead, no request will finish."""
-        return not self._step_loop.done()
+        return not self._has_ended.is_set()
 
     @property
     def is_draining(self) -> bool:
@@ -264,7 +264,7 @@ class Engine:
 
     async def wait_dead(self) -> None:
         """Wait until the step loop has ended, by a fault or by stop()."""
-        await asyncio.wait([self._step_loop])
+        await self._has_ended.wait()
 
     # Shutdown
 
@@ -280,9 +280,9 @@ class Engine:
         """End all running requests, then the step loop and the threads."""
         self._is_draining = True
         self._end_all(Draining("The server is shutting down."))
-        for task in (self._step_loop, self._lag_timer):
-            task.cancel()
-        await asyncio.wait([self._step_loop, self._lag_timer])
+        self._has_ended.set()
+        self._lag_timer.cancel()
+        await asyncio.wait([self._lag_timer])
         await self._device.stop()
         self._delivery.stop()
         for listener in self._listeners:
@@ -299,36 +299,63 @@ class Engine:
 
     # The step loop
 
-    async def _run(self) -> None:
-        """Plan and launch ahead, await the oldest step, commit; sleep while there is no work."""
+    def _wake_up(self) -> None:
+        """Plan a step, if none is in flight whose end does it: once for all requests of this iteration."""
+        if not self._wake.is_set():
+            self._wake.set()
+            self._loop.call_soon(self._advance)
+
+    def _on_step(self, plan: StepPlan, output: StepOutput | Exception) -> None:
+        self._advance((plan, output))
+
+    def _advance(self, done: tuple[StepPlan, StepOutput | Exception] | None = None) -> None:
+        """Commit a step that is `done`, then plan and launch ahead; its end comes back here."""
+        if not self.is_alive:
+            return
+        try:
+            if done is not None:
+                self._complete_step(*done)
+            self._launch_steps()
+        except Exception as fault:
+            logger.critical("the step loop died", exc_info=fault)
+            self._has_ended.set()
+            self._end_all(EngineDead("The engine has stopped after a fault."))
+
+    def _launch_steps(self) -> None:
+        """Plan and launch steps until one has to be awaited, or there is no work."""
         while True:
             self._reap()
             plan = self._scheduler.plan(time.perf_counter())
             if plan is not None:
                 for listener in self._listeners:
                     listener.planned(plan, time.perf_counter())
-                self._in_flight.append((plan, self._device.launch(plan)))
+                self._in_flight.append(plan)
+                self._device.launch(plan, partial(self._on_step, plan))
             elif self._in_flight:
                 self._device.flush()
             self._delivery.send()
             if self._in_flight and (plan is None or len(self._in_flight) > self.config.run_ahead):
-                await self._complete_step(*self._in_flight.popleft())
-            elif plan is None:
+                return
+            if plan is None:
                 self._scheduler.check_idle()
                 self._counters.idle_meter.work_ended()
                 self._wake.clear()
-                await self._wake.wait()
+                return
 
-    async def _complete_step(self, plan: StepPlan, future: StepFuture) -> None:
-        try:
-            output = await future
-        except DeviceLost:
-            raise  # ends the step loop, and with it the engine
-        except Exception as fault:
-            logger.exception("step %d failed; its %d requests end with an error", plan.step_id, plan.num_rows)
+    def _complete_step(self, plan: StepPlan, output: StepOutput | Exception) -> None:
+        self._in_flight.popleft()
+        if isinstance(output, DeviceLost):
+            raise output  # ends the step loop, and with it the engine
+        if isinstance(output, Exception):
+            logger.error(
+                "step %d failed; its %d requests end with an error",
+                plan.step_id,
+                plan.num_rows,
+                exc_info=output,
+            )
             for listener in self._listeners:
                 listener.failed(plan, time.perf_counter())
-            error = fault if isinstance(fault, StepFailed) else StepFailed("Computing this request failed.")
+            error = output if isinstance(output, StepFailed) else StepFailed("Computing this request failed.")
             for sequence in self._scheduler.fail(plan):
                 self._end(sequence.id, FinishReason.ERROR, error)
             return
@@ -374,7 +401,7 @@ class Engine:
         for sequence_id in sequence_ids:
             self._scheduler.mark(sequence_id, FinishReason.ERROR)
             self._end(sequence_id, FinishReason.ERROR, StepFailed("Decoding this request's text failed."))
-        self._wake.set()
+        self._wake_up()
 
     def _deliver(self, decoded: Decoded, now: float) -> None:
         """Count new text of a request and put it into its mailbox."""
@@ -401,7 +428,7 @@ class Engine:
                     stop_reason=delta.stop_reason,
                     num_output_tokens=decoded.num_output_tokens,
                 )
-                self._wake.set()
+                self._wake_up()
             self._end(decoded.sequence_id, delta.finish_reason, None)
 
     def _end(self, sequence_id: int, reason: FinishReason, error: EngineError | None) -> None:
@@ -414,19 +441,11 @@ class Engine:
         self._delivery.close(sequence_id, has_ended=live.mailbox.is_closed)
         if not live.mailbox.is_closed:
             live.mailbox.fail(error or EngineError("The request was aborted."))
-            self._wake.set()
+            self._wake_up()
         self._observer.request_finished(live.times(reason))
         self._note_empty()
 
     # Health
-
-    def _on_step_loop_done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("the step loop died", exc_info=error)
-            for _, future in self._in_flight:  # their faults follow from this one
-                if not future.cancel():
-                    future.exception()
-            self._end_all(EngineDead("The engine has stopped after a fault."))
 
     async def _measure_lag(self) -> None:
         """Measure how late a 10 ms timer fires, while there is work."""

@@ -42,9 +42,9 @@ class Runner(Protocol):
         """
 
 
-T = TypeVar("T")
 R = TypeVar("R", bound=Runner)
-StepFuture = asyncio.Future[StepOutput]
+# Gets the output of a step, or what it raised, on the loop.
+OnStep = Callable[[StepOutput | Exception], None]
 
 
 class DeviceThread:
@@ -55,7 +55,7 @@ class DeviceThread:
         self._loop = asyncio.get_running_loop()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._runner: Runner | None = None
-        self._launched: deque[tuple[LaunchedStep, StepFuture]] = deque()
+        self._launched: deque[tuple[LaunchedStep, OnStep]] = deque()
         self._is_waiting = False  # a launch waits for tokens: written on the thread, read on the loop
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
         self._thread.start()
@@ -68,23 +68,24 @@ class DeviceThread:
             try:
                 runner = make_runner()
             except BaseException as error:
-                self._post_error(future, error)
+                self._loop.call_soon_threadsafe(_set_exception, future, error)
                 return
             self._runner = runner
-            self._post(future, runner)
+            self._loop.call_soon_threadsafe(_set_result, future, runner)
 
         self._jobs.put(build)
         return await future
 
-    def launch(self, plan: StepPlan) -> StepFuture:
-        """Queue a step after those before it; the future gets its output or its exception."""
+    def launch(self, plan: StepPlan, on_done: OnStep) -> None:
+        """Queue a step after those before it; `on_done` is called in the order of the steps.
+
+        It is no future: the task that awaits one runs an iteration of the loop later than a callback.
+        """
         assert self._runner is not None
-        future: StepFuture = self._loop.create_future()
         has_launched = threading.Event()
-        self._jobs.put(lambda: self._launch(plan, future, has_launched.set))
+        self._jobs.put(lambda: self._launch(plan, on_done, has_launched.set))
         if self._runner.is_asynchronous and not self._is_waiting:
             has_launched.wait(MAX_PAUSE_SECONDS)
-        return future
 
     def flush(self) -> None:
         """Await every launched step, because no plan follows for now."""
@@ -100,7 +101,7 @@ class DeviceThread:
         while (job := self._jobs.get()) is not None:
             job()
 
-    def _launch(self, plan: StepPlan, future: StepFuture, has_launched: Callable[[], None]) -> None:
+    def _launch(self, plan: StepPlan, on_done: OnStep, has_launched: Callable[[], None]) -> None:
         assert self._runner is not None
 
         def give_out() -> None:
@@ -115,36 +116,30 @@ class DeviceThread:
             has_launched()
             # Steps launched before it are still good, and their results come first.
             self._collect(0)
-            self._post_error(future, error)
+            self._loop.call_soon_threadsafe(on_done, error)
             return
         self._is_waiting = False
         has_launched()
-        self._launched.append((step, future))
+        self._launched.append((step, on_done))
         self._collect(self._run_ahead)
 
     def _collect(self, num_left: int) -> None:
         """Wait for the oldest steps until `num_left` are left, and for those that are done anyway."""
         while self._launched and (len(self._launched) > num_left or self._launched[0][0].is_done):
-            step, future = self._launched.popleft()
+            step, on_done = self._launched.popleft()
+            result: StepOutput | Exception
             try:
-                output = step.wait()
+                result = step.wait()
             except Exception as error:
-                self._post_error(future, error)
-            else:
-                self._post(future, output)
-
-    def _post(self, future: asyncio.Future[T], result: T) -> None:
-        self._loop.call_soon_threadsafe(_set_result, future, result)
-
-    def _post_error(self, future: asyncio.Future[T], error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(_set_exception, future, error)
+                result = error
+            self._loop.call_soon_threadsafe(on_done, result)
 
 
-def _set_result(future: asyncio.Future[T], result: T) -> None:
+def _set_result(future: asyncio.Future[R], result: R) -> None:
     if not future.done():
         future.set_result(result)
 
 
-def _set_exception(future: asyncio.Future[T], error: BaseException) -> None:
+def _set_exception(future: asyncio.Future[R], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)

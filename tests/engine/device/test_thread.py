@@ -35,8 +35,18 @@ class RecordingRunner:
         return Step(plan.step_id)
 
 
-def plan(step_id: int) -> StepPlan:
-    return StepPlan.of(step_id, [])
+def launch(thread: DeviceThread, step_id: int) -> asyncio.Future[StepOutput]:
+    """Launch a step; returns a future of its output."""
+    future: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
+
+    def on_done(result: StepOutput | Exception) -> None:
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    thread.launch(StepPlan.of(step_id, []), on_done)
+    return future
 
 
 @asynccontextmanager
@@ -54,7 +64,7 @@ async def test_the_loop_goes_on_when_a_queued_step_is_launched(monkeypatch) -> N
     runner = RecordingRunner(is_asynchronous=True)
     async with thread_around(runner) as thread:
         for step_id in range(50):
-            future = thread.launch(plan(step_id))
+            future = launch(thread, step_id)
             assert runner.launched[-1:] == [step_id], "the loop did not stand aside for the launch"
             assert (await future).step_id == step_id
     assert runner.launched == list(range(50))
@@ -66,7 +76,7 @@ async def test_a_launch_that_takes_long_does_not_hold_the_loop_up(monkeypatch) -
     release = threading.Event()
     runner = RecordingRunner(is_asynchronous=True, before=lambda: waits.append(release.wait(10)))
     async with thread_around(runner) as thread:
-        future = thread.launch(plan(0))
+        future = launch(thread, 0)
         assert not runner.launched, "launch() came back before the step was launched"
         release.set()
         assert (await future).step_id == 0
@@ -81,7 +91,7 @@ async def test_nobody_waits_for_a_runner_that_computes(monkeypatch) -> None:
     # Shorter than the loop would stand still.
     runner = RecordingRunner(is_asynchronous=False, before=lambda: waits.append(loop_went_on.wait(5)))
     async with thread_around(runner) as thread:
-        future = thread.launch(plan(0))
+        future = launch(thread, 0)
         loop_went_on.set()
         assert (await future).step_id == 0
     assert waits == [True], "the loop waited for the step to be computed"
@@ -102,8 +112,8 @@ async def test_nobody_stands_aside_for_a_launch_that_waits_for_tokens(monkeypatc
 
     runner = WaitingRunner(is_asynchronous=True)
     async with thread_around(runner) as thread:
-        first = thread.launch(plan(0))
-        second = thread.launch(plan(1))  # while the first still waits
+        first = launch(thread, 0)
+        second = launch(thread, 1)  # while the first still waits
         loop_went_on.set()
         assert [(await first).step_id, (await second).step_id] == [0, 1]
     assert found == [True], "the loop stood still until the first launch gave up"
@@ -119,7 +129,7 @@ async def test_a_launch_that_raises_fails_its_step_alone(is_asynchronous: bool) 
 
     runner = RecordingRunner(is_asynchronous=is_asynchronous, before=fail_sometimes)
     async with thread_around(runner) as thread:
-        futures = [thread.launch(plan(step_id)) for step_id in range(3)]
+        futures = [launch(thread, step_id) for step_id in range(3)]
         thread.flush()
         results = await asyncio.gather(*futures, return_exceptions=True)
     assert [getattr(result, "step_id", None) for result in results] == [0, None, 2]
