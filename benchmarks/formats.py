@@ -6,8 +6,9 @@
 
 The formats are the conversions of models.formats, int8 for weights and activations (as SmoothQuant and
 compressed-tensors store it, `w8a8`), and all KV dtypes, each by itself and some together. --formats names
-others, such as `int4,fp8+int8`: weights, or weights+KV; `16` is bfloat16. A format that fails has its error
-in the table, and the others go on.
+others, such as `int4,fp8+int8`: weights, or weights+KV; `16` is bfloat16. All compute in bfloat16 but for
+those that begin with `32:`, such as `32:int8+bfloat16`, which compute in float32. A format that fails has its
+error in the table, and the others go on.
 
 The text is data/alice.txt: chapters 6 and 7 of Alice's Adventures in Wonderland (Lewis Carroll, 1865; in the
 public domain), without line breaks inside paragraphs.
@@ -67,21 +68,24 @@ def w8a8(dtype: torch.dtype, device: torch.device, shard: Shard) -> MakeLinear:
 
 
 class Format(NamedTuple):
-    """A value of the setting `quantization`, `16` for none, and one of `kv_dtype`."""
+    """A value of the setting `quantization`, `16` for none, one of `kv_dtype`, and the model's dtype."""
 
     weights: str = "16"
     kv_dtype: str = "auto"
+    dtype: torch.dtype = torch.bfloat16
 
     @classmethod
     def of(cls, name: str) -> "Format":
-        """Return the format with a name such as `int4` or `fp8+int8`."""
-        weights, _, kv_dtype = name.partition("+")
-        return cls(weights, kv_dtype or "auto")
+        """Return the format with a name such as `int4`, `fp8+int8` or `32:int8`."""
+        weights, _, kv_dtype = name.removeprefix("32:").partition("+")
+        dtype = torch.float32 if name.startswith("32:") else torch.bfloat16
+        return cls(weights, kv_dtype or "auto", dtype)
 
     @property
     def name(self) -> str:
         """The name that `of` reads."""
-        return self.weights if self.kv_dtype == "auto" else f"{self.weights}+{self.kv_dtype}"
+        weights = f"32:{self.weights}" if self.dtype == torch.float32 else self.weights
+        return weights if self.kv_dtype == "auto" else f"{weights}+{self.kv_dtype}"
 
     @property
     def quantization(self) -> str | None:
@@ -90,10 +94,11 @@ class Format(NamedTuple):
 
 
 def all_formats() -> list[Format]:
-    """Return bfloat16, each conversion and each KV dtype by itself, and two pairs of them."""
-    weights = [name for name in CONVERSIONS if name != "dense"]
-    kinds = [kind for kind in get_args(KVDtype) if kind != "auto"]
-    pairs = [Format("fp8", "fp8"), Format("int4", "int8")]
+    """Return bfloat16, each conversion and each KV dtype by itself, some pairs, and those of CPUs."""
+    weights = [name for name in CONVERSIONS if name not in ("dense", "fp16")]
+    kinds = [kind for kind in get_args(KVDtype) if kind not in ("auto", "bfloat16")]
+    names = ("fp8+fp8", "int4+int8", "32:int8+bfloat16", "32:fp16+bfloat16")
+    pairs = [Format.of(name) for name in names]
     return [Format(), *map(Format, weights), *(Format(kv_dtype=kind) for kind in kinds), *pairs]
 
 
@@ -113,7 +118,7 @@ def accuracy(args: argparse.Namespace, config: EngineConfig, device: torch.devic
 
     def figures(one: Format | None) -> Row:
         comparison = Comparison()
-        model = one and make_model(torch.bfloat16, one)
+        model = one and make_model(one.dtype, one)
         for tokens, logits in zip(sequences, exact, strict=True):
             found = sequence_logits(model, one.kv_dtype, tokens, CHUNK_TOKENS) if one and model else logits
             comparison.add(found, logits, tokens)
@@ -135,7 +140,7 @@ def logits(args: argparse.Namespace, config: EngineConfig, device: torch.device)
     exact = sequence_logits(random_model(spec, device, torch.float32, None), "auto", tokens, args.tokens)
 
     def figures(one: Format) -> Row:
-        model = random_model(spec, device, torch.bfloat16, one.quantization)
+        model = random_model(spec, device, one.dtype, one.quantization)
         row: Row = {}
         for num_rows in args.rows:
             comparison = Comparison()
@@ -152,9 +157,9 @@ def speed(args: argparse.Namespace, config: EngineConfig, device: torch.device) 
     greedy = SamplingParams(max_tokens=10**9, temperature=0.0, ignore_eos=True)
 
     def figures(one: Format) -> Row:
-        measured = config.model_copy(
-            update={"quantization": one.quantization or "auto", "kv_dtype": one.kv_dtype}
-        )
+        changes = {"quantization": one.quantization or "dense", "kv_dtype": one.kv_dtype}
+        dtype = str(one.dtype).removeprefix("torch.")
+        measured = config.model_copy(update=changes | {"dtype": dtype})
         _, times = measure_steps(args.shape, measured, steps, greedy, lambda row: None)
         row: Row = {
             counted(time.num_tokens) if time.step == "decode" else f"prefill {time.num_tokens}": (
@@ -177,7 +182,7 @@ def table(formats: list[Format], figures: Callable[[Format], Row]) -> list[Row]:
     """Return a row for each format, with its figures or its error; print each as soon as it is known."""
     rows: list[Row] = []
     for one in formats:
-        row: Row = {"weights": one.weights, "KV": one.kv_dtype}
+        row: Row = {"weights": one.name.partition("+")[0], "KV": one.kv_dtype}
         try:
             row |= figures(one)
         except Exception as error:

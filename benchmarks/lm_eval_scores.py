@@ -21,7 +21,14 @@ TASKS = Path(__file__).parent
 
 def scores(args: argparse.Namespace, one: Format) -> Row:
     """Return a format's accuracy in percent, as lm-eval has it with `acc` and `acc_norm`."""
-    flags = ["--dtype", "bfloat16", "--kv-dtype", one.kv_dtype, "--device", args.device]
+    flags = [
+        "--dtype",
+        str(one.dtype).removeprefix("torch."),
+        "--kv-dtype",
+        one.kv_dtype,
+        "--device",
+        args.device,
+    ]
     if one.quantization:
         flags += ["--quantization", one.quantization]
     with serve(*flags) as server, tempfile.TemporaryDirectory() as folder:

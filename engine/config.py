@@ -29,8 +29,8 @@ class EngineConfig(BaseModel):
     dtype: Dtype = Field(
         "auto",
         description="dtype of weights, activations and KV where quantization and kv_dtype set no other; "
-        "auto: bfloat16 on CUDA and on CPUs that compute it in hardware (AMX, AVX512-BF16), "
-        "otherwise float32",
+        "auto: bfloat16 on CUDA; on a CPU float32, or bfloat16 if it computes that in hardware (AMX, "
+        "AVX512-BF16) and weights are neither int8 nor fp16",
     )
     quantization: str = Field(
         "auto",
@@ -38,15 +38,17 @@ class EngineConfig(BaseModel):
         "memory of 16 bits, one scale per output feature, and one per token for activations), int8 (one "
         "scale per output feature, activations stay as they are), int4 (a quarter of the memory, one scale "
         "per 128 inputs), fp16 (float16 weights for CPUs without fast products of 16 bits) or dense (none); "
-        "auto: as the checkpoint stores them",
+        "auto: as the checkpoint stores them, but on a CPU int8 if dtype is auto, too (where numba is not "
+        "installed, the fastest of fp16 and dense)",
     )
     device: DeviceKind = Field("auto", description="device to run on; auto: cuda if available, otherwise cpu")
     kv_dtype: KVDtype = Field(
         "auto",
-        description="how keys and values are stored; auto: in the model's dtype; bfloat16 (on a CPU beside "
-        "a dtype of float32); fp8 (e4m3, with the checkpoint's k_scale and v_scale if it has them) and int8 "
-        "(a scale for each token and head) take half the memory of 16 bits, int4 (a scale and a minimum for "
-        "32 values) less than a third",
+        description="how keys and values are stored; auto: in the model's dtype, and in bfloat16 on a CPU "
+        "whose dtype is auto and weights int8 or fp16; bfloat16 (on a CPU beside a dtype of float32); fp8 "
+        "(e4m3, with the checkpoint's k_scale and v_scale if it has them) and int8 (a scale for each token "
+        "and head) take half the memory of 16 bits, int4 (a scale and a minimum for 32 values) less than a "
+        "third",
     )
     page_size: Literal[1, 16, 32, 64] = Field(16, description="tokens per KV page")
     kv_tokens: int | None = Field(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.device.devices import choose_device
 from engine.device.fit import outline, pages_beside, step_bytes
+from engine.device.formats import with_formats
 from engine.device.kv_cache import kv_storage
 from engine.device.runner import choose_max_model_len
 from engine.errors import ModelError
@@ -59,6 +60,7 @@ def check_model(config: EngineConfig) -> ModelCheck:
     if not is_fetched(name, config.cache_dir):
         raise ModelError(f"it is not on this machine; `monoloop pull {name}` fetches it")
     files = find(name, config.cache_dir)
+    config = with_formats(config, files, choose_device(config))
     model, architecture, quantization = outline(config, files)
     spec, token_budget = model.spec, config.token_budget or default_token_budget(config)
     num_pages = pages_beside(model, config, step_bytes(model, token_budget))

@@ -11,6 +11,7 @@ from engine.config import EngineConfig
 from engine.constraints.grammar import GrammarCompiler, Vocabulary
 from engine.device.devices import choose_device
 from engine.device.fit import check_lengths
+from engine.device.formats import with_formats
 from engine.device.runner import ModelRunner
 from engine.device.thread import DeviceThread
 from engine.errors import FetchFailed, ModelError
@@ -62,6 +63,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
     files = await locate(config.model, config.cache_dir)
     report(f"found {files.name}")
     pooling = choose_pooling(config, files)
+    config = await asyncio.to_thread(with_formats, config, files, choose_device(config))
     token_budget = config.token_budget or default_token_budget(config)
     await asyncio.to_thread(check_lengths, config, files, token_budget)
     device = DeviceThread(config.run_ahead)

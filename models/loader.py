@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.linear import computes_bfloat16
-from models.checkpoint import Checkpoint, SafetensorsCheckpoint
+from models.checkpoint import Checkpoint, SafetensorsCheckpoint, read_config
 from models.config_check import check_experts
 from models.decoder import Decoder
 from models.errors import ModelError
@@ -31,6 +31,7 @@ __all__ = [
     "ModelError",
     "default_dtype",
     "empty_decoder",
+    "is_quantized",
     "load",
     "outline",
     "random_decoder",
@@ -54,6 +55,14 @@ def default_dtype(device: torch.device) -> torch.dtype:
 def read_spec(files: ModelFiles) -> DecoderSpec:
     """Read the architecture of a model without its weights. Raises ModelError."""
     return _open(files).spec
+
+
+def is_quantized(files: ModelFiles) -> bool:
+    """Return True if a checkpoint keeps its weights quantized when it is loaded; blocks of GGUF do not stay.
+
+    Raises ModelError.
+    """
+    return files.format != "gguf" and bool(read_config(files.weights)[0].get("quantization_config"))
 
 
 def load(

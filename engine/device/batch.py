@@ -26,6 +26,7 @@ from kernels.step_inputs import (
     StepInputs,
     step_inputs,
 )
+from models.decoder import Decoder
 from models.forward_batch import ForwardBatch
 
 
@@ -168,3 +169,25 @@ def _rows(plan: StepPlan, slots: StateSlots) -> tuple[np.ndarray, np.ndarray]:
         for group, of_group in zip(new_pages, pages, strict=True):
             group += of_group
     return rows, slots.to_group_pages(np.array(new_pages, np.int64))
+
+
+def trial_batch(model: Decoder, num_tokens: int, page_size: int) -> ForwardBatch:
+    """Return a step of one row without a plan; all its keys and values are written to page 0."""
+    device, spec = model.device, model.spec
+    positions = torch.arange(num_tokens, device=device)
+    attention = AttentionBatch(
+        page_table=torch.zeros(1, -(-num_tokens // page_size), dtype=torch.int32, device=device),
+        query_start=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
+        context_lens=torch.tensor([num_tokens], dtype=torch.int32, device=device),
+        slot_mapping=positions % page_size,
+        num_decode_rows=int(num_tokens == 1),
+        query_lens=[num_tokens],
+        context_lens_host=[num_tokens],
+    )
+    return ForwardBatch(
+        torch.zeros_like(positions),
+        positions,
+        (attention,) * len(spec.kv_groups),
+        tuple(torch.zeros(1, *state.shape, dtype=state.dtype, device=device) for state in spec.states),
+        torch.zeros(1, dtype=torch.int64, device=device),
+    )

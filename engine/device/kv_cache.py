@@ -9,13 +9,12 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig
+from engine.device.batch import trial_batch
 from engine.device.devices import does_not_fit
 from engine.device.readouts import prompt_logprobs
 from engine.machine import available_memory
 from kernels.kv_layer import KVLayer, KVStorage
-from kernels.paged_attention import AttentionBatch
 from models.decoder import Decoder
-from models.forward_batch import ForwardBatch
 
 # A CPU shares its memory with everything else on the machine, and more tokens than this are rarely of use to
 # one that computes a few hundred a second.
@@ -195,23 +194,10 @@ def _free_cuda_bytes(model: Decoder, config: EngineConfig, token_budget: int) ->
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     num_tokens = min(token_budget, model.spec.max_position)
-    positions = torch.arange(num_tokens, device=device)
-    attention = AttentionBatch(
-        page_table=torch.zeros(1, -(-num_tokens // page_size), dtype=torch.int32, device=device),
-        query_start=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
-        context_lens=torch.tensor([num_tokens], dtype=torch.int32, device=device),
-        slot_mapping=positions % page_size,
-        num_decode_rows=0,
-        query_lens=[num_tokens],
-        context_lens_host=[num_tokens],
-    )
-    of_groups = (attention,) * len(model.spec.kv_groups)
+    batch = trial_batch(model, num_tokens, page_size)
     try:
-        hidden = model(
-            ForwardBatch(torch.zeros_like(positions), positions, of_groups),
-            KVCache.of(model, 1, page_size, config.kv_dtype).layers,
-        )
-        prompt_logprobs(model, hidden, torch.zeros_like(positions))
+        hidden = model(batch, KVCache.of(model, 1, page_size, config.kv_dtype).layers)
+        prompt_logprobs(model, hidden, torch.zeros_like(batch.positions))
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"token_budget: beside the weights a step of {num_tokens} tokens {does_not_fit(device)}; lower it"

@@ -32,6 +32,7 @@ from engine.device.samples import SamplesOnHost, build_step_output
 from engine.device.slots import StateSlots
 from engine.device.staging import upload
 from engine.device.token_masks import Masks, Outcome, TokenMasks
+from engine.device.warm_up import compile_kernels
 from engine.errors import ModelError, StepFailed
 from engine.kv_layout import KVLayout
 from engine.outputs import StepOutput, StepPlan
@@ -193,6 +194,7 @@ class ModelRunner:
                     f"{config.max_num_seqs} rows and {token_budget} tokens need "
                     f"{does_not_fit(model.device)}; lower kv_tokens, max_num_seqs or token_budget"
                 ) from error
+            compile_kernels(model, config.page_size, config.kv_dtype, token_budget)
             return runner
 
     def launch(self, plan: StepPlan, on_wait: Callable[[], None] = lambda: None) -> ComputedStep | QueuedStep:

@@ -36,8 +36,19 @@ def compiled(*, parallel: bool = False, exact: bool = False) -> Callable[[Callab
     """
     if not HAS_NUMBA:
         return lambda function: function
-    fast_math = False if exact else _FAST_MATH
-    return numba.njit(parallel=parallel, fastmath=fast_math, error_model="numpy", cache=True)
+    options = {
+        "parallel": parallel,
+        "fastmath": False if exact else _FAST_MATH,
+        "error_model": "numpy",
+    }
+
+    def compile_when_called(function: Callable[..., Any]) -> Any:
+        try:
+            return numba.njit(**options, cache=True)(function)
+        except RuntimeError:  # no folder for the cache can be written: compiled at every start
+            return numba.njit(**options)(function)
+
+    return compile_when_called
 
 
 @cache

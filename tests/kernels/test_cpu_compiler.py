@@ -25,3 +25,9 @@ def test_kernels_read_rows_at_a_stride():
 
 def test_more_threads_than_cores_are_not_an_error():
     set_num_threads(1000)
+
+
+def test_kernels_are_compiled_where_no_cache_can_be_written(monkeypatch):
+    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
+    twice = compiled()(lambda x: 2 * x)
+    assert twice(3) == 6

@@ -1,0 +1,125 @@
+"""Chooses the formats of weights, activations, keys and values where the settings leave them open.
+
+On a GPU they are the checkpoint's own. A CPU reads less memory for weights of 8 bits, and its compiled
+kernels multiply them by activations in float32; without these kernels the candidates are timed.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from engine.config import EngineConfig
+from engine.device.devices import set_up_thread
+from engine.errors import ModelError
+from kernels.cpu import compiler
+from models import loader
+from models.formats import conversion_to
+from models.formats.base import WHOLE, LinearShape
+from models.layers import Linear
+from models.model_files import ModelFiles
+from models.spec import DecoderSpec
+
+logger = logging.getLogger("monoloop.engine")
+
+Timer = Callable[[Callable[[], object]], float]
+"""Returns the seconds that a call takes."""
+
+_CPU = torch.device("cpu")
+_CANDIDATES = ("fp16", "dense")
+_ROWS = (1, 16)
+_MAX_VALUES = 1 << 22  # of a weight that is timed; a larger one has only its first features
+
+
+def with_formats(config: EngineConfig, files: ModelFiles, device: torch.device) -> EngineConfig:
+    """Return the settings with all formats chosen; blocks. Raises ModelError if the model cannot be loaded.
+
+    A dtype in the settings means the checkpoint's own format, and a checkpoint that is quantized keeps it.
+    The result stays as it is if it comes here again.
+    """
+    if device.type != "cpu" or config.dtype != "auto":
+        return config
+    try:
+        if config.quantization == "auto" and not loader.is_quantized(files):
+            set_up_thread(config, device)
+            chosen, why = choose(lambda: loader.read_spec(files), seconds_of)
+            config = config.model_copy(update={"quantization": chosen})
+            logger.info("quantization: %s, %s", chosen, why)
+    except loader.ModelError as error:
+        raise ModelError(str(error)) from error
+    return beside_float32(config)
+
+
+def beside_float32(config: EngineConfig) -> EngineConfig:
+    """Return the settings of a CPU with float32 and KV in bfloat16 if its products are those of float32."""
+    is_float32 = config.quantization == "fp16" or (config.quantization == "int8" and compiler.is_available())
+    if not is_float32:
+        return config
+    kv_dtype = "bfloat16" if config.kv_dtype == "auto" else config.kv_dtype
+    return config.model_copy(update={"dtype": "float32", "kv_dtype": kv_dtype})
+
+
+def choose(read_spec: Callable[[], DecoderSpec], timer: Timer) -> tuple[str, str]:
+    """Return a value of the setting `quantization` for unquantized weights on a CPU, and why it is chosen."""
+    if compiler.is_available():
+        return "int8", "whose kernels are compiled for this CPU"
+    why = "since numba is not installed"
+    shapes = layer_shapes(read_spec())
+    timed = [one for name in _CANDIDATES if (one := time_candidate(name, shapes, timer)) is not None]
+    independent = [one for one in timed if one.is_independent]
+    if not independent:
+        return "dense", f"{why} and rows of other formats depend on each other"
+    best = min(independent, key=lambda one: one.seconds[0] * one.seconds[1])
+    times = [f"{one.name} {1e3 * one.seconds[0]:.2f} / {1e3 * one.seconds[1]:.2f} ms" for one in timed]
+    return best.name, f"{why}; products of a layer at 1 / 16 rows: {', '.join(times)}"
+
+
+class Timed(NamedTuple):
+    """The times of a format's products, by `_ROWS`, and if rows do not depend on those beside them."""
+
+    name: str
+    seconds: tuple[float, ...]
+    is_independent: bool
+
+
+def layer_shapes(spec: DecoderSpec) -> list[LinearShape]:
+    """Return the shapes of the linears of a model's first layer, large ones cut to some of their features."""
+    model = loader.empty_decoder(spec, torch.float32, torch.device("meta"))
+    linears = [leaf for path, leaf in model.leaves() if path.startswith("layers.0.")]
+    sizes = [leaf.shape for leaf in linears if isinstance(leaf, Linear)]
+    return [
+        LinearShape(size.in_features, {"": min(size.out_features, -(-_MAX_VALUES // size.in_features))})
+        for size in sizes
+    ]
+
+
+def time_candidate(name: str, shapes: Iterable[LinearShape], timer: Timer) -> Timed | None:
+    """Time the products of some shapes in a format; None if this CPU does not have it."""
+    dtype = torch.float32 if name == "fp16" else loader.default_dtype(_CPU)
+    try:
+        make_linear = conversion_to(name)(dtype, _CPU, WHOLE)
+    except loader.ModelError:
+        return None
+    seconds, is_independent = [0.0] * len(_ROWS), True
+    generator = torch.Generator().manual_seed(0)
+    for shape in shapes:
+        weights = make_linear("layers.0.linear", shape)
+        weights.fill("weight", weights.random("weight", generator))
+        x = torch.randn(max(_ROWS), shape.in_features, generator=generator).to(dtype)
+        for index, rows in enumerate(_ROWS):
+            seconds[index] += timer(partial(weights.matmul, x[:rows]))
+        is_independent &= torch.equal(weights.matmul(x)[:1], weights.matmul(x[:1]))
+    return Timed(name, tuple(seconds), is_independent)
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Return the least seconds of a call, of those of about 10 milliseconds."""
+    call()
+    best, end = float("inf"), time.perf_counter() + 0.01
+    while (start := time.perf_counter()) < end:
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
