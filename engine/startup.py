@@ -15,6 +15,7 @@ from engine.device.formats import with_formats
 from engine.device.runner import ModelRunner
 from engine.device.thread import DeviceThread
 from engine.errors import FetchFailed, ModelError
+from engine.machine import trim_heap
 from engine.model_info import ModelInfo
 from engine.readouts import Pooling
 from engine.text.chat_template import read_template
@@ -75,6 +76,7 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
     except BaseException:
         await device.stop()
         raise
+    trim_heap()
     in_kv_dtype = "" if config.kv_dtype == "auto" else f" in {config.kv_dtype}"
     report(
         f"loaded weights and tokenizer; {runner.dtype} on {runner.device}, "
