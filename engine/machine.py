@@ -1,4 +1,4 @@
-"""How much memory and how many cores this process may use, on a whole machine and in a container.
+"""How much memory and how many cores this process may use, on a whole machine and in a container, and which.
 
 A container sees all cores and all memory of its host. Its limits are in the files of its control group
 (cgroup, version 1 or 2) and of every group around that one.
@@ -29,6 +29,26 @@ def num_cores(root: Path = ROOT) -> int:
     return max(1, min([num_visible_cores(), *(int(quota) for quota in _cgroup_quotas(root))]))
 
 
+def cpu_hints(root: Path = ROOT) -> list[str]:
+    """Return what makes computing on the CPUs of this process slow, and what to do about it."""
+    hints = []
+    quota = min(_cgroup_quotas(root), default=1.0)
+    if quota < 1:
+        hints.append(
+            f"the CPU quota of this container is {quota:g} of a core: every step is halted until there is "
+            "time again; raise it to 1 or more"
+        )
+    if (num_nodes := _num_numa_nodes(root)) > 1:
+        hints.append(
+            f"the cores of this process are on {num_nodes} NUMA nodes, and the weights in the memory of one: "
+            "start it on a single node (numactl --cpunodebind=0 --membind=0 monoloop serve ...)"
+        )
+    flags = next((line.split() for line in _lines(root / "proc/cpuinfo") if line.startswith("flags")), None)
+    if flags is not None and "avx2" not in flags:
+        hints.append("this CPU has no AVX2: everything works, but is several times slower than with it")
+    return hints
+
+
 def trim_heap() -> None:
     """Return memory that has been freed to the system, where the C library is glibc.
 
@@ -42,6 +62,20 @@ def trim_heap() -> None:
 def num_visible_cores() -> int:
     """Return how many cores the threads of this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _num_numa_nodes(root: Path) -> int:
+    """Return the number of NUMA nodes that the cores of this process belong to."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    lists = [_lines(node / "cpulist") for node in (root / "sys/devices/system/node").glob("node[0-9]*")]
+    return sum(not cores.isdisjoint(_numbers("".join(lines))) for lines in lists)
+
+
+def _numbers(ranges: str) -> Iterator[int]:
+    """Yield the numbers of a list such as `0-3,8`."""
+    for part in filter(None, ranges.strip().split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
 
 
 def _system_memory(root: Path) -> int:

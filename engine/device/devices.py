@@ -6,7 +6,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import DeviceLost
-from engine.machine import num_cores, num_visible_cores
+from engine.machine import cpu_hints, num_cores, num_visible_cores
 from kernels.cpu.compiler import set_num_threads
 from kernels.dispatch import HAS_TRITON
 from models.loader import default_dtype
@@ -35,6 +35,9 @@ def set_up_thread(config: EngineConfig, device: torch.device) -> None:
     threads = num_threads(config.threads)
     torch.set_num_threads(threads)
     set_num_threads(threads)
+    if device.type == "cpu":
+        for hint in cpu_hints():
+            logger.warning("%s", hint)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream(device))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.device.devices import num_threads
-from engine.machine import available_memory, num_cores
+from engine.machine import available_memory, cpu_hints, num_cores
 
 GIB = 2**30
 MIB = 2**20
@@ -153,3 +153,45 @@ def test_threads_are_at_most_the_cores(caplog: pytest.LogCaptureFixture) -> None
     assert not caplog.records
     assert num_threads(100_000) == 16
     assert "threads: 100000 is more than the cores of this process; 16 are used" in caplog.text
+
+
+AVX2 = "model name : some\nflags\t\t: fpu sse4_2 avx avx2 fma\n"
+V2_FILES = {"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": V2_MOUNT.format(root="/")}
+
+
+@pytest.mark.parametrize(
+    ("files", "hint"),
+    [
+        ({"sys/fs/cgroup/cpu.max": "50000 100000\n"}, "0.5 of a core"),
+        ({"proc/cpuinfo": "flags\t\t: fpu sse4_2 avx\n"}, "no AVX2"),
+        (
+            {
+                "sys/devices/system/node/node0/cpulist": "0-3,16-19\n",
+                "sys/devices/system/node/node1/cpulist": "4-15\n",
+            },
+            "cores of 2 NUMA nodes",
+        ),
+    ],
+)
+def test_what_makes_a_machine_slow_is_said(tmp_path: Path, files: dict[str, str], hint: str) -> None:
+    root = machine(tmp_path, {**V2_FILES, "proc/cpuinfo": AVX2, **files})
+    [found] = cpu_hints(root)
+    assert hint in found
+    assert num_cores(root) >= 1
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"sys/fs/cgroup/cpu.max": "100000 100000\n"},
+        {"proc/cpuinfo": "Features : fp asimd\n"},  # ARM
+        {
+            "sys/devices/system/node/node0/cpulist": "0-15\n",
+            "sys/devices/system/node/node1/cpulist": "16-31\n",  # none of ours
+            "sys/devices/system/node/node2/cpulist": "\n",  # memory without cores
+            "sys/devices/system/node/online": "0-2\n",
+        },
+    ],
+)
+def test_others_get_no_hint(tmp_path: Path, files: dict[str, str]) -> None:
+    assert cpu_hints(machine(tmp_path, {**V2_FILES, "proc/cpuinfo": AVX2, **files})) == []
