@@ -59,6 +59,23 @@ def trim_heap() -> None:
         trim(0)
 
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
+_KEPT_BYTES = 64 << 20  # at the end of a heap; more than the results of a step take
+_MAPPED_BYTES = 32 << 20  # larger blocks are mapped, and given back when they are freed; glibc takes no more
+
+
+def keep_freed_memory() -> None:
+    """Keep some freed memory in the process, where the C library is glibc.
+
+    By default the results of each op are mapped anew: with 16 tokens of a small model 4,000 page faults, 4.5
+    of the 18.7 ms that its products take.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES)
+
+
 def num_visible_cores() -> int:
     """Return how many cores the threads of this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,7 +6,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import DeviceLost
-from engine.machine import cpu_hints, num_cores, num_visible_cores
+from engine.machine import cpu_hints, keep_freed_memory, num_cores, num_visible_cores
 from kernels.cpu.compiler import set_num_threads
 from kernels.dispatch import HAS_TRITON
 from models.loader import default_dtype
@@ -36,6 +36,7 @@ def set_up_thread(config: EngineConfig, device: torch.device) -> None:
     torch.set_num_threads(threads)
     set_num_threads(threads)
     if device.type == "cpu":
+        keep_freed_memory()
         for hint in cpu_hints():
             logger.warning("%s", hint)
     if device.type == "cuda":

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import engine.machine
 from engine.device.devices import num_threads
 from engine.machine import available_memory, cpu_hints, num_cores
 
@@ -195,3 +196,10 @@ def test_what_makes_a_machine_slow_is_said(tmp_path: Path, files: dict[str, str]
 )
 def test_others_get_no_hint(tmp_path: Path, files: dict[str, str]) -> None:
     assert cpu_hints(machine(tmp_path, {**V2_FILES, "proc/cpuinfo": AVX2, **files})) == []
+
+
+def test_freed_memory_can_be_kept_with_any_c_library(monkeypatch):
+    """Other C libraries than glibc have no mallopt."""
+    engine.machine.keep_freed_memory()
+    monkeypatch.setattr(engine.machine.ctypes, "CDLL", lambda _name: object())
+    engine.machine.keep_freed_memory()
