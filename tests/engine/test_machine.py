@@ -170,7 +170,7 @@ V2_FILES = {"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": V2_MOUNT.format
                 "sys/devices/system/node/node0/cpulist": "0-3,16-19\n",
                 "sys/devices/system/node/node1/cpulist": "4-15\n",
             },
-            "cores of 2 NUMA nodes",
+            "on 2 NUMA nodes",
         ),
     ],
 )
