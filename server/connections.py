@@ -45,6 +45,7 @@ class Connections:
         self._capacity = file_limit()  # how many may be open; learned when the reserve is reached
         # Those without a request.
         self._waiting: Deadlines[Connection] = Deadlines(config.keep_alive_timeout, Connection.close)
+        self._unflushed: list[Connection] = []
         self._logged_at = -LOG_EVERY_SECONDS
 
     async def serve(self, listener: Any, backlog: int, ended: asyncio.Event) -> None:
@@ -73,6 +74,20 @@ class Connections:
             connection.close()
         else:
             self._waiting.add(connection)
+
+    def flush_soon(self, connection: "Connection") -> None:
+        """Flush a connection after this turn of the loop, together with others.
+
+        A send that need not wake its client, since it still reads what came before, costs 8 µs instead of 20.
+        """
+        if not self._unflushed:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unflushed.append(connection)
+
+    def _flush(self) -> None:
+        connections, self._unflushed = self._unflushed, []
+        for connection in connections:
+            connection.flush()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a new connection if files are left."""
@@ -208,21 +223,20 @@ class Connection:
         """
         self._send_soon(b"%x\r\n%b\r\n" % (len(data), data))
         if not is_last:
-            self._flush()
             await self._drain()
 
     def close(self) -> None:
         """Send what is left, and close."""
-        self._flush()
+        self.flush()
         self._transport.close()
 
     def _send_soon(self, data: bytes) -> None:
-        """Send in this turn of the loop, or when _flush() is called."""
         if not self._unsent:
-            self._loop.call_soon(self._flush)
+            self._connections.flush_soon(self)
         self._unsent.append(data)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what has been written since the last time."""
         if self._unsent and not self._transport.is_closing():
             self._transport.write(b"".join(self._unsent))
         self._unsent.clear()
