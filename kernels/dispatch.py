@@ -18,6 +18,7 @@ from kernels.cpu.compiler import is_available
 
 P = ParamSpec("P")
 R = TypeVar("R")
+COMPILED = (torch.float32, torch.int64)  # what the first argument of a compiled kernel may be
 Backend = Literal["triton", "cpu", "torch"]
 
 # Multiply-adds are fused, as in every release so far; from 3.9 on Triton warns if this is not set.
@@ -70,7 +71,7 @@ def dispatch(
     """Return the op, which runs by its first argument, a tensor.
 
     On CUDA it is Triton, if that is installed. On a CPU it is the compiled kernel, if there is one and numba
-    is installed, for float32. Else it is the twin, which defines what the others compute.
+    is installed, for float32 and integers. Else it is the twin, which defines what the others compute.
     """
     compiled = op_cpu if is_available() else None
 
@@ -80,7 +81,7 @@ def dispatch(
         assert isinstance(first, torch.Tensor), "the first argument of an op is a tensor"
         if _forced == "triton" or (_forced is None and first.is_cuda and HAS_TRITON):
             return op_triton(*args, **kwargs)
-        if compiled is not None and _forced != "torch" and first.dtype == torch.float32 and first.is_cpu:
+        if compiled is not None and _forced != "torch" and first.dtype in COMPILED and first.is_cpu:
             return compiled(*args, **kwargs)
         return op_torch(*args, **kwargs)
 

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from kernels.cpu.sampling import greedy_tokens
 from kernels.dispatch import dispatch, tl, triton
 from kernels.philox import philox_uniform, uniform_torch
 from kernels.row_search import gather_candidates, kth_key, load_logits, mass_key, order_key, scan_row
@@ -367,4 +368,12 @@ def _draw(weights, seed, position):
     return torch.searchsorted(cumulative, target.unsqueeze(1), right=True).clamp_(max=weights.shape[1] - 1)
 
 
-sample = dispatch(sample_triton, sample_torch)
+def _sample_cpu(
+    logits: torch.Tensor, slots: torch.Tensor, temperature: torch.Tensor, *others: torch.Tensor
+) -> torch.Tensor:
+    if (temperature.numpy()[slots.numpy()] < GREEDY_BELOW).all():
+        return greedy_tokens(logits)
+    return sample_torch(logits, slots, temperature, *others)
+
+
+sample = dispatch(sample_triton, sample_torch, _sample_cpu)

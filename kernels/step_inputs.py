@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from kernels.cpu import step_inputs as cpu
 from kernels.dispatch import dispatch, tl, triton
 
 # Columns of a row's record. Offsets count from 0: of positions, of tokens of the step, of host token ids, of
@@ -339,7 +340,7 @@ def step_inputs_torch(
         target[num_logits:] = padding
 
 
-step_inputs = dispatch(step_inputs_triton, step_inputs_torch)
+step_inputs = dispatch(step_inputs_triton, step_inputs_torch, cpu.step_inputs)
 
 
 class DecodeInputs(NamedTuple):

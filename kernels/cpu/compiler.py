@@ -96,3 +96,15 @@ def int8s(address: int, rows: int, columns: int) -> Any:
 def int16s(address: int, rows: int, columns: int) -> Any:
     """Return int16 [rows, columns] at an address."""
     return numba.carray(_pointer(address), (rows, columns), np.int16)
+
+
+@compiled()
+def int32s(address: int, rows: int, columns: int) -> Any:
+    """Return int32 [rows, columns] at an address."""
+    return numba.carray(_pointer(address), (rows, columns), np.int32)
+
+
+@compiled()
+def int64s(address: int, rows: int, columns: int) -> Any:
+    """Return int64 [rows, columns] at an address."""
+    return numba.carray(_pointer(address), (rows, columns), np.int64)
