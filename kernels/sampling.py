@@ -369,11 +369,18 @@ def _draw(weights, seed, position):
 
 
 def _sample_cpu(
-    logits: torch.Tensor, slots: torch.Tensor, temperature: torch.Tensor, *others: torch.Tensor
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
 ) -> torch.Tensor:
     if (temperature.numpy()[slots.numpy()] < GREEDY_BELOW).all():
         return greedy_tokens(logits)
-    return sample_torch(logits, slots, temperature, *others)
+    return sample_torch(logits, slots, temperature, top_k, top_p, min_p, seed, position)
 
 
 sample = dispatch(sample_triton, sample_torch, _sample_cpu)

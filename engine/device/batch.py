@@ -100,10 +100,13 @@ def build_batch(
     rows, new_pages = _rows(plan, slots)
     context_lens = rows[START] + rows[NUM_TOKENS]
     host_token_ids = np.fromiter(itertools.chain.from_iterable(plan.token_ids.values()), np.int64)
-    logits_rows = np.repeat(np.arange(plan.num_rows), rows[NUM_LOGITS])
-    logits_slots = rows[SLOT, logits_rows].tolist()
-    back = (rows[FIRST_LOGITS] + rows[NUM_LOGITS])[logits_rows] - np.arange(len(logits_rows))
-    last_positions = (context_lens[logits_rows] - back).tolist()
+    if plan.num_logits.count(1) == plan.num_rows:
+        logits_slots, last_positions = plan.slots, (context_lens - 1).tolist()
+    else:
+        logits_rows = np.repeat(np.arange(plan.num_rows), rows[NUM_LOGITS])
+        logits_slots = rows[SLOT, logits_rows].tolist()
+        back = (rows[FIRST_LOGITS] + rows[NUM_LOGITS])[logits_rows] - np.arange(len(logits_rows))
+        last_positions = (context_lens[logits_rows] - back).tolist()
     readouts = readouts_of(plan, rows[FIRST_TOKEN])
     starts: tuple[np.ndarray, ...] = ()
     inits = {plan.slots[row]: init for row, init in plan.inits.items()}
@@ -152,15 +155,19 @@ def _rows(plan: StepPlan, slots: StateSlots) -> tuple[np.ndarray, np.ndarray]:
     """Return the records of `step_inputs`, int64 [NUM_COLUMNS, num_rows], and new pages [num_groups, ...]."""
     num_decode = plan.num_decode_rows
     rows = np.zeros((NUM_COLUMNS, plan.num_rows), np.int64)
-    rows[SLOT] = plan.slots
-    rows[START] = plan.starts
-    rows[NUM_TOKENS] = plan.query_lens
-    rows[FIRST_TOKEN] = rows[NUM_TOKENS].cumsum() - rows[NUM_TOKENS]
+    rows[SLOT], rows[START] = plan.slots, plan.starts
+    for counts, (count, first) in (
+        (plan.query_lens, (NUM_TOKENS, FIRST_TOKEN)),
+        (plan.num_logits, (NUM_LOGITS, FIRST_LOGITS)),
+    ):
+        rows[count] = counts
+        rows[first, 1:] = rows[count, :-1].cumsum()
     rows[FIRST_HOST_TOKEN, :num_decode] = -1
-    rows[FIRST_HOST_TOKEN, num_decode:] = rows[FIRST_TOKEN, num_decode:] - num_decode
-    rows[NUM_LOGITS] = plan.num_logits
-    rows[FIRST_LOGITS] = rows[NUM_LOGITS].cumsum() - rows[NUM_LOGITS]
-    new_pages: list[list[int]] = [[] for _ in slots.page_table]
+    if num_decode < plan.num_rows:
+        rows[FIRST_HOST_TOKEN, num_decode:] = rows[FIRST_TOKEN, num_decode:] - num_decode
+    if not plan.new_pages:
+        return rows, np.zeros((len(slots.page_table), 0), np.int64)
+    new_pages: list[list[int]] = [[] for _ in range(len(slots.page_table))]
     for row, pages in plan.new_pages.items():
         num_pages = len(pages[0])
         rows[FIRST_NEW_PAGE, row] = len(new_pages[0])

@@ -161,8 +161,13 @@ class StepReadouts(NamedTuple):
     token_indices: np.ndarray
 
 
+NO_READOUTS = StepReadouts({}, np.zeros(0, np.int64))
+
+
 def readouts_of(plan: StepPlan, first_tokens: np.ndarray) -> StepReadouts:
     """Return the readouts of a plan. first_tokens int64 [num_rows]: index of each row's first token."""
+    if not plan.readouts:
+        return NO_READOUTS
     by_kind: dict[type[Readout], list[PlacedReadout]] = {}
     for row, readouts in plan.readouts.items():
         for number, readout in enumerate(readouts):

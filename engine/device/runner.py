@@ -251,14 +251,16 @@ class ModelRunner:
         if graph is not None and not plan.readouts:
             return self._sample_captured(graph, batch, masks, on_wait)
         hidden = _with_retry(lambda: self._forward(batch, graph))
-        sampled, read = hidden[: batch.num_logits], hidden[batch.num_logits :]
-        readouts = _with_retry(lambda: self._readouts.compute(batch.readouts, read))
+        readouts = None
+        if plan.readouts:
+            hidden, read = hidden[: batch.num_logits], hidden[batch.num_logits :]
+            readouts = _with_retry(lambda: self._readouts.compute(batch.readouts, read))
         if batch.num_logits:
-            program = EagerSampling(self._sampler, self._model.logits(sampled), *batch.sampled)
+            program = EagerSampling(self._sampler, self._model.logits(hidden), *batch.sampled)
             samples = self._sample(program, batch.logits_slots, batch.last_positions, masks, on_wait)
         else:
             samples = SamplesOnHost.empty()
-        return replace(samples, readouts=readouts) if plan.readouts else samples
+        return samples if readouts is None else replace(samples, readouts=readouts)
 
     def _forward(self, batch: StepBatch, graph: MixedGraph | None) -> torch.Tensor:
         if graph is None:

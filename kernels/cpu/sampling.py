@@ -1,6 +1,6 @@
 """The most likely token of each row on a CPU, for `kernels/sampling.py`.
 
-49,152 logits take 12 µs; torch's argmax and the test for infinities around it take 150 in a step.
+In a step, 49,152 logits take 90 µs for one row and 150 for 16; torch takes 190 and 430.
 """
 
 import numpy as np

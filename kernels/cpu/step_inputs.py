@@ -1,6 +1,6 @@
 """Inputs of a step on a CPU; `kernels/step_inputs.py` says what they are.
 
-A step with one row takes 9 µs, in place of 100 in numpy after a step has emptied the core's caches.
+In a step, which empties the caches of a core, one row takes 16 µs; in numpy it takes 104.
 """
 
 import numpy as np
