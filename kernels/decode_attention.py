@@ -20,6 +20,8 @@ import torch
 
 from kernels.attention_batch import AttentionBatch, AttentionOptions
 from kernels.attention_tile import LOG2_E, attend_few, constants
+from kernels.cpu import decode_attention as cpu
+from kernels.cpu.kv_heads import KINDS
 from kernels.decode_splits import NO_PEAK, RECORD, add_halves, combine_items, list_items_kernel
 from kernels.dispatch import dispatch, tl, triton
 from kernels.kv_layer import KVLayer
@@ -348,7 +350,7 @@ def decode_attention_torch(
             torch.index_select(kv.keys, 0, part.pages, out=pages)
             keys.copy_(pages.view(n, length, num_kv_heads, head_dim).transpose(1, 2))
         else:
-            index = part.value_index.view(n, num_kv_heads, group, length)[:, :, 0].flatten()
+            index = _head_index(part, num_kv_heads)
             keys.copy_(read_heads(kv.keys, kv.key_scales, index, head_dim).view_as(keys))
         scores = buffers.scores[: n * num_kv_heads * padded * length].view(-1, padded, length)
         torch.baddbmm(
@@ -369,13 +371,14 @@ def decode_attention_torch(
         else:
             sinks = options.sinks.view(num_kv_heads, group, 1)
             weights = (by_group - torch.logaddexp(by_group.logsumexp(-1, keepdim=True), sinks)).exp_()
-        if kv.kind == "float":
-            weights = weights.to(kv.values.dtype)
+        if kv.values.dtype == q.dtype:
+            weights = weights.to(q.dtype)
             table = kv.values.view(-1, head_dim)
             summed = torch.embedding_bag(
                 table, part.value_index, part.bags, False, 0, False, weights.view(-1)
             )[0]
         else:
+            index = _head_index(part, num_kv_heads)
             values = read_heads(kv.values, kv.value_scales, index, head_dim).view_as(keys)
             summed = torch.matmul(weights, values).mul_(kv.value_scale)
         out[part.rows] = summed.view(n, num_heads, head_dim).to(out.dtype)
@@ -404,6 +407,11 @@ def _plan(
         scores=torch.empty(units * padded),
     )
     return parts, buffers
+
+
+def _head_index(part: _Part, num_kv_heads: int) -> torch.Tensor:
+    """Return the index of each KV head of a part, [num_rows * num_kv_heads * length], for `read_heads`."""
+    return part.value_index.view(part.num_rows, num_kv_heads, -1, part.length)[:, :, 0].flatten()
 
 
 def _group_by_length(spans: list[tuple[int, int]], page_size: int, page_bytes: int) -> list[list[int]]:
@@ -469,4 +477,11 @@ def _make_part(
     )
 
 
-decode_attention = dispatch(decode_attention_triton, decode_attention_torch)
+def decode_attention_cpu(
+    q: torch.Tensor, kv: KVLayer, batch: AttentionBatch, out: torch.Tensor, options: AttentionOptions
+) -> None:
+    attend = cpu.decode_attention if kv.keys.dtype in KINDS else decode_attention_torch
+    attend(q, kv, batch, out, options)
+
+
+decode_attention = dispatch(decode_attention_triton, decode_attention_torch, decode_attention_cpu)

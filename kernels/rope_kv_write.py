@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.cpu.rope_kv_write import rope_kv_write as rope_kv_write_cpu
 from kernels.dispatch import dispatch, tl, triton
 from kernels.kv_layer import KVLayer
 from kernels.kv_values import store_heads, write_heads
@@ -339,4 +340,4 @@ def _rotate(x: torch.Tensor, angles: torch.Tensor, interleaved: bool) -> None:
     first.copy_(turned)
 
 
-rope_kv_write = dispatch(rope_kv_write_triton, rope_kv_write_torch)
+rope_kv_write = dispatch(rope_kv_write_triton, rope_kv_write_torch, rope_kv_write_cpu)

@@ -16,10 +16,10 @@ try:
     from numba.core import cgutils
     from numba.extending import intrinsic
 
-    prange = numba.prange
+    get_num_threads, prange = numba.get_num_threads, numba.prange
     HAS_NUMBA = True
 except ImportError:
-    prange = range
+    get_num_threads, prange = lambda: 1, range
     HAS_NUMBA = False
 
 # Sums may be reordered and multiply-adds fused; infinities and NaN keep their meaning.

@@ -1,0 +1,110 @@
+"""Float32 attention over what a CPU's cache holds: float32, bfloat16 or int8.
+
+Covers kernels/cpu/decode_attention.py, kernels/cpu/kv_heads.py and kernels/cpu/rope_kv_write.py.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.cpu.compiler import get_num_threads, set_num_threads
+from kernels.dispatch import forced
+from kernels.kv_layer import KVLayer
+from kernels.kv_values import quantize
+from kernels.paged_attention import paged_attention
+from kernels.rope_kv_write import rope_kv_write
+from tests.kernels.attention_cases import Case, exact_attention, make_case
+from tests.kernels.conftest import Target
+from tests.kernels.tolerances import assert_close
+
+ROWS = [(1, n) for n in (1, 15, 64, 65, 200, 700)]
+DTYPES = [torch.float32, torch.bfloat16, torch.int8]
+
+
+@pytest.fixture(autouse=True)
+def _on_a_cpu(target: Target) -> None:
+    if target.backend == "triton":
+        pytest.skip("GPUs keep activations and cache in one dtype")
+
+
+def stored_as(kv: KVLayer, dtype: torch.dtype) -> tuple[KVLayer, KVLayer]:
+    """Return `kv` in a dtype, and what that stands for in float32."""
+    if dtype != torch.int8:
+        stored = replace(kv, keys=kv.keys.to(dtype), values=kv.values.to(dtype))
+        return stored, KVLayer(stored.keys.float(), stored.values.float())
+    tensors = []
+    for x in kv.tensors:
+        numbers, scales = quantize(x.nan_to_num().flatten(0, 1), "int8")
+        # Of two scales a head may have, it uses the first.
+        scales = torch.cat((scales, torch.full_like(scales, torch.nan)), -1)
+        tensors.append((numbers.view(x.shape), scales.view(*x.shape[:3], 2)))
+    (keys, key_scales), (values, value_scales) = tensors
+    read = [n.float() * scales[..., :1].float() for n, scales in tensors]
+    return KVLayer(keys, values, key_scales, value_scales), KVLayer(*read)
+
+
+def make(dtype: torch.dtype, head_dim: int = 64) -> tuple[Case, torch.Tensor]:
+    """Return a step of decode rows over a cache in a dtype, and its exact result."""
+    case = make_case(ROWS, num_heads=9, num_kv_heads=3, head_dim=head_dim, page_size=16, dtype=torch.float32)
+    stored, read = stored_as(case.kv, dtype)
+    return replace(case, kv=stored), exact_attention(replace(case, kv=read), case.options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 20])
+def test_decode_rows_read_what_is_stored(target: Target, dtype: torch.dtype, head_dim: int):
+    case, exact = make(dtype, head_dim)
+    result = paged_attention(case.q, case.kv, case.batch, case.options)
+    assert_close(result, exact, torch.float32, reduction=head_dim + 700)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_neighbours_and_threads_change_no_bit(target: Target, dtype: torch.dtype):
+    if target.backend == "torch":
+        pytest.skip("the twin's products may depend on their size")
+    case, _ = make(dtype)
+    together = paged_attention(case.q, case.kv, case.batch, case.options)
+    threads = get_num_threads()
+    try:
+        for num_threads in (1, 2):
+            set_num_threads(num_threads)
+            batch = replace(case.batch)
+            again = paged_attention(case.q, case.kv, batch, case.options)
+            assert torch.equal(again, together), f"{num_threads} threads change the result"
+    finally:
+        set_num_threads(threads)
+    for row, (_, length) in enumerate(ROWS):
+        batch = replace(
+            case.batch,
+            page_table=case.batch.page_table[row : row + 1],
+            context_lens=case.batch.context_lens[row : row + 1],
+            num_decode_rows=1,
+            query_lens=[1],
+            context_lens_host=[length],
+        )
+        alone = paged_attention(case.q[row : row + 1], case.kv, batch, case.options)
+        assert torch.equal(alone, together[row : row + 1]), f"row {row} depends on its neighbours"
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("num_tokens", [3, 40])
+def test_keys_and_values_are_rounded_to_the_cache(target: Target, dtype: torch.dtype, num_tokens: int):
+    """3 tokens are computed by one thread, 40 are shared out."""
+    q, k, v = (torch.randn(num_tokens, heads, 20) for heads in (4, 2, 2))
+    turns = torch.randn(num_tokens, 2, 10)
+    slots = torch.randperm(64)[:num_tokens]
+    exact_k, exact_v = k.clone(), v.clone()
+    kept = KVLayer(torch.zeros(4, 16, 2, 20), torch.zeros(4, 16, 2, 20))
+    with forced("torch"):
+        rope_kv_write(q.clone(), exact_k, v, turns, kept, slots)
+    kv, expected = stored_as(kept, dtype)
+    kv = replace(kv, keys=torch.zeros_like(kv.keys), values=torch.zeros_like(kv.values))
+    rope_kv_write(q, k, v, turns, kv, slots)
+    assert torch.equal(v, exact_v), "v itself is not changed"
+    for name, stored, scales in (("keys", kv.keys, kv.key_scales), ("values", kv.values, kv.value_scales)):
+        read = stored.float() if scales is None else stored.float() * scales[..., :1].float()
+        wanted = getattr(expected, name)
+        # Fused multiply-adds may turn a rotated value to the other neighbour.
+        step = wanted.abs().amax(-1, keepdim=True) / (120 if scales is None else 100)
+        assert ((read - wanted).abs() <= step).all(), f"{name} are not rounded to the nearest"
