@@ -1,6 +1,7 @@
 """Single-slot queue between the engine and a handler; unread deltas merge."""
 
 import asyncio
+from collections.abc import Callable
 
 from engine.outputs import TextDelta
 
@@ -20,14 +21,21 @@ class Mailbox:
         self._has_last = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._take: Callable[[TextDelta], bool] | None = None
 
     @property
     def is_closed(self) -> bool:
         """True once the last delta or an error has arrived."""
         return self._has_last or self._error is not None
 
+    def offer_to(self, take: Callable[[TextDelta], bool] | None) -> None:
+        """Call `take` with each delta that comes while none is unread, and keep it only if that is False."""
+        self._take = take
+
     def put(self, delta: TextDelta) -> None:
         """Add a delta. One with a finish reason is the last."""
+        if self._take is not None and not self._unread and self._take(delta):
+            return
         self._unread.append(delta)
         if delta.finish_reason is not None:
             self._has_last = True

@@ -51,6 +51,13 @@ class RequestStream:
         """Stop computing, and free all memory within a step. Does nothing after the end."""
         self._abort()
 
+    def offer_to(self, take: Callable[[TextDelta], bool] | None) -> None:
+        """Call `take` with each delta as it comes, if all before it were read; None ends that.
+
+        A delta for which it returns False is iterated over as usual. It must not raise.
+        """
+        self._mailbox.offer_to(take)
+
     def __aiter__(self) -> AsyncIterator[TextDelta]:
         return self
 

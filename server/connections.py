@@ -215,15 +215,23 @@ class Connection:
             self.has_been_used = True
             self._connections.note_idle(self, is_idle=event.idle)
 
-    async def send_chunk(self, data: bytes, *, is_last: bool = False) -> None:
-        """Send a part of the body of a response in HTTP/1.1 that has begun, and has no length.
+    @property
+    def is_slow(self) -> bool:
+        """Return True if the client has yet to read what was sent."""
+        return bool(self._transport.get_write_buffer_size())
+
+    def write_chunk(self, data: bytes) -> None:
+        """Write a part of the body of a response in HTTP/1.1 that has begun, and has no length.
 
         hypercorn and h11 would send the same with 60 calls of functions for each part. The end of the body is
         left to them; the last part leaves with it.
         """
         self._send_soon(b"%x\r\n%b\r\n" % (len(data), data))
-        if not is_last:
-            await self._drain()
+
+    async def send_chunk(self, data: bytes) -> None:
+        """Write a part, and wait while the client reads too slowly."""
+        self.write_chunk(data)
+        await self._drain()
 
     def close(self) -> None:
         """Send what is left, and close."""
@@ -243,7 +251,7 @@ class Connection:
 
     async def _drain(self) -> None:
         """Wait while the client reads too slowly."""
-        if self._transport.get_write_buffer_size():
+        if self.is_slow:
             try:
                 await self._writer.drain()
             except OSError:  # not in this task, which the protocol may interrupt

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
 from server.answer import Answer, Delta, abort_all, is_heavy
-from server.connections import chunk_connection
+from server.connections import Connection, chunk_connection
 from server.errors import DeadlinePassed, envelope
 from server.parsing.output import ParsedStream
 from server.settings import ServerConfig
@@ -162,8 +162,9 @@ class SlowClient(Exception):
 class EventStream(Response):
     """Sends the events of an answer from the task of its request, and ends its requests whatever happens.
 
-    The head leaves with the first event or ping, the last event with the end of the body. A timer pings, and
-    looks for a client that has stopped reading.
+    The head leaves with the first event or ping, the last event with the end of the body. In between, text is
+    sent without waking the task where nothing needs to be waited for. A timer pings, and looks for a client
+    that has stopped reading.
     """
 
     media_type = "text/event-stream"
@@ -175,17 +176,17 @@ class EventStream(Response):
         self._send_timeout_seconds = send_timeout_seconds
         self._num_open = len(frames.answer.streams)
         self._has_begun = False
+        self._is_ready = False  # to send deltas at once
         self._is_sending = False
         self._sent_at = 0.0  # when the last event began to be sent
+        self._connection: Connection | None
         self._send: Send
-        self._send_chunk: Callable[..., Awaitable[None]]
         self._watch: Watch
         self._timer: asyncio.TimerHandle
         self._pinging: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = chunk_connection(scope)
-        self._send_chunk = self._send_message if connection is None else connection.send_chunk
+        self._connection = chunk_connection(scope)
         self._send, self._watch = send, watch_of(scope)
         self._sent_at = time.monotonic()
         self._set_timer()
@@ -199,6 +200,7 @@ class EventStream(Response):
             logger.info("a client stopped reading; its stream was ended")
         finally:
             abort_all(self._frames.answer.streams)
+            self._offer_to(None)
             self._timer.cancel()
             if self._pinging is not None:
                 self._pinging.cancel()
@@ -211,8 +213,11 @@ class EventStream(Response):
                 await self._send_event(opening)
             last = b""
             if self._num_open == 1:
+                self._offer_to(self._send_at_once)
                 async for delta in frames.answer.streams[0]:
+                    self._is_ready = False
                     last = await self._send_delta(0, delta)
+                    self._is_ready = True
             else:
                 async with aclosing(merge(frames.answer.streams)) as deltas:
                     async for index, delta in deltas:
@@ -224,6 +229,28 @@ class EventStream(Response):
                 logger.exception("%s failed while it streamed", frames.answer.id)
             ending = frames.failure(error)
         await self._end(ending)
+
+    def _offer_to(self, take: Callable[[Delta], bool] | None) -> None:
+        """Have `take` called with the deltas of the only answer, if the answer has no parser."""
+        stream = self._frames.answer.streams[0]
+        if self._connection is not None and not isinstance(stream, ParsedStream):
+            stream.offer_to(take)
+
+    def _send_at_once(self, delta: Delta) -> bool:
+        """Send the events for a delta without waking the request's task; return False if that must wait."""
+        connection, frames = self._connection, self._frames
+        if not self._is_ready or self._is_sending or connection is None or connection.is_slow:
+            return False
+        if delta.finish_reason is not None or frames.takes_long(delta):
+            return False
+        try:
+            event = frames.delta(0, delta)
+        except Exception:  # a bug, which the task meets again
+            return False
+        if event:
+            self._sent_at = time.monotonic()
+            connection.write_chunk(without_line_ends(event))
+        return True
 
     async def _send_delta(self, index: int, delta: Delta) -> bytes:
         """Send the events for a delta; those that end the last answer are returned instead."""
@@ -240,29 +267,29 @@ class EventStream(Response):
         return b""
 
     async def _end(self, event: bytes) -> None:
-        """Send the last event and the end of the body."""
-        await self._send_event(event, is_last=True)
+        """Send the last event and the end of the body, and nothing after that."""
+        self._is_ready = False
+        await self._send_event(event)
         self._is_sending = True
         self._watch.note_answered()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_event(self, event: bytes, *, is_last: bool = False) -> None:
+    async def _send_event(self, event: bytes) -> None:
         if self._pinging is not None:
             await asyncio.wait((self._pinging,))
             self._pinging = None
-        await self._write(without_line_ends(event), is_last=is_last)
+        await self._write(without_line_ends(event))
 
-    async def _write(self, data: bytes, *, is_last: bool = False) -> None:
+    async def _write(self, data: bytes) -> None:
         self._is_sending, self._sent_at = True, time.monotonic()
         if not self._has_begun:
             self._has_begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        await self._send_chunk(data, is_last=is_last)
+        if self._connection is None:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        else:
+            await self._connection.send_chunk(data)
         self._is_sending = False
-
-    async def _send_message(self, data: bytes, *, is_last: bool) -> None:
-        """Send a part of the body where there are no chunks."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     def _set_timer(self) -> None:
         seconds = min(self._ping_seconds, self._send_timeout_seconds) / 4

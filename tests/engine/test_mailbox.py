@@ -67,3 +67,23 @@ async def test_a_cancelled_reader_loses_nothing():
         await reader
     mailbox.put(delta("a"))
     assert (await mailbox.take()).text == "a"
+
+
+async def test_offered_deltas_are_kept_unless_they_are_taken():
+    mailbox = Mailbox()
+    taken = []
+
+    def take(offered: TextDelta) -> bool:
+        taken.append(offered.text)
+        return offered.text != "no"
+
+    mailbox.offer_to(take)
+    for text in ("a", "b", "no", "c"):
+        mailbox.put(delta(text))
+    assert taken == ["a", "b", "no"], "nothing overtakes an unread delta"
+    assert (await mailbox.take()).text == "noc"
+    mailbox.put(delta("d"))
+    assert taken[-1] == "d"
+    mailbox.offer_to(None)
+    mailbox.put(delta("e"))
+    assert (await mailbox.take()).text == "e"

@@ -151,6 +151,10 @@ class FakeStream:
         self._tracker = ReasoningTracker({}, request.sampling.reasoning)
         self._abort = abort
         self._is_over = False
+        self._take: Callable[[TextDelta], bool] | None = None
+
+    def offer_to(self, take: Callable[[TextDelta], bool] | None) -> None:
+        self._take = take
 
     def readout(self, kind: type[Readout]) -> Any:
         return self.readouts[kind]
@@ -163,6 +167,8 @@ class FakeStream:
         if not self._tracker.is_answer:
             self._tracker.advance(delta.text)
             self.num_reasoning_tokens = 0 if self._tracker.is_undecided else self.num_output_tokens
+        if self._take is not None and not self.waiting and self._take(delta):
+            return
         self.waiting.append(delta)
         if not self._tracker.is_undecided or delta.finish_reason is not None:
             self.news.set()  # else it is held, as what may begin reasoning is

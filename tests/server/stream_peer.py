@@ -1,10 +1,11 @@
-"""An ASGI peer that reads the stream of an answer."""
+"""An ASGI peer that reads the stream of an answer, and a connection that keeps its chunks."""
 
 import asyncio
 import math
 
 from starlette.types import Message
 
+from server.connections import STATE as CONNECTION
 from server.stream import EventStream, Frames
 from server.watch import STATE, Watch
 
@@ -42,3 +43,22 @@ class Peer:
         response = EventStream(frames, ping_seconds=ping_seconds, send_timeout_seconds=send_timeout_seconds)
         async with asyncio.timeout(20):
             await response(self.scope, self.receive, self.send)
+
+
+class Chunks:
+    """Stands in for a connection: keeps the chunks that are sent, in order with the messages of its peer."""
+
+    def __init__(self, peer: Peer) -> None:
+        peer.scope["state"][CONNECTION] = self  # type: ignore[index]
+        self._peer = peer
+        self.is_slow = False
+        self.sent: list[bytes] = []
+        self.has_sent = asyncio.Event()
+
+    def write_chunk(self, data: bytes) -> None:
+        assert [message["type"] for message in self._peer.messages] == ["http.response.start"]
+        self.sent.append(data)
+        self.has_sent.set()
+
+    async def send_chunk(self, data: bytes) -> None:
+        self.write_chunk(data)

@@ -193,7 +193,7 @@ async def test_chunks_leave_with_the_head_and_with_the_end() -> None:
         await connection.send_chunk(b"second")
         await connection.send_chunk(b"third")
         await asyncio.sleep(0)
-        await connection.send_chunk(b"last", is_last=True)
+        await connection.send_chunk(b"last")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     first, second, last = await writes_of(streams)
@@ -215,7 +215,7 @@ async def test_chunks_are_those_of_hypercorn() -> None:
         assert connection is not None
         await send({"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]})
         await connection.send_chunk(b"first")
-        await connection.send_chunk(b"x" * 1000, is_last=True)
+        await connection.send_chunk(b"x" * 1000)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     one, *others = [

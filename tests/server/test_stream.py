@@ -13,7 +13,6 @@ from starlette.types import Message
 from engine.outputs import FinishReason, TextDelta
 from engine.request import Request, SamplingParams
 from server.answer import Answer
-from server.connections import STATE as CONNECTION
 from server.errors import DeadlinePassed
 from server.routes.openai.frames import ChatFrames, CompletionFrames
 from server.schema.chat import ChatChunk
@@ -23,7 +22,7 @@ from server.stream import PING
 from server.watch import ClientGone
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine, FakeStream
-from tests.server.stream_peer import Peer
+from tests.server.stream_peer import Chunks, Peer
 
 
 def data_lines(body: str) -> list[str]:
@@ -293,30 +292,66 @@ async def test_pings_are_comments_and_bring_the_head() -> None:
     assert done == "[DONE]"
 
 
-async def test_head_comes_with_the_first_event_and_the_end_with_the_last() -> None:
-    engine, peer = FakeEngine(), Peer()
-    sent: list[tuple[bytes, bool]] = []
-    has_sent = asyncio.Event()
-
-    class Chunks:
-        async def send_chunk(self, data: bytes, *, is_last: bool = False) -> None:
-            assert peer.messages, "the head comes first"
-            sent.append((data, is_last))
-            has_sent.set()
-
-    peer.scope["state"][CONNECTION] = Chunks()
-    frames = frames_of(engine, "hang", kind=CompletionFrames)
+async def begin(text: str) -> tuple[FakeStream, Peer, Chunks, "asyncio.Task[None]"]:
+    """A completion whose first event has been sent in a chunk: its stream, and who reads it."""
+    peer = Peer()
+    chunks = Chunks(peer)
+    frames = frames_of(FakeEngine(), "hang", kind=CompletionFrames)
     reading = asyncio.create_task(peer.read(frames))
     for _ in range(10):
         await asyncio.sleep(0)
     assert not peer.messages, "nothing is sent before the first event"
-    frames.answer.streams[0].put(TextDelta("a", 1))
-    await has_sent.wait()
-    frames.answer.streams[0].put(TextDelta("b", 1, FinishReason.STOP))
+    [stream] = frames.answer.streams
+    stream.put(TextDelta(text, 1))
+    await chunks.has_sent.wait()
+    await asyncio.sleep(0)
+    return stream, peer, chunks, reading
+
+
+def texts_of(chunk: bytes) -> list[str]:
+    """The texts of the events in a chunk."""
+    return [json.loads(line)["choices"][0]["text"] for line in data_lines(chunk.decode()) if line != "[DONE]"]
+
+
+async def test_head_comes_with_the_first_event_and_the_end_with_the_last() -> None:
+    stream, peer, chunks, reading = await begin("a")
+    stream.put(TextDelta("b", 1, FinishReason.STOP))
     await reading
-    assert [is_last for _, is_last in sent] == [False, True]
-    assert len(data_lines(sent[1][0].decode())) == 3, "text, reason and [DONE]"
+    assert [texts_of(chunk) for chunk in chunks.sent] == [["a"], ["b", ""]]
+    assert chunks.sent[-1].endswith(b"data: [DONE]\n\n")
     assert [message["type"] for message in peer.messages] == ["http.response.start", "http.response.body"]
+
+
+async def test_text_is_sent_without_waking_the_task() -> None:
+    stream, _, chunks, reading = await begin("a")
+    stream.put(TextDelta("b", 1))
+    assert texts_of(chunks.sent[-1]) == ["b"], "it is sent in the turn in which it comes"
+    chunks.is_slow = True
+    stream.put(TextDelta("c", 1))
+    chunks.is_slow = False
+    stream.put(TextDelta("d", 1))
+    assert len(chunks.sent) == 2, "what comes later does not overtake what waits"
+    stream.put(TextDelta("e", 1, FinishReason.LENGTH))
+    await reading
+    assert [texts_of(chunk) for chunk in chunks.sent] == [["a"], ["b"], ["cde", ""]]
+    stream.put(TextDelta("f", 1))
+    assert len(chunks.sent) == 3, "nothing follows the end"
+
+
+async def test_bug_in_text_sent_without_the_task_ends_the_stream(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream, _, chunks, reading = await begin("a")
+
+    def broken(self: CompletionFrames, index: int, delta: TextDelta) -> bytes:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(CompletionFrames, "delta", broken)
+    stream.put(TextDelta("b", 1))
+    await reading
+    error, done = data_lines(chunks.sent[-1].decode())
+    assert (json.loads(error)["error"]["code"], done) == ("internal_error", "[DONE]")
+    assert "a bug" in caplog.text
 
 
 async def test_slow_reader_gets_merged_text() -> None:
