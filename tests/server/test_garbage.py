@@ -1,12 +1,19 @@
 """The collector walks what is new and not what start-up made, and runs in full when no request is open."""
 
+import asyncio
 import gc
+import json
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
+from engine.config import EngineConfig
+from server.app import build_app
 from server.garbage import MAX_NEW_OBJECTS, MIN_NEW_OBJECTS, IdleCollector, collect_rarely
+from server.lifecycle import Server, bind
+from server.settings import ServerConfig, Settings
+from tests.server.fake_engine import FakeEngine
 
 
 class Knot:
@@ -52,3 +59,39 @@ def test_cycles_beside_running_requests_are_bounded() -> None:
 
 def test_what_start_up_made_is_not_walked() -> None:
     assert gc.get_freeze_count() > MIN_NEW_OBJECTS
+
+
+async def stream_once(port: int) -> bytes:
+    """Stream an answer over a connection of its own."""
+    body = json.dumps({"messages": [{"role": "user", "content": "tokens=5"}], "stream": True}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+async def test_a_streamed_request_leaves_no_cycles_of_ours(engine: FakeEngine) -> None:
+    listener = bind("127.0.0.1", 0)
+    server = Server(Settings(EngineConfig(), ServerConfig()), listener)
+    http = asyncio.create_task(server.serve_http(build_app(engine, ServerConfig())))
+    port = listener.getsockname()[1]
+    assert b"data: [DONE]" in await stream_once(port)  # the first one fills caches
+    await asyncio.sleep(0.05)
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        await stream_once(port)
+        await asyncio.sleep(0.05)
+        gc.collect()
+        kinds = {type(found).__module__.partition(".")[0] for found in gc.garbage}
+        names = sorted({type(found).__qualname__ for found in gc.garbage})
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        await server.end_http(http)
+    assert not kinds & {"engine", "hypercorn", "server", "starlette"}, names
