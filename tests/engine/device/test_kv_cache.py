@@ -1,6 +1,8 @@
 """The pages of layers with tokens of different sizes, in one pool."""
 
+import mmap
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,6 +37,18 @@ def test_one_kind_of_layer_has_pages_of_its_own_shape():
     assert (cache.page_scales, cache.windows, cache.num_tokens) == ((1,), (0,), 160)
     pointers = {tensor.data_ptr() for layer in cache.layers for tensor in layer.tensors}
     assert len(pointers) == 6, "no layer shares its memory"
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_a_pool_takes_memory_only_as_its_pages_are_used():
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    model, before = decoder_with((4, 0), (4, 0)), resident_bytes()
+    cache = KVCache.of(model, 65_536, 16)
+    size = sum(tensor.nbytes for pool in cache.pools for tensor in pool)
+    taken = resident_bytes() - before
+    assert taken < size / 50, f"{taken:,} of {size:,} bytes are resident before the first token"
 
 
 def test_groups_share_the_tensors_of_the_pool():
