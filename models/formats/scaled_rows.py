@@ -48,6 +48,8 @@ class ScaledRows(UnquantizedWeights):
 
     def _fill_rows(self, first: int, rows: Tensor) -> None:
         kept_values, kept_scale = self._allocate()
+        if rows.is_meta:  # where arithmetic imports torch._dynamo and sympy: a second, and 70 MB
+            return
         for part in torch.split(rows.to(self._device), max(1, _PART_VALUES // rows.shape[1])):
             values, scale = quantize_rows(part.contiguous(), self.values_dtype)
             kept_values[first : first + len(part)].copy_(values[:, self._columns])
