@@ -24,12 +24,13 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends tini gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --create-home monoloop \
-    && install -d -o monoloop -g monoloop /models
+    && install -d -o monoloop -g monoloop /models /models/kernels
 COPY --from=build /opt/monoloop /opt/monoloop
 ENV PATH=/opt/monoloop/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HF_HOME=/models/hub \
     MONOLOOP_CACHE_DIR=/models \
+    NUMBA_CACHE_DIR=/models/kernels \
     MONOLOOP_HOST=0.0.0.0
 USER monoloop
 WORKDIR /home/monoloop

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from kernels.cpu.sampling import greedy_tokens
+from kernels.cpu import sampling as cpu
 from kernels.dispatch import dispatch, tl, triton
 from kernels.philox import philox_uniform, uniform_torch
 from kernels.row_search import gather_candidates, kth_key, load_logits, mass_key, order_key, scan_row
@@ -368,7 +368,7 @@ def _draw(weights, seed, position):
     return torch.searchsorted(cumulative, target.unsqueeze(1), right=True).clamp_(max=weights.shape[1] - 1)
 
 
-def _sample_cpu(
+def sample_cpu(
     logits: torch.Tensor,
     slots: torch.Tensor,
     temperature: torch.Tensor,
@@ -378,9 +378,7 @@ def _sample_cpu(
     seed: torch.Tensor,
     position: torch.Tensor,
 ) -> torch.Tensor:
-    if (temperature.numpy()[slots.numpy()] < GREEDY_BELOW).all():
-        return greedy_tokens(logits)
-    return sample_torch(logits, slots, temperature, top_k, top_p, min_p, seed, position)
+    return cpu.sample(logits, slots, temperature, top_k, top_p, min_p, seed, position, GREEDY_BELOW)
 
 
-sample = dispatch(sample_triton, sample_torch, _sample_cpu)
+sample = dispatch(sample_triton, sample_torch, sample_cpu)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.eight_bit_linear import eight_bit_linear
+from kernels.embedding_rows import embedding_rows
 from models.formats.base import LinearShape, MakeLinear, Shard
 from models.formats.dense import with_dense_head
 from models.formats.scaled_rows import ScaledRows
@@ -33,8 +34,7 @@ class Int8Weights(ScaledRows):
 
     def embed(self, indices: Tensor) -> Tensor:
         assert self._values is not None and self._scale is not None, "read before it was filled"
-        rows = self._values[indices].float() * self._scale[indices, None]
-        return rows.to(self._dtype)
+        return embedding_rows(self._scale, self._values, indices).to(self._dtype)
 
     def _product(self, x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         return eight_bit_linear(x, values, scale, bias)

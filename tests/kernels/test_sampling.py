@@ -242,3 +242,24 @@ def test_rows_read_the_parameters_of_their_slots(target: Target):
     by_slot[1] = by_slot[1].to(torch.int32)
     result = sample(*target.to(logits, order, *by_slot, torch.as_tensor(position, dtype=torch.int64)))
     assert torch.equal(result.cpu(), expected)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, of NaN
+def test_the_most_likely_token_of_long_rows(target: Target):
+    """Ties, masked tokens and rows without a finite maximum, in rows of several blocks."""
+    nan, inf = float("nan"), float("inf")
+    logits = torch.randn(9, 2500)[:, :2499]
+    logits[1, [700, 2300]] = 9.0
+    logits[2] = -inf
+    logits[3, 1500] = nan
+    logits[4, 1500] = -torch.tensor(nan)
+    logits[5, 2000] = inf
+    logits[6, :] = -inf
+    logits[6, 2498] = -1e30
+    logits[7] = -logits[7].abs() - 1
+    logits[8] = -logits[8].abs()
+    logits[8, 1200], logits[8, 1300] = -0.0, 0.0
+    expected = logits.argmax(-1)
+    expected[2:6] = -1
+    assert run(target, logits, 0.0, 0, 1.0, 0.0, 1, 1).tolist() == expected.tolist()
+    assert (expected[1], expected[8]) == (700, 1200)

@@ -18,6 +18,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.quantization_config import QuantizationMethod
 
+from kernels.dispatch import forced
 from kernels.quantize_rows import quantize_rows
 from models.errors import ModelError
 from models.families import phi3, qwen3_moe
@@ -43,7 +44,7 @@ ODD = {
 
 # Largest difference of what ranks that divide the inputs compute, relative to the largest result, in formats
 # where each rank quantizes its part of the activations.
-ERROR_OF_PARTS = {"fp8": 0.05}
+ERROR_OF_PARTS = {"fp8": 0.05, "int8": 5e-4}
 
 
 def made(name, shape, shard, tensors):
@@ -313,7 +314,8 @@ def test_int8_is_its_own_dequantized_weights(tied, tmp_path):
     model.save_pretrained(tmp_path / "rounded")
     ids, chunks = prompt(70), [30, 1, 39]
     expected = forward_logits(load(files_of(tmp_path / "rounded"), torch.float32, CPU), ids, chunks)
-    found = forward_logits(decoder, ids, chunks)
+    with forced("torch"):  # compiled products round activations to 14 bits
+        found = forward_logits(decoder, ids, chunks)
     worst = (found - expected).abs().max().item() / expected.abs().max().item()
     assert worst < TOLERANCE, f"logits differ by {worst:.1e} of the largest"
     assert tied == (decoder.embedding.weights is decoder.output.weights), "a tied table exists once"
