@@ -17,10 +17,12 @@ from torch import Tensor
 
 from kernels.cpu.compiler import compiled, floats, int8s, int16s, prange
 from kernels.cpu.dot_products import dot_tile, num_lanes
+from kernels.cpu.kv_heads import prefetch
 
 _LIMIT = 8191  # with weights of 7 bits and a sign 2,048 products stay below 2**31
 _CHUNK = 2048
 _ROUNDER = np.float32(1.5 * 2**23)
+_MANY_VALUES = 1 << 15  # which one thread quantizes in 15 µs; to share a loop out costs up to 10
 _BLOCK = 32  # rows of the weight whose results are scaled while they are in the cache
 _LANES = num_lanes()
 # The tile fits into the registers of either instruction set. A single token is limited by memory, which is
@@ -66,6 +68,8 @@ def _multiply(
     while row < end_row:
         is_tile = in_tiles > 0 and row + _ROWS <= end_row
         num_rows = _ROWS if is_tile else 1
+        if is_tile:  # memory is idle while a tile is multiplied
+            prefetch(weight_ptr + (row + _ROWS) * in_features, _ROWS * in_features)
         for start in range(0, even, _CHUNK):
             size = min(_CHUNK, even - start)
             x_ptr, row_ptr = values_ptr + 2 * start, weight_ptr + row * in_features + start
@@ -102,7 +106,7 @@ def _linear_kernel(
     num_tokens, in_features, out_features, has_bias,
 ):  # fmt: skip
     """Quantize the tokens, and multiply."""
-    if num_tokens < _TOKENS:
+    if num_tokens * in_features < _MANY_VALUES:
         for token in range(num_tokens):
             _quantize(x_ptr, x_stride, values_ptr, scales_ptr, in_features, token)
     else:
