@@ -194,7 +194,8 @@ class ModelRunner:
                     f"{config.max_num_seqs} rows and {token_budget} tokens need "
                     f"{does_not_fit(model.device)}; lower kv_tokens, max_num_seqs or token_budget"
                 ) from error
-            compile_kernels(model, config.page_size, config.kv_dtype, token_budget)
+            max_tokens = min(token_budget, runner.max_model_len - 1)
+            compile_kernels(runner.launch, model, kv_cache, max_tokens)
             return runner
 
     def launch(self, plan: StepPlan, on_wait: Callable[[], None] = lambda: None) -> ComputedStep | QueuedStep:

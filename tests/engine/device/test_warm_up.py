@@ -4,23 +4,31 @@ import pytest
 import torch
 
 from engine.device import warm_up
+from engine.device.kv_cache import KVCache
 from kernels.cpu import compiler
 from models.loader import random_decoder
 from models.shapes import SHAPES
 
+CPU = torch.device("cpu")
+
 
 @pytest.mark.skipif(not compiler.is_available(), reason="needs numba")
-@pytest.mark.parametrize("kv_dtype", ["auto", "bfloat16"])
-def test_a_decode_step_and_a_prompt_are_computed(kv_dtype):
-    model = random_decoder(SHAPES["tiny"], torch.float32, torch.device("cpu"), quantization="int8")
-    steps = []
-    body = model.body
-    model.body = lambda batch, kv: steps.append(len(batch.positions)) or body(batch, kv)
-    warm_up.compile_kernels(model, 16, kv_dtype, token_budget=40)
-    assert steps == [1, 40]
+@pytest.mark.parametrize(("max_tokens", "expected"), [(40, 40), (10_000, 63), (0, None)])
+def test_a_prompt_that_fits_and_a_decode_step_are_launched(max_tokens, expected):
+    model = random_decoder(SHAPES["tiny"], torch.float32, CPU)
+    plans = []
+    warm_up.compile_kernels(plans.append, model, KVCache.of(model, 4, 16), max_tokens)
+    if expected is None:
+        assert plans == []
+        return
+    prompt, decode = plans
+    assert (prompt.query_lens, prompt.num_logits, prompt.starts) == ([expected], [1], [0])
+    assert prompt.new_pages[0] == (tuple(range(expected // 16 + 1)),)
+    assert (decode.query_lens, decode.starts) == ([1], [expected])
 
 
 def test_a_model_without_compiled_kernels_is_left_alone():
-    model = random_decoder(SHAPES["tiny"], torch.bfloat16, torch.device("cpu"))
-    model.body = None
-    warm_up.compile_kernels(model, 16, "auto", token_budget=40)
+    model = random_decoder(SHAPES["tiny"], torch.bfloat16, CPU)
+    plans = []
+    warm_up.compile_kernels(plans.append, model, KVCache.of(model, 4, 16), 40)
+    assert plans == []
