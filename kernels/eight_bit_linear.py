@@ -102,9 +102,11 @@ def eight_bit_linear_torch(x: Tensor, weight: Tensor, scale: Tensor, bias: Tenso
     return out
 
 
-def _eight_bit_linear_cpu(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+def _rounded_cpu(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
     is_int8 = weight.dtype == torch.int8 and num_lanes() > 0
     return (eight_bit_linear_cpu if is_int8 else eight_bit_linear_torch)(x, weight, scale, bias)
 
 
-eight_bit_linear = dispatch(eight_bit_linear_triton, eight_bit_linear_torch, _eight_bit_linear_cpu)
+eight_bit_linear = dispatch(eight_bit_linear_triton, eight_bit_linear_torch)
+# The same with activations that are rounded to 14 bits on a CPU: for weights that were rounded, too.
+eight_bit_linear_rounded = dispatch(eight_bit_linear_triton, eight_bit_linear_torch, _rounded_cpu)

@@ -8,7 +8,7 @@ and output head are int8, too: of a small model they are a fifth of all weights.
 import torch
 from torch import Tensor
 
-from kernels.eight_bit_linear import eight_bit_linear
+from kernels.eight_bit_linear import eight_bit_linear, eight_bit_linear_rounded
 from kernels.embedding_rows import embedding_rows
 from models.formats.base import LinearShape, MakeLinear, Shard
 from models.formats.dense import with_dense_head
@@ -18,12 +18,12 @@ from models.formats.scaled_rows import ScaledRows
 def conversion(dtype: torch.dtype, device: torch.device, shard: Shard) -> MakeLinear:
     """Return a maker of int8 linears; embedding and output head stay dense, but not beside float32."""
     if dtype == torch.float32:
-        return lambda _address, shape: Int8Weights(shape, dtype, device, shard)
-    return with_dense_head(Int8Weights, dtype, device, shard)
+        return lambda _address, shape: ConvertedInt8Weights(shape, dtype, device, shard)
+    return with_dense_head(ConvertedInt8Weights, dtype, device, shard)
 
 
 class Int8Weights(ScaledRows):
-    """Rows of int8 and their scales."""
+    """Rows of int8 and their scales, as a checkpoint may store them."""
 
     values_dtype = torch.int8
 
@@ -38,3 +38,10 @@ class Int8Weights(ScaledRows):
 
     def _product(self, x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         return eight_bit_linear(x, values, scale, bias)
+
+
+class ConvertedInt8Weights(Int8Weights):
+    """Rows of int8 that unquantized weights were rounded to. Activations may be rounded, too, more finely."""
+
+    def _product(self, x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        return eight_bit_linear_rounded(x, values, scale, bias)

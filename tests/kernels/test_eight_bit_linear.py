@@ -6,7 +6,8 @@ Covers kernels/cpu/eight_bit_linear.py and kernels/cpu/dot_products.py.
 import pytest
 import torch
 
-from kernels.eight_bit_linear import eight_bit_linear, eight_bit_linear_triton, launch_shape
+from kernels.eight_bit_linear import eight_bit_linear_rounded as eight_bit_linear
+from kernels.eight_bit_linear import eight_bit_linear_triton, launch_shape
 from tests.kernels.conftest import Target
 from tests.kernels.tolerances import assert_close
 
