@@ -150,5 +150,6 @@ def test_only_the_token_with_a_value_that_is_not_finite_is_nan(target: Target, v
 
 
 def test_tokens_of_zeros_have_results_of_zero(target: Target):
-    result = eight_bit_linear(torch.zeros(5, 64), torch.ones(8, 64, dtype=torch.int8), torch.ones(8))
+    weight = torch.ones(8, 64, dtype=torch.int8)
+    result = eight_bit_linear(*target.to(torch.zeros(5, 64), weight, torch.ones(8)))
     assert not result.any()
