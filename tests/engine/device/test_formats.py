@@ -10,7 +10,9 @@ from engine.config import EngineConfig
 from engine.device import formats
 from engine.device.formats import choose, layer_shapes, time_candidate, with_formats
 from engine.startup import find
+from kernels.expert_routing import RouterOptions
 from models.shapes import SHAPES
+from models.spec import MoeSpec
 from tests.tiny_checkpoint import write_checkpoint
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -76,6 +78,24 @@ def test_the_log_says_what_was_chosen_and_why(files, compiles, caplog):
     assert "quantization: int8, whose kernels are compiled for this CPU" in caplog.text
 
 
+def test_a_cpu_without_vectors_of_integers_has_no_compiled_int8(files, compiles, monkeypatch):
+    compiles(True)
+    monkeypatch.setattr(formats, "num_lanes", lambda: 0)
+    assert chosen(files, quantization="int8") == ("auto", "int8", "auto")
+    name, why = choose(TINY, lambda call: 1.0)
+    assert name in ("fp16", "dense")
+    assert "neither AVX2 nor AVX512" in why
+
+
+def test_a_model_with_experts_stays_dense(compiles):
+    compiles(True)
+    experts = MoeSpec(4, 32, RouterOptions(2), "silu")
+    layers = tuple(replace(layer, mlp=experts) for layer in TINY.layers)
+    name, why = choose(replace(TINY, layers=layers), lambda call: 1.0)
+    assert name == "dense"
+    assert "experts" in why
+
+
 @pytest.mark.parametrize(
     ("times", "is_independent", "expected"),
     [
@@ -93,7 +113,7 @@ def test_the_fastest_with_independent_rows(compiles, monkeypatch, times, is_inde
         return formats.Timed(name, times[name], name in is_independent) if name in times else None
 
     monkeypatch.setattr(formats, "time_candidate", timed)
-    name, why = choose(lambda: TINY, lambda call: 1.0)
+    name, why = choose(TINY, lambda call: 1.0)
     assert name == expected
     assert "since numba is not installed" in why
 
