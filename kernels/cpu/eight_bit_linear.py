@@ -6,9 +6,9 @@ result depends neither on the tokens beside it nor on the order of sums, bit for
 Milliseconds of all products of a SmolLM2-135M step on two cores of an AMD EPYC (Zen 5):
 
     tokens                          1      4     16     64    256
-    this                          3.8    5.4   16.7     48    145
-    oneDNN, packed bfloat16       7.5    7.8   10.7     25     75
-    oneDNN, packed float32       13.6   13.3   18.4     45    201
+    this                          4.1    5.7   13.7     39    138
+    oneDNN, packed bfloat16       7.7    7.8   11.3     25     81
+    oneDNN, packed float32       15.3   14.3   19.5     49    193
 """
 
 import numpy as np

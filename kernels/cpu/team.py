@@ -32,9 +32,6 @@ _control_address = (_words.ctypes.data + 63) // 64 * 64  # on a cache line's bor
 llvmlite.binding.add_symbol(SYMBOL, _control_address)  # before anything that reads it is compiled
 
 PARTS_PER_THREAD = 4  # more balance better, and each costs 0.1 µs
-MAX_PARTS = 2**15
-MAX_ARGS = 256
-MAX_DIMENSIONS = 64
 LOOKS_BEFORE_SLEEP = 4_000  # of about 0.3 µs on an idle core
 
 _yield = types.ExternalFunction("sched_yield", types.int32())
@@ -128,6 +125,7 @@ def _run_part(job, part, num_parts):
     start, stop = _get(_word(job, _START), 0), _get(_word(job, _STOP), 0)
     dimensions, args = _get(_word(job, _DIMENSIONS), 0), _get(_word(job, _ARGS), 0)
     steps = _get(_word(job, _STEPS), 0)
+    # A loop has an argument and some dimensions for each array and number that its body uses: a dozen or two.
     own_dimensions, own_args, schedule = _stack(64), _stack(256), _stack(2)
     _set(own_dimensions, 1)
     for i in range(1, _get(_word(job, _NUM_DIMENSIONS), 0) + 1):

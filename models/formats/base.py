@@ -125,8 +125,11 @@ class LinearWeights(ABC):
         return expert_sum(self.grouped_matmul(x, groups), weights, shared, shared_gate)
 
     def embed(self, indices: Tensor) -> Tensor:
-        """Return rows of the weight, [n, in_features] in the model's dtype, by indices [n]."""
-        raise NotImplementedError
+        """Return rows of the weight, [n, in_features] in the model's dtype, by indices [n].
+
+        Called only if `embeds` is True.
+        """
+        raise AssertionError(f"{type(self).__name__} does not embed")
 
     def share(self, table: Tensor) -> bool:
         """Use the table of the tied embedding, [vocab_size, hidden_size], as the weight of the output head.
