@@ -43,4 +43,4 @@ def compile_kernels(
         launch(StepPlan.of(1, [Row(0, 0, length)]))
     seconds = time.perf_counter() - start
     if seconds > _SLOW_SECONDS:
-        logger.info("compiled the CPU kernels in %.1f s; the next start finds them in a cache", seconds)
+        logger.info("compiled the CPU kernels in %.1f s", seconds)
