@@ -97,7 +97,7 @@ def all_formats() -> list[Format]:
     """Return bfloat16, each conversion and each KV dtype by itself, some pairs, and those of CPUs."""
     weights = [name for name in CONVERSIONS if name not in ("dense", "fp16")]
     kinds = [kind for kind in get_args(KVDtype) if kind not in ("auto", "bfloat16")]
-    names = ("fp8+fp8", "int4+int8", "32:int8+bfloat16", "32:fp16+bfloat16")
+    names = ("fp8+fp8", "int4+int8", "32:int8+int8", "32:int8+bfloat16", "32:fp16+bfloat16")
     pairs = [Format.of(name) for name in names]
     return [Format(), *map(Format, weights), *(Format(kv_dtype=kind) for kind in kinds), *pairs]
 

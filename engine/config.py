@@ -44,11 +44,11 @@ class EngineConfig(BaseModel):
     device: DeviceKind = Field("auto", description="device to run on; auto: cuda if available, otherwise cpu")
     kv_dtype: KVDtype = Field(
         "auto",
-        description="how keys and values are stored; auto: in the model's dtype, and in bfloat16 on a CPU "
-        "whose dtype is auto and weights int8 or fp16; bfloat16 (on a CPU beside a dtype of float32); fp8 "
-        "(e4m3, with the checkpoint's k_scale and v_scale if it has them) and int8 (a scale for each token "
-        "and head) take half the memory of 16 bits, int4 (a scale and a minimum for 32 values) less than a "
-        "third",
+        description="how keys and values are stored; auto: in the model's dtype, but on a CPU whose dtype is "
+        "auto in int8 beside weights of int8, and in bfloat16 beside those of fp16 or if keys have a bias; "
+        "bfloat16 (on a CPU beside a dtype of float32); fp8 (e4m3, with the checkpoint's k_scale and v_scale "
+        "if it has them) and int8 (a scale for each token and head) take half the memory of 16 bits, int4 (a "
+        "scale and a minimum for 32 values) less than a third",
     )
     page_size: Literal[1, 16, 32, 64] = Field(16, description="tokens per KV page")
     kv_tokens: int | None = Field(

@@ -10,7 +10,7 @@ since it imports torch.
 
 from engine.bench.ops import OP_NAMES, OpTime, measure_ops
 from engine.bench.probe import Ceilings
-from engine.bench.steps import SHAPE_NAMES, StepsToMeasure, StepTime, measure_steps
+from engine.bench.steps import SHAPE_NAMES, StepsToMeasure, StepTime, measure_steps, with_formats
 
 __all__ = [
     "OP_NAMES",
@@ -21,4 +21,5 @@ __all__ = [
     "StepsToMeasure",
     "measure_ops",
     "measure_steps",
+    "with_formats",
 ]

@@ -17,6 +17,7 @@ import torch
 from engine.bench.probe import Ceilings, Probe
 from engine.config import EngineConfig
 from engine.device.devices import choose_device, choose_dtype, set_up_thread
+from engine.device.formats import of_spec
 from engine.device.kv_cache import kv_storage
 from engine.device.runner import ModelRunner
 from engine.device.thread import LaunchedStep
@@ -81,6 +82,11 @@ class StepsToMeasure:
         """Return the size of a pool that holds all sequences."""
         decode_pages = self.max_batch * -(-(self.context + NUM_DECODE_STEPS + 1) // page_size)
         return page_size * max(decode_pages, -(-self.max_model_len // page_size))
+
+
+def with_formats(shape: str, config: EngineConfig) -> EngineConfig:
+    """Return the settings with all formats chosen as a server does for a model of a shape."""
+    return of_spec(config, SHAPES[shape], choose_device(config))
 
 
 def measure_steps(

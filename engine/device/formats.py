@@ -44,23 +44,34 @@ def with_formats(config: EngineConfig, files: ModelFiles, device: torch.device) 
     if device.type != "cpu" or config.dtype != "auto":
         return config
     try:
-        if config.quantization == "auto" and not loader.is_quantized(files):
-            set_up_thread(config, device)
-            chosen, why = choose(loader.read_spec(files), seconds_of)
-            config = config.model_copy(update={"quantization": chosen})
-            logger.info("quantization: %s, %s", chosen, why)
+        return of_spec(config, loader.read_spec(files), device, is_quantized=loader.is_quantized(files))
     except loader.ModelError as error:
         raise ModelError(str(error)) from error
-    return beside_float32(config)
 
 
-def beside_float32(config: EngineConfig) -> EngineConfig:
-    """Return the settings of a CPU with float32 and KV in bfloat16 if its products are those of float32."""
+def of_spec(
+    config: EngineConfig, spec: DecoderSpec, device: torch.device, *, is_quantized: bool = False
+) -> EngineConfig:
+    """Return the settings with all formats chosen for a model that is known by its architecture."""
+    if device.type != "cpu" or config.dtype != "auto":
+        return config
+    if config.quantization == "auto" and not is_quantized:
+        set_up_thread(config, device)
+        chosen, why = choose(spec, seconds_of)
+        config = config.model_copy(update={"quantization": chosen})
+        logger.info("quantization: %s, %s", chosen, why)
     is_compiled = config.quantization == "int8" and _obstacle_to_int8() is None
     if config.quantization != "fp16" and not is_compiled:
         return config
-    kv_dtype = "bfloat16" if config.kv_dtype == "auto" else config.kv_dtype
+    kv_dtype = config.kv_dtype
+    if kv_dtype == "auto":
+        kv_dtype = "int8" if is_compiled and not _has_key_bias(spec) else "bfloat16"
     return config.model_copy(update={"dtype": "float32", "kv_dtype": kv_dtype})
+
+
+def _has_key_bias(spec: DecoderSpec) -> bool:
+    """Return True if keys have a bias: a large one leaves few steps of int8 to the other values of a head."""
+    return any(layer.attention.qkv_bias for layer in spec.layers)
 
 
 def choose(spec: DecoderSpec, timer: Timer) -> tuple[str, str]:

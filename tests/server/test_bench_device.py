@@ -11,12 +11,13 @@ import pytest
 from server import cli
 
 TINY = ["--shape", "tiny", "--device", "cpu", "--batch", "1,2", "--context", "20", "--prefill", "33"]
+FLOAT32 = ["--dtype", "float32"]  # which no CPU replaces by other formats
 
 
 def test_static_prints_a_table_and_writes_the_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["bench", "static", *TINY, "--json", str(tmp_path / "static.json")]) == 0
+    assert cli.main(["bench", "static", *TINY, *FLOAT32, "--json", str(tmp_path / "static.json")]) == 0
     shown = capsys.readouterr().out
     assert "tiny on" in shown and "floor ms" in shown
     document = json.loads((tmp_path / "static.json").read_text())
@@ -29,8 +30,17 @@ def test_static_prints_a_table_and_writes_the_figures(
 
 
 def test_static_measures_converted_weights_and_kv(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "static", *TINY, "--quantization", "int8", "--kv-dtype", "int4"]) == 0
+    formats = ["--quantization", "int8", "--kv-dtype", "int4"]
+    assert cli.main(["bench", "static", *TINY, *FLOAT32, *formats]) == 0
     assert "tiny in int8, KV in int4 on" in capsys.readouterr().out
+
+
+def test_static_chooses_formats_as_serve_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.device.formats.choose", lambda spec, timer: ("dense", "for a test"))
+    assert cli.main(["bench", "static", *TINY]) == 0
+    assert "tiny in dense on" in capsys.readouterr().out
 
 
 def test_kernel_measures_the_ops_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

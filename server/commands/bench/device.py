@@ -80,6 +80,7 @@ def static(settings: StaticSettings) -> int:
                 include={"device", "dtype", "quantization", "kv_dtype", "page_size", "kv_tokens"}
             )
         )
+        config = bench.with_formats(settings.shape, config)
         with console.status(f"making {settings.shape}"):
             ceilings, rows = bench.measure_steps(
                 settings.shape,
@@ -97,10 +98,10 @@ def static(settings: StaticSettings) -> int:
     except ValueError as error:
         raise explain(error) from error
     title = settings.shape
-    if settings.quantization != "auto":
-        title += f" in {settings.quantization}"
-    if settings.kv_dtype != "auto":
-        title += f", KV in {settings.kv_dtype}"
+    if config.quantization != "auto":
+        title += f" in {config.quantization}"
+    if config.kv_dtype != "auto":
+        title += f", KV in {config.kv_dtype}"
     return show(console, title, settings.json_file, asdict(ceilings), [asdict(row) for row in rows])
 
 

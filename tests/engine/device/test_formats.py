@@ -39,9 +39,9 @@ def chosen(files, device=CPU, **settings):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, ("float32", "int8", "bfloat16")),
-        ({"kv_dtype": "int8"}, ("float32", "int8", "int8")),
-        ({"quantization": "int8"}, ("float32", "int8", "bfloat16")),
+        ({}, ("float32", "int8", "int8")),
+        ({"kv_dtype": "bfloat16"}, ("float32", "int8", "bfloat16")),
+        ({"quantization": "int8"}, ("float32", "int8", "int8")),
         ({"quantization": "fp16"}, ("float32", "fp16", "bfloat16")),
         ({"quantization": "dense"}, ("auto", "dense", "auto")),
         ({"quantization": "int4"}, ("auto", "int4", "auto")),
@@ -53,6 +53,13 @@ def chosen(files, device=CPU, **settings):
 def test_a_cpu_with_compiled_kernels(files, compiles, settings, expected):
     compiles(True)
     assert chosen(files, **settings) == expected
+
+
+def test_keys_with_a_bias_stay_in_bfloat16(compiles):
+    compiles(True)
+    biased = TINY.with_attention(lambda _, attention: replace(attention, qkv_bias=True))
+    config = formats.of_spec(EngineConfig(), biased, CPU)
+    assert (config.quantization, config.kv_dtype) == ("int8", "bfloat16")
 
 
 def test_a_gpu_has_the_formats_of_the_checkpoint(files, compiles):
