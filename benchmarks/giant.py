@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import parser, show
-from benchmarks.in_process import Recorder, engine_around
+from benchmarks.in_process import Recorder, engine_around, run
 from engine import Engine
 from engine.bench.steps import SHAPE_NAMES, random_runner
 from engine.config import EngineConfig
@@ -182,7 +182,7 @@ def main() -> None:
     flags.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     flags.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
     args = flags.parse_args()
-    show("a giant among running streams", asyncio.run(measure(args)), args.json)
+    show("a giant among running streams", run(measure(args)), args.json)
 
 
 if __name__ == "__main__":

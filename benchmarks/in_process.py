@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,12 +29,18 @@ from engine.text.tokenizer_pool import TokenizerPool
 from server.app import build_app
 from server.context import ServerContext
 from server.garbage import collect_rarely
-from server.lifecycle import Server, bind, raise_file_limit, url_of
+from server.lifecycle import Server, bind, loop_factory, raise_file_limit, url_of
 from server.metrics import Metrics
 from server.settings import ServerConfig, Settings
 
 HOST = "127.0.0.1"
 MAX_CHUNKS_PER_SECOND = EngineConfig().max_chunks_per_second
+
+
+def run(main: Coroutine[Any, Any, Any]) -> Any:
+    """Run `main` on the event loop that the server uses; returns its result."""
+    with asyncio.Runner(loop_factory=loop_factory(ServerConfig())) as runner:
+        return runner.run(main)
 
 
 class Recorder(Metrics):

@@ -9,7 +9,6 @@ sleeps, which shows that all runs.
 """
 
 import argparse
-import asyncio
 import dataclasses
 import statistics
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import parser, show
-from benchmarks.in_process import MAX_CHUNKS_PER_SECOND, Recorder, drive, engine_around, serving
+from benchmarks.in_process import MAX_CHUNKS_PER_SECOND, Recorder, drive, engine_around, run, serving
 from engine.config import EngineConfig
 from engine.device.devices import choose_device, set_up_thread
 from engine.device.runner import ModelRunner
@@ -149,7 +148,7 @@ def main() -> None:
     flags.add_argument("--device", default="auto")
     args = flags.parse_args()
     sys.setswitchinterval(args.switch_interval_milliseconds / 1e3)
-    rows = [asyncio.run(measure(float(text), args)) for text in args.step_milliseconds.split(",")]
+    rows = [run(measure(float(text), args)) for text in args.step_milliseconds.split(",")]
     show("the loop with a model that computes nothing", rows, args.json)
 
 

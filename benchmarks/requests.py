@@ -11,7 +11,6 @@ turns with this checkout, and the ratios are shown.
 """
 
 import argparse
-import asyncio
 import functools
 import json
 import signal
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks.common import parser, show
-from benchmarks.in_process import Recorder, drive, engine_around, serving
+from benchmarks.in_process import Recorder, drive, engine_around, run, serving
 from benchmarks.loop import NullModel
 from engine.config import EngineConfig
 from engine.device.devices import choose_device, set_up_thread
@@ -175,7 +174,7 @@ def main() -> None:
     flags.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # what this starts in a checkout
     args = flags.parse_args()
     if args.measure is not None:
-        args.measure.write_text(json.dumps(asyncio.run(measure(args))))
+        args.measure.write_text(json.dumps(run(measure(args))))
         return
     if args.base is not None:
         names = ("streams", "requests", "prompt_tokens", "output_tokens", "step_milliseconds")
@@ -183,7 +182,7 @@ def main() -> None:
         passed += ["--files"] * args.files
         show(f"now against {args.base}, {args.rounds} rounds", compare_with(args, passed), args.json)
         return
-    found = asyncio.run(measure(args))
+    found = run(measure(args))
     layers = found.pop("layers")
     show("requests", [found], args.json)
     rows = [{"layer": layer, "µs/request": seconds} for layer, seconds in layers.items()]

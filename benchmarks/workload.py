@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.common import machine
-from benchmarks.in_process import MAX_CHUNKS_PER_SECOND, Recorder, drive, engine_around, serving
+from benchmarks.in_process import MAX_CHUNKS_PER_SECOND, Recorder, drive, engine_around, run, serving
 from engine import Engine
 from engine.bench.steps import SHAPE_NAMES, random_runner
 from engine.config import EngineConfig, KVDtype
@@ -145,7 +145,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.http and (args.temperature, args.top_p, args.top_k) != (0.0, 1.0, 0):
         parser.error("--http is greedy: monoloop bench asks for nothing else")
-    rows = asyncio.run(measure(args))
+    rows = run(measure(args))
     if args.json:
         args.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=2) + "\n")
 

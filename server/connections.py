@@ -7,6 +7,7 @@ without a request are closed, the longest idle first; if all have one, requests 
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from hypercorn.protocol import ProtocolWrapper
 from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState
 from starlette.types import ASGIApp, Scope
 
+from server.arrivals import ArrivalLimiter
 from server.deadlines import Deadlines
 from server.file_limit import file_limit
 from server.watch import STATE as WATCH
@@ -30,6 +32,9 @@ RESERVED_FILES = 64
 FRESH_SECONDS = 1.0
 LOG_EVERY_SECONDS = 60.0
 READ_BYTES = 2**16
+# Each costs the loop 0.3 ms: hundreds in one turn would stop all streams. Others wait in the listen queue.
+ACCEPTS_PER_TURN = 4
+RETRY_ACCEPT_SECONDS = 1.0
 STATE = "connection"  # in the scope's state
 
 
@@ -46,25 +51,58 @@ class Connections:
         # Those without a request.
         self._waiting: Deadlines[Connection] = Deadlines(config.keep_alive_timeout, Connection.close)
         self._unflushed: list[Connection] = []
+        self.arrivals = ArrivalLimiter()
         self._logged_at = -LOG_EVERY_SECONDS
 
-    async def serve(self, listener: Any, backlog: int, ended: asyncio.Event) -> None:
+    async def serve(self, listener: socket.socket, ended: asyncio.Event) -> None:
         """Serve until `ended` is set; then close idle connections, and busy ones after `graceful_timeout`."""
-        server = await asyncio.start_server(self._accept, sock=listener, backlog=backlog)
+        listener.setblocking(False)
+        self._listen(listener)
         try:
             await ended.wait()
-            server.close()
+            self._stop_listening(listener)
             await self._context.terminated.set()
             for connection in self._waiting.clear():
                 connection.close()
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=self._config.graceful_timeout)
         finally:
-            server.close()
+            self._stop_listening(listener)
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
+
+    def _listen(self, listener: socket.socket) -> None:
+        if listener.fileno() != -1:  # it has not been closed meanwhile
+            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+
+    def _stop_listening(self, listener: socket.socket) -> None:
+        if listener.fileno() != -1:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+            listener.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Take the next connections from the listen queue."""
+        loop = asyncio.get_running_loop()
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                client, _ = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:  # by the client, while it waited
+                continue
+            except (
+                OSError
+            ) as error:  # no more files or memory: the listener stays ready, so look away from it
+                logger.warning("cannot accept connections: %s", error)
+                loop.remove_reader(listener.fileno())
+                loop.call_later(RETRY_ACCEPT_SECONDS, self._listen, listener)
+                return
+            client.setblocking(False)
+            task = loop.create_task(self._serve(client), name="connection")
+            self._tasks.add(task)
+            task.add_done_callback(self._end)
 
     def note_idle(self, connection: "Connection", *, is_idle: bool) -> None:
         """Note that a connection has no request, or has one again."""
@@ -89,9 +127,9 @@ class Connections:
         for connection in connections:
             connection.flush()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, client: socket.socket) -> None:
         """Serve a new connection if files are left."""
-        number, limit = writer.get_extra_info("socket").fileno(), file_limit()
+        number, limit = client.fileno(), file_limit()
         reserved = min(RESERVED_FILES, limit // 4)
         if number >= limit - reserved:  # the lowest number that was free: all below it are in use
             self._capacity = min(self._capacity, len(self._open))
@@ -102,13 +140,25 @@ class Connections:
             self._log(limit)
             is_over_limit = not self._close_one()
         if is_over_limit and number >= limit - reserved // 2:
-            writer.transport.abort()
+            client.close()
             return
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        try:
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, client)
+        except OSError:  # the client has left
+            client.close()
+            return
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         connection = Connection(self, self._app, self._config, self._context, reader, writer, is_over_limit)
         self._open.add(connection)
-        task = asyncio.get_running_loop().create_task(connection.run(), name="connection")
-        self._tasks.add(task)
-        task.add_done_callback(lambda task: self._end(connection, task))
+        try:
+            await connection.run()
+        finally:
+            self._open.discard(connection)
+            self._waiting.discard(connection)
+            connection.close()
 
     def _close_one(self) -> bool:
         """Close the connection that has been without a request for longest; return False if there is none."""
@@ -121,11 +171,8 @@ class Connections:
                 return True
         return False
 
-    def _end(self, connection: "Connection", task: "asyncio.Task[None]") -> None:
+    def _end(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
-        self._open.discard(connection)
-        self._waiting.discard(connection)
-        connection.close()
         if not task.cancelled() and (error := task.exception()) is not None:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a connection failed", "exception": error}
@@ -168,6 +215,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._unsent: list[bytes] = []
         self._has_ended = False
+        self._is_between_requests = True  # nothing of the next one has come
 
     async def run(self) -> None:
         """Serve until one of both sides closes the connection."""
@@ -197,12 +245,25 @@ class Connection:
         """Give the protocol what the client sends, to its end."""
         try:
             while data := await self._reader.read(READ_BYTES):
+                if self._is_between_requests:
+                    self._is_between_requests = False
+                    await self._wait_for_turn(data)
                 await self._protocol.handle(RawData(data))
         except OSError:
             pass
         self._has_ended = True
         self._connections.note_idle(self, is_idle=False)
         await self._protocol.handle(Closed())
+
+    async def _wait_for_turn(self, data: bytes) -> None:
+        """Wait before a request is parsed that will ask for work: parsing costs as much as what follows.
+
+        Requests of HTTP/2 wait only once their body is complete.
+        """
+        if data.startswith(b"POST"):
+            self._connections.note_idle(self, is_idle=False)
+            await self._connections.arrivals.enter()
+            self._connections.note_idle(self, is_idle=True)
 
     async def _act(self, event: Event) -> None:
         """Act on an event of the protocol."""
@@ -213,6 +274,7 @@ class Connection:
             self.close()
         elif isinstance(event, Updated) and not self._has_ended:
             self.has_been_used = True
+            self._is_between_requests = event.idle
             self._connections.note_idle(self, is_idle=event.idle)
 
     @property

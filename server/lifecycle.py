@@ -54,7 +54,6 @@ STOP_SECONDS = 10.0
 # A Ctrl-C reaches every process of a terminal, and make or a supervisor may pass it on: that is one signal.
 ONE_SIGNAL_SECONDS = 0.5
 BACKLOG = 2048
-ACCEPTS_PER_TURN = 4
 HTTP2_STREAMS = 4096
 # Of the model's sampling defaults, those that the example request shows.
 SHOWN_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
@@ -198,8 +197,7 @@ class Server:
         config.accesslog = None
         config.errorlog = logging.getLogger("monoloop.hypercorn")
         config.errorlog.setLevel(logging.WARNING)
-        accepts = BACKLOG if self.settings.server.uvloop else ACCEPTS_PER_TURN
-        await Connections(app, config).serve(self.listener, accepts, self.http_may_end)
+        await Connections(app, config).serve(self.listener, self.http_may_end)
 
     async def end_http(self, http: "asyncio.Task[None]") -> None:
         """Let hypercorn close its connections; those that will not are cut."""
@@ -234,25 +232,13 @@ async def start_engine(settings: Settings, metrics: Metrics, on_progress: Callab
         gc.enable()
 
 
-class Listener(socket.socket):
-    """A listening socket whose queue is long, whatever its user sets.
-
-    asyncio accepts as many connections in one turn as it asks the queue to be long, and each costs the turn
-    0.3 ms: hundreds at once would stop all streams.
-    """
-
-    def listen(self, backlog: int = BACKLOG) -> None:
-        """Listen, with room for BACKLOG connections."""
-        super().listen(BACKLOG)
-
-
-def bind(host: str, port: int) -> Listener:
+def bind(host: str, port: int) -> socket.socket:
     """A socket that listens on `host` and `port`. Raises SettingsError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = Listener(family, kind, protocol)
+        listener = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no host name looks like this"
         raise SettingsError(f"--host {host}: is no address of this machine ({reason})") from None
@@ -260,7 +246,7 @@ def bind(host: str, port: int) -> Listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(address)
-        listener.listen()
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRNOTAVAIL:
@@ -288,13 +274,13 @@ def warn_if_open(config: ServerConfig) -> None:
 
 
 def loop_factory(config: ServerConfig) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's factory if the setting is on. Raises SettingsError if it isn't installed."""
+    """Return uvloop's factory; None, for asyncio's own loop, if the setting is off or there is no uvloop."""
     if not config.uvloop:
         return None
     try:
-        import uvloop  # type: ignore[import-not-found, unused-ignore]
+        import uvloop
     except ImportError:
-        raise SettingsError("--uvloop: the package uvloop is not installed") from None
+        return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
 

@@ -147,7 +147,7 @@ class ServerConfig(BaseModel):
         "info", description="lowest level of the messages that are logged"
     )
     uvloop: bool = Field(
-        False, description="run on uvloop, if it is installed, in place of asyncio's own loop"
+        True, description="run on uvloop where it is installed, in place of asyncio's own loop"
     )
 
 

@@ -33,6 +33,10 @@ def cramped(start: Callable[..., LiveServer]) -> LiveServer:
     """A server that may have MAX_FILES files open."""
     server = start("--keep-alive-seconds", str(KEEP_ALIVE_SECONDS)).ready()
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (MAX_FILES, MAX_FILES))
+    num_files_before = num_files(server)
+    peer, _ = ask(server)
+    peer.close()
+    wait_for_files(server, num_files_before + 1)  # libuv opens one with the first connection
     return server
 
 

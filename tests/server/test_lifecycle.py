@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -268,15 +269,12 @@ def test_warns_of_an_open_door(caplog: pytest.LogCaptureFixture) -> None:
     assert "WITHOUT an API key" in caplog.text
 
 
-def test_uvloop_is_asked_for_only_if_wanted() -> None:
+def test_uvloop_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    uvloop = pytest.importorskip("uvloop")
+    assert loop_factory(ServerConfig()) is uvloop.new_event_loop
+    assert loop_factory(ServerConfig(uvloop=False)) is None
+    monkeypatch.setitem(sys.modules, "uvloop", None)
     assert loop_factory(ServerConfig()) is None
-    try:
-        import uvloop
-    except ImportError:
-        with pytest.raises(SettingsError, match="uvloop is not installed"):
-            loop_factory(ServerConfig(uvloop=True))
-    else:
-        assert loop_factory(ServerConfig(uvloop=True)) is uvloop.new_event_loop
 
 
 def test_a_thread_that_goes_on_for_nobody_is_not_waited_for() -> None:
