@@ -139,7 +139,7 @@ class EngineConfig(BaseModel):
         2, ge=1, le=64, description="threads that render chat templates and encode text"
     )
     max_chunks_per_second: int = Field(
-        40_000,
+        20_000,
         ge=1,
         description="most chunks per second over all streams; beyond it, tokens merge into larger chunks",
     )

@@ -5,13 +5,13 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
-from uuid import uuid4
 
 from starlette.responses import Response
 
 from engine import search_beams
 from engine.outputs import FinishReason, TextDelta
 from engine.request import BeamParams, Request
+from server.ids import new_id
 from server.limits import Limits, check_num_answers
 from server.parsing.answer_format import ParserSetup
 from server.parsing.output import ParsedDelta, ParsedStream
@@ -55,7 +55,7 @@ class Answer:
     """One answer: the fields that all chunks of its response share, its requests and their streams."""
 
     def __init__(self, prefix: str, model: str, info: "ModelInfo") -> None:
-        self.id = f"{prefix}{uuid4().hex}"
+        self.id = f"{prefix}{new_id()}"
         self.created = int(time.time())
         self.model = model
         self.fingerprint = fingerprint(info)

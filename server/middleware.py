@@ -5,7 +5,6 @@ import hmac
 import logging
 import re
 import time
-import uuid
 from collections.abc import Collection, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -19,6 +18,7 @@ from engine.errors import EngineError
 from server.connections import is_over_limit
 from server.context import ServerContext
 from server.errors import NoConnectionLeft, ServerError, Unauthorized
+from server.ids import new_id
 from server.watch import ClientGone
 
 logger = logging.getLogger("monoloop.access")
@@ -41,7 +41,7 @@ class RequestScope:
             return
         scope = without_last_slash(origin_form(scope))
         given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if SANE_REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = given if SANE_REQUEST_ID.fullmatch(given) else new_id()
         scope.setdefault("state", {})["request_id"] = request_id
         status = 0
         started = time.perf_counter()

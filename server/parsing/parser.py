@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
-from uuid import uuid4
 
 from engine.control_tokens import mark, strip
+from server.ids import new_id
 from server.parsing.events import Arguments, CallEnd, CallStart, Content, Event, join
 from server.parsing.tool_call_grammar import CallRules
 
@@ -283,7 +283,7 @@ class ToolParser(Parser):
         self._calls.add(call)
 
     def _new_id(self) -> str:
-        return f"call_{uuid4().hex[:24]}"
+        return f"call_{new_id()[:24]}"
 
     def _end(self, *, is_cut: bool) -> None:
         if self.is_full:
