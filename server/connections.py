@@ -35,6 +35,7 @@ READ_BYTES = 2**16
 # Each costs the loop 0.3 ms: hundreds in one turn would stop all streams. Others wait in the listen queue.
 ACCEPTS_PER_TURN = 4
 RETRY_ACCEPT_SECONDS = 1.0
+CUT_SECONDS = 2.0  # for requests that are cancelled, to end
 STATE = "connection"  # in the scope's state
 
 
@@ -71,7 +72,7 @@ class Connections:
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
-                await asyncio.wait(self._tasks)
+                await asyncio.wait(self._tasks, timeout=CUT_SECONDS)
 
     def _listen(self, listener: socket.socket) -> None:
         if listener.fileno() != -1:  # it has not been closed meanwhile
@@ -346,13 +347,15 @@ class Requests(TaskGroup):  # type: ignore[misc]  # its package is not checked
 async def answer(
     app: Any, scope: Any, receive: Any, send: Callable[[ASGISendEvent | None], Awaitable[None]]
 ) -> None:
-    """Run a request, and send the protocol None at its end."""
+    """Run a request, and send the protocol None at its end, unless its connection is cut meanwhile."""
     try:
         await app(scope, receive, send)
-    except Exception:
+    except (Exception, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise  # and send nothing: that could wait for a client that does not read
         logger.exception("a request failed")
-    finally:
-        await send(None)
+    await send(None)
 
 
 def chunk_connection(scope: Scope) -> Connection | None:

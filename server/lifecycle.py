@@ -69,6 +69,8 @@ def run(settings: Settings) -> int:
     listener = bind(settings.server.host, settings.server.port)
     with asyncio.Runner(loop_factory=loop_factory(settings.server)) as runner:
         code = runner.run(Server(settings, listener).run())
+        if not runner.run(tasks_end()):  # the runner would wait for them
+            exit_now(code)
     gc.unfreeze()  # or libraries that count their objects at exit report leaks
     if not threads_end():  # the interpreter would wait for them
         exit_now(code)
@@ -206,7 +208,7 @@ class Server:
         if not http.done():
             logger.warning("connections were still open and are cut")
             http.cancel()
-            await asyncio.wait([http])
+            await asyncio.wait([http], timeout=FLUSH_SECONDS)
 
     def on_signal(self, number: int) -> None:
         """Drain at the first signal, end at once at the second."""
@@ -308,6 +310,18 @@ def log_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any])
     error = context.get("exception")
     logger.warning("%s: %s", context.get("message"), f"{error!r:.300}")
     logger.debug("in full", exc_info=error)
+
+
+async def tasks_end(seconds: float = FLUSH_SECONDS) -> bool:
+    """Cancel all other tasks; return True if they end in time."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        _, others = await asyncio.wait(others, timeout=seconds)
+    if others:
+        logger.error("%d tasks did not end: %.300s", len(others), others)
+    return not others
 
 
 def threads_end(seconds: float = FLUSH_SECONDS) -> bool:

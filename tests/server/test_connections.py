@@ -16,8 +16,8 @@ import pytest
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 
-from server import file_limit
-from server.connections import STATE, Connection, Connections, chunk_connection
+from server import connections, file_limit
+from server.connections import STATE, Connection, Connections, answer, chunk_connection
 from server.watch import STATE as WATCH
 from server.watch import ClientGone, Watch
 from tests.server.conftest import LiveServer
@@ -173,9 +173,9 @@ async def writes_of(app: Any, end: bytes = b"0\r\n\r\n") -> list[bytes]:
 
         transport: Any = writer.transport
         transport.write = write
-        connections = Connections(app, Config())
+        all_connections = Connections(app, Config())
         connection = Connection(
-            connections, app, Config(), WorkerContext(None), reader, writer, is_over_limit=False
+            all_connections, app, Config(), WorkerContext(None), reader, writer, is_over_limit=False
         )
         peer.sendall(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
         serving = asyncio.create_task(connection.run())
@@ -257,3 +257,55 @@ async def test_failed_application_ends_its_connection_and_no_other(caplog: pytes
     [written] = await writes_of(fails, end=b"\r\n\r\n")
     assert written.startswith(b"HTTP/1.1 500 ")
     assert "a bug" in caplog.text
+
+
+async def test_nothing_is_sent_on_a_connection_that_is_cut() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def waits(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def is_cancelled_from_within(scope: Any, receive: Any, send: Any) -> None:
+        raise asyncio.CancelledError
+
+    task = asyncio.create_task(answer(waits, None, None, send))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not sent
+    await answer(is_cancelled_from_within, None, None, send)
+    assert sent == [None], "the request has failed, and the client is answered"
+
+
+async def test_requests_that_do_not_end_do_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "CUT_SECONDS", 0.01)
+    has_begun, may_end, has_ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def goes_on(scope: Any, receive: Any, send: Any) -> None:
+        has_begun.set()
+        while not may_end.is_set():
+            try:
+                await may_end.wait()
+            except asyncio.CancelledError:
+                continue
+        has_ended.set()
+
+    config = Config()
+    config.graceful_timeout = 0.01
+    listener = socket.create_server(("127.0.0.1", 0))
+    ended = asyncio.Event()
+    serving = asyncio.create_task(Connections(goes_on, config).serve(listener, ended))
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    writer.write(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
+    async with asyncio.timeout(20):
+        await has_begun.wait()
+        ended.set()
+        await serving
+        may_end.set()
+        await has_ended.wait()
+        await reader.read()
+    writer.close()

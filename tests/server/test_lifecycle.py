@@ -1,5 +1,6 @@
 """Start and end of the process: loading, drain, signals, death of the engine, what cannot start."""
 
+import asyncio
 import json
 import signal
 import socket
@@ -21,6 +22,7 @@ from server.lifecycle import (
     Server,
     bind,
     loop_factory,
+    tasks_end,
     threads_end,
     url_of,
     warn_if_open,
@@ -285,3 +287,21 @@ def test_a_thread_that_goes_on_for_nobody_is_not_waited_for() -> None:
     may_end.set()
     assert threads_end(10)
     assert not thread.is_alive()
+
+
+async def test_waits_only_for_tasks_that_end() -> None:
+    may_end = asyncio.Event()
+
+    async def go_on() -> None:
+        while not may_end.is_set():
+            try:
+                await may_end.wait()
+            except asyncio.CancelledError:
+                continue
+
+    tasks = [asyncio.create_task(go_on()), asyncio.create_task(asyncio.sleep(1000))]
+    await asyncio.sleep(0)
+    assert not await tasks_end(0.01)
+    may_end.set()
+    assert await tasks_end(10)
+    assert all(task.done() for task in tasks)
