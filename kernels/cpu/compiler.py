@@ -1,4 +1,4 @@
-"""Compiles the CPU kernels with numba, where it is installed.
+"""Compiles the CPU kernels with numba, where it is installed and NUMBA_DISABLE_JIT is not set.
 
 A kernel takes addresses, sizes and strides, as a Triton kernel does: passing an address costs 0.1 µs and an
 array 0.5 µs, and a decode step of a small model makes 300 calls.
@@ -13,21 +13,27 @@ import numpy as np
 
 try:
     import numba
+except ImportError:
+    HAS_NUMBA = False
+else:
+    HAS_NUMBA = not numba.config.DISABLE_JIT
+
+if HAS_NUMBA:
     from numba.core import cgutils
     from numba.extending import intrinsic
 
+    from kernels.cpu.code_cache import kept
+
     get_num_threads, prange = numba.get_num_threads, numba.prange
-    HAS_NUMBA = True
-except ImportError:
+else:
     get_num_threads, prange = lambda: 1, range
-    HAS_NUMBA = False
 
 # Sums may be reordered and multiply-adds fused; infinities and NaN keep their meaning.
 _FAST_MATH = {"arcp", "contract", "nsz", "reassoc"}
 
 
 def compiled(*, parallel: bool = False, exact: bool = False) -> Callable[[Callable[..., Any]], Any]:
-    """Return a decorator that compiles a function; without numba it leaves the function as it is.
+    """Return a decorator that compiles a function when it is called; without numba it leaves it as it is.
 
     Loops over `prange` of a parallel one are shared out by `kernels.cpu.team`, a few parts for each
     thread. They release the GIL, and other code keeps it: after some microseconds, taking it again may cost
@@ -42,13 +48,7 @@ def compiled(*, parallel: bool = False, exact: bool = False) -> Callable[[Callab
         "error_model": "numpy",
     }
 
-    def compile_when_called(function: Callable[..., Any]) -> Any:
-        try:
-            return numba.njit(**options, cache=True)(function)
-        except RuntimeError:  # no folder for the cache can be written: compiled at every start
-            return numba.njit(**options)(function)
-
-    return compile_when_called
+    return lambda function: kept(numba.njit(**options)(function))
 
 
 @cache

@@ -20,8 +20,11 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 from numba.np.ufunc.parallel import _launch_threads
+
+from kernels.cpu.code_cache import kept
 
 SYMBOL = "monoloop_team"  # the address of the control block, for code that was compiled in another process
 TICKET, DONE, IS_BUSY, SLEEPERS, JOB, MUTEX, CONDITION, NUM_WORDS = 0, 8, 16, 24, 32, 48, 64, 80
@@ -157,7 +160,8 @@ def _take_part(control):
     return True
 
 
-@numba.njit(nogil=True, cache=True)
+@kept
+@numba.njit(nogil=True)
 def _serve(control):
     """Take parts of all loops to come."""
     looks = 0
@@ -179,7 +183,6 @@ def _serve(control):
         looks = 0
 
 
-@numba.cfunc(types.void(*[types.intp] * 8), cache=True)
 def _parallel_for(function, args, dimensions, steps, data, num_dimensions, num_args, num_threads):
     """Run a loop: what numba's compiled code calls as `numba_parallel_for`."""
     if _get(dimensions, 0) < 1:
@@ -235,7 +238,9 @@ class Team:
         libc.pthread_mutex_init(ctypes.c_void_p(_control_address + 8 * MUTEX), None)
         libc.pthread_cond_init(ctypes.c_void_p(_control_address + 8 * CONDITION), None)
         _launch_threads()  # sets numba's own symbol, which this then replaces
-        llvmlite.binding.add_symbol("numba_parallel_for", _parallel_for.address)
+        callback = kept(CFunc(_parallel_for, ((types.intp,) * 8, types.void), {}, {}))
+        callback.compile()
+        llvmlite.binding.add_symbol("numba_parallel_for", callback.address)
 
     def grow(self, num_threads: int) -> None:
         """Start helpers until there are `num_threads` with the caller."""

@@ -1,5 +1,9 @@
 """Covers kernels/cpu/compiler.py."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -27,7 +31,8 @@ def test_more_threads_than_cores_are_not_an_error():
     set_num_threads(1000)
 
 
-def test_kernels_are_compiled_where_no_cache_can_be_written(monkeypatch):
-    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
-    twice = compiled()(lambda x: 2 * x)
-    assert twice(3) == 6
+def test_without_compilation_the_twins_are_used():
+    code = "import kernels.eight_bit_linear; from kernels.cpu import compiler; print(compiler.is_available())"
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
