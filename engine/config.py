@@ -36,7 +36,7 @@ class EngineConfig(BaseModel):
         "auto",
         description="weight format that unquantized weights are converted to while loading: fp8 (half the "
         "memory of 16 bits, one scale per output feature, and one per token for activations), int8 (one "
-        "scale per output feature; activations stay as they are, but on a CPU float32 ones have 14 bits), "
+        "scale per output feature; activations stay as they are, but on a CPU they are rounded to 14 bits), "
         "int4 (a quarter of the memory, one scale per 128 inputs), fp16 (float16 weights for CPUs without "
         "fast products of 16 bits) or dense (none); auto: as the checkpoint stores them, but on a CPU int8 "
         "if dtype is auto, too (with experts dense; without AVX2 or numba the fastest of fp16 and dense)",

@@ -6,7 +6,7 @@ placeholders with which the files import.
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
 from importlib import import_module
@@ -18,7 +18,7 @@ from kernels.cpu.compiler import is_available
 
 P = ParamSpec("P")
 R = TypeVar("R")
-COMPILED = (torch.float32, torch.int64)  # what the first argument of a compiled kernel may be
+COMPILED = (torch.float32, torch.int64)  # the dtypes of the first argument of a compiled kernel
 Backend = Literal["triton", "cpu", "torch"]
 
 # Multiply-adds are fused, as in every release so far; from 3.9 on Triton warns if this is not set.
@@ -66,12 +66,15 @@ def forced(backend: Backend) -> Iterator[None]:
 
 
 def dispatch(
-    op_triton: Callable[P, R], op_torch: Callable[P, R], op_cpu: Callable[P, R] | None = None
+    op_triton: Callable[P, R],
+    op_torch: Callable[P, R],
+    op_cpu: Callable[P, R] | None = None,
+    dtypes: Collection[torch.dtype] = COMPILED,
 ) -> Callable[P, R]:
     """Return the op, which runs by its first argument, a tensor.
 
     On CUDA it is Triton, if that is installed. On a CPU it is the compiled kernel, if there is one and numba
-    is installed, for float32 and integers. Else it is the twin, which defines what the others compute.
+    is installed, for the `dtypes` it is for. Else it is the twin, which defines what the others compute.
     """
     compiled = op_cpu if is_available() else None
 
@@ -81,7 +84,7 @@ def dispatch(
         assert isinstance(first, torch.Tensor), "the first argument of an op is a tensor"
         if _forced == "triton" or (_forced is None and first.is_cuda and HAS_TRITON):
             return op_triton(*args, **kwargs)
-        if compiled is not None and _forced != "torch" and first.dtype in COMPILED and first.is_cpu:
+        if compiled is not None and _forced != "torch" and first.dtype in dtypes and first.is_cpu:
             return compiled(*args, **kwargs)
         return op_torch(*args, **kwargs)
 

@@ -103,10 +103,15 @@ def eight_bit_linear_torch(x: Tensor, weight: Tensor, scale: Tensor, bias: Tenso
 
 
 def _rounded_cpu(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    is_int8 = weight.dtype == torch.int8 and num_lanes() > 0
-    return (eight_bit_linear_cpu if is_int8 else eight_bit_linear_torch)(x, weight, scale, bias)
+    """Return the product with activations rounded to 14 bits, or what the twin does without a kernel."""
+    if weight.dtype != torch.int8 or not num_lanes():
+        return eight_bit_linear_torch(x, weight, scale, bias)
+    return eight_bit_linear_cpu(x.float(), weight, scale, None if bias is None else bias.float()).to(x.dtype)
 
 
-eight_bit_linear = dispatch(eight_bit_linear_triton, eight_bit_linear_torch)
-# The same with activations that are rounded to 14 bits on a CPU: for weights that were rounded, too.
-eight_bit_linear_rounded = dispatch(eight_bit_linear_triton, eight_bit_linear_torch, _rounded_cpu)
+# On a CPU beside bfloat16, whose rounding of activations is coarser, the compiled product; float32 is exact.
+eight_bit_linear = dispatch(eight_bit_linear_triton, eight_bit_linear_torch, _rounded_cpu, (torch.bfloat16,))
+# The same with float32 activations that are rounded on a CPU, too: for weights that were rounded.
+eight_bit_linear_rounded = dispatch(
+    eight_bit_linear_triton, eight_bit_linear_torch, _rounded_cpu, (torch.bfloat16, torch.float32)
+)

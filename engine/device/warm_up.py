@@ -4,8 +4,6 @@ import logging
 import time
 from collections.abc import Callable
 
-import torch
-
 from engine.device.kv_cache import KVCache
 from engine.outputs import Row, SlotInit, StepPlan
 from engine.request import SamplingParams
@@ -26,7 +24,7 @@ def compile_kernels(
     They are compiled, or read from a cache. The steps use slot 0 and the first pages, which hold nothing
     yet and are overwritten by the first sequence.
     """
-    if model.device.type != "cpu" or model.dtype != torch.float32 or not compiler.is_available():
+    if model.device.type != "cpu" or not compiler.is_available():
         return
     start = time.perf_counter()
     num_groups = len(kv_cache.windows)

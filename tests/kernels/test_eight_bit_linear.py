@@ -6,8 +6,10 @@ Covers kernels/cpu/eight_bit_linear.py and kernels/cpu/dot_products.py.
 import pytest
 import torch
 
+from kernels.cpu.dot_products import num_lanes
+from kernels.eight_bit_linear import eight_bit_linear as eight_bit_linear_exact
 from kernels.eight_bit_linear import eight_bit_linear_rounded as eight_bit_linear
-from kernels.eight_bit_linear import eight_bit_linear_triton, launch_shape
+from kernels.eight_bit_linear import eight_bit_linear_torch, eight_bit_linear_triton, launch_shape
 from tests.kernels.conftest import Target
 from tests.kernels.tolerances import assert_close
 
@@ -120,6 +122,18 @@ def test_a_captured_product_follows_its_input():
         x.copy_(torch.randn(16, 4096))
         graph.replay()
         assert torch.equal(captured, eight_bit_linear(x, weight, scale))
+
+
+def test_weights_that_are_stored_round_only_activations_in_bfloat16(target: Target):
+    if target.backend != "cpu" or not num_lanes():
+        pytest.skip("of the compiled product")
+    x, weight = torch.randn(5, 64), torch.randint(-127, 128, (8, 64), dtype=torch.int8)
+    scale, bias = torch.rand(8), torch.randn(8)
+    exact = eight_bit_linear_torch(x, weight, scale, bias)
+    assert torch.equal(eight_bit_linear_exact(x, weight, scale, bias), exact)
+    narrow = (x.bfloat16(), weight, scale, bias.bfloat16())
+    of_floats = eight_bit_linear(narrow[0].float(), weight, scale, narrow[3].float())
+    assert torch.equal(eight_bit_linear_exact(*narrow), of_floats.bfloat16())
 
 
 SHAPES_OF_ONE_TOKEN = [(64, 7), (72, 40), (576, 130), (4200, 9)]

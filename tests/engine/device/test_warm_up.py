@@ -27,8 +27,9 @@ def test_a_prompt_that_fits_and_a_decode_step_are_launched(max_tokens, expected)
     assert (decode.query_lens, decode.starts) == ([1], [expected])
 
 
-def test_a_model_without_compiled_kernels_is_left_alone():
-    model = random_decoder(SHAPES["tiny"], torch.bfloat16, CPU)
+def test_a_model_without_compiled_kernels_is_left_alone(monkeypatch):
+    monkeypatch.setattr(compiler, "is_available", lambda: False)
+    model = random_decoder(SHAPES["tiny"], torch.float32, CPU)
     plans = []
     warm_up.compile_kernels(plans.append, model, KVCache.of(model, 4, 16), 40)
     assert plans == []
