@@ -6,6 +6,8 @@ import torch
 
 from kernels.attention_batch import AttentionBatch, AttentionOptions
 from kernels.attention_tile import LOG2_E, attend_tile, constants
+from kernels.cpu import prefill_attention as cpu
+from kernels.cpu.kv_heads import KINDS
 from kernels.dispatch import dispatch, tl, triton
 from kernels.kv_layer import KVLayer
 from kernels.kv_values import read_heads
@@ -300,4 +302,11 @@ def _plan(batch: AttentionBatch, page_size: int, num_kv_heads: int, window: int)
     return rows
 
 
-prefill_attention = dispatch(prefill_attention_triton, prefill_attention_torch)
+def prefill_attention_cpu(
+    q: torch.Tensor, kv: KVLayer, batch: AttentionBatch, out: torch.Tensor, options: AttentionOptions
+) -> None:
+    attend = cpu.prefill_attention if kv.keys.dtype in KINDS else prefill_attention_torch
+    attend(q, kv, batch, out, options)
+
+
+prefill_attention = dispatch(prefill_attention_triton, prefill_attention_torch, prefill_attention_cpu)

@@ -19,7 +19,9 @@ else:
     HAS_NUMBA = not numba.config.DISABLE_JIT
 
 if HAS_NUMBA:
+    from llvmlite import ir
     from numba.core import cgutils
+    from numba.core.ccallback import CFunc
     from numba.extending import intrinsic
 
     from kernels.cpu.code_cache import kept
@@ -32,13 +34,15 @@ else:
 _FAST_MATH = {"arcp", "contract", "nsz", "reassoc"}
 
 
-def compiled(*, parallel: bool = False, exact: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def compiled(
+    *, parallel: bool = False, exact: bool = False, inline: bool = False
+) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that compiles a function when it is called; without numba it leaves it as it is.
 
     Loops over `prange` of a parallel one are shared out by `kernels.cpu.team`, a few parts for each
     thread. They release the GIL, and other code keeps it: after some microseconds, taking it again may cost
     more. Such a loop must not reduce over its index. In an exact function operations on floats keep their
-    order.
+    order. An inline one is compiled as a part of its callers alone.
     """
     if not HAS_NUMBA:
         return lambda function: function
@@ -46,9 +50,22 @@ def compiled(*, parallel: bool = False, exact: bool = False) -> Callable[[Callab
         "parallel": parallel,
         "fastmath": False if exact else _FAST_MATH,
         "error_model": "numpy",
+        "inline": "always" if inline else "never",
     }
 
     return lambda function: kept(numba.njit(**options)(function))
+
+
+@cache
+def c_function(function: Callable[..., None], num_ints: int, num_floats: int) -> Any:
+    """Compile a function of int64 and then float64 for `call`, which takes its `address`; blocks.
+
+    A loop over `prange` that calls a function itself contains its code, and is compiled with it, twice.
+    """
+    signature = (numba.int64,) * num_ints + (numba.float64,) * num_floats, numba.void
+    compiled = kept(CFunc(function, signature, {}, {"fastmath": _FAST_MATH, "error_model": "numpy"}))
+    compiled.compile()
+    return compiled
 
 
 @cache
@@ -70,7 +87,20 @@ def _team() -> Any:
     return import_module("kernels.cpu.team").Team()
 
 
+call: Any = None
 if HAS_NUMBA:
+
+    @intrinsic
+    def call(typingctx: Any, address: Any, arguments: Any) -> Any:
+        """Call the function at an address with the numbers of a tuple."""
+
+        def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            numbers = cgutils.unpack_tuple(builder, values[1])
+            kind = ir.FunctionType(ir.VoidType(), [number.type for number in numbers])
+            builder.call(builder.inttoptr(values[0], kind.as_pointer()), numbers)
+            return context.get_dummy_value()
+
+        return numba.types.void(numba.types.int64, arguments), build
 
     @intrinsic
     def _pointer(typingctx: Any, address: Any) -> Any:

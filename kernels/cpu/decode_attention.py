@@ -4,7 +4,6 @@ The keys of a row are divided into splits of a fixed size, whose results are the
 result depends neither on the other rows of the step nor on the number of threads.
 """
 
-import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -12,270 +11,227 @@ import torch
 from torch import Tensor
 
 from kernels.attention_batch import AttentionBatch, AttentionOptions
-from kernels.cpu.compiler import compiled, floats, get_num_threads, int32s, int64s, prange
+from kernels.cpu.attention_splits import (
+    SPARE_FLOATS,
+    Scratch,
+    Stored,
+    list_slots,
+    load_keys,
+    load_values,
+    matrix_floats,
+    prefetch_slots,
+    weigh,
+)
+from kernels.cpu.attention_tiles import LANES, SPLIT, multiply, padded
+from kernels.cpu.compiler import c_function, call, compiled, floats, get_num_threads, int32s, prange
 from kernels.cpu.exp import exp
-from kernels.cpu.kv_heads import ITEM_BYTES, KINDS, prefetch, read_head
+from kernels.cpu.kv_heads import KINDS
 from kernels.kv_layer import KVLayer
 
-_SPLIT = 64  # keys
-_BLOCK = 16  # keys or values that are widened at a time; they stay in the first cache
 _CHUNKS_PER_THREAD = 4  # parts of the work: a thread that starts late leaves some to others
-
-_ZERO, _ONE, _TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
-
-
-@compiled()
-def _ordered(bits):
-    """Return an int32 ordered as the float32 with such bits; the inverse is the function itself."""
-    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+_ZERO, _NO_PEAK = np.float32(0.0), np.float32(-np.inf)
 
 
 @compiled()
-def _list_slots(pages_ptr, page_size, begin, end, slots_ptr):
-    """Write the slots of keys `begin` to `end` of a row to slots, int64."""
-    page, offset = begin // page_size, begin % page_size
-    pages, slots = int32s(pages_ptr, 1, page + end - begin)[0], int64s(slots_ptr, 1, end - begin)[0]
-    for j in range(end - begin):
-        slots[j] = np.int64(pages[page]) * page_size + offset
-        offset += 1
-        if offset == page_size:
-            page, offset = page + 1, 0
-
-
-@compiled()
-def _prefetch_slots(stored_ptr, slot_bytes, slots_ptr, first, end):
-    slots = int64s(slots_ptr, 1, end)[0]
-    for j in range(first, end):
-        prefetch(stored_ptr + slots[j] * slot_bytes, slot_bytes)
-
-
-@compiled()
-def _read_block(
-    stored_ptr, scales_ptr, num_scales, kind, num_kv_heads, kv_head, head_dim, slots_ptr, count, block_ptr
-):
-    """Write keys or values in `count` slots to block, float32 [count, head_dim]."""
-    slots = int64s(slots_ptr, 1, count)[0]
-    for j in range(count):
-        head, target = slots[j] * num_kv_heads + kv_head, block_ptr + 4 * j * head_dim
-        read_head(stored_ptr, scales_ptr, num_scales, kind, head, head_dim, target)
-
-
-@compiled()
-def _score(q_ptr, block_ptr, scores_ptr, group, head_dim, count):
-    """Write the products of q [group, head_dim] and `count` keys to scores, rows of _SPLIT."""
-    q, keys = floats(q_ptr, group, head_dim), floats(block_ptr, count, head_dim)
-    scores = floats(scores_ptr, group, _SPLIT)
-    for j in range(count):
-        for member in range(group):
-            total = _ZERO
-            for i in range(head_dim):
-                total += q[member, i] * keys[j, i]
-            scores[member, j] = total
-
-
-@compiled()
-def _add_values(weights_ptr, block_ptr, sums_ptr, group, head_dim, count):
-    """Add `count` values with weights, rows of _SPLIT, to sums [group, head_dim]."""
-    weights, values = floats(weights_ptr, group, _SPLIT), floats(block_ptr, count, head_dim)
-    sums = floats(sums_ptr, group, head_dim)
-    whole = count - count % 4
-    for member in range(group):
-        weight = weights[member]
-        # Four values at a time: each sum is loaded and stored once for them.
-        for j in range(0, whole, 4):
-            for i in range(head_dim):
-                first = weight[j] * values[j, i] + weight[j + 1] * values[j + 1, i]
-                second = weight[j + 2] * values[j + 2, i] + weight[j + 3] * values[j + 3, i]
-                sums[member, i] += first + second
-        for j in range(whole, count):
-            for i in range(head_dim):
-                sums[member, i] += weight[j] * values[j, i]
-
-
-@compiled()
-def _weigh(scores_ptr, count, scale, softcap, statistics_ptr):
-    """Turn `count` scores into weights e^(score - peak); write the peak and their sum to statistics."""
-    scores, statistics = floats(scores_ptr, 1, count)[0], floats(statistics_ptr, 1, 2)[0]
-    for j in range(count):
-        scores[j] *= scale
-    if softcap > 0:
-        for j in range(count):
-            scores[j] = softcap * (_ONE - _TWO / (_ONE + exp(scores[j] * (_TWO / softcap))))
-    largest = np.int32(-(2**31))  # maxima of integers are vectorized, those of floats are not
-    for j in range(count):
-        largest = max(largest, _ordered(np.float32(scores[j]).view(np.int32)))
-    peak, total = np.int32(_ordered(largest)).view(np.float32), _ZERO
-    for j in range(count):
-        scores[j] = exp(scores[j] - peak)
-        total += scores[j]
-    statistics[0], statistics[1] = peak, total
+def _list_items(lens_ptr, num_rows, window, items_ptr, starts_ptr):
+    """List the splits of all rows: row, first visible key and last one + 1; and each row's first item."""
+    lens, starts = int32s(lens_ptr, 1, num_rows)[0], int32s(starts_ptr, 1, num_rows + 1)[0]
+    item = 0
+    for row in range(num_rows):
+        starts[row] = item
+        begin = max(0, lens[row] - window) if window else 0
+        while begin < lens[row]:
+            end = min(begin // SPLIT * SPLIT + SPLIT, lens[row])
+            fields = int32s(items_ptr, item + 1, 3)[item]
+            fields[0], fields[1], fields[2] = row, begin, end
+            begin, item = end, item + 1
+    starts[num_rows] = item
 
 
 @compiled(parallel=True)
 def _decode_kernel(
-    q_ptr, q_stride, out_ptr, out_stride, num_rows, group, head_dim,
+    address, q_ptr, q_stride, out_ptr, out_stride, num_rows, group, head_dim,
     keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, num_scales, kind, page_size, num_kv_heads,
-    pages_ptr, pages_stride, lens_ptr, scale, softcap, window, sinks_ptr,
-    partial_ptr, statistics_ptr, chunks_ptr, chunk_floats, num_items, num_chunks,
+    pages_ptr, pages_stride, sinks_ptr,
+    items_ptr, starts_ptr, partial_ptr, statistics_ptr, chunks_ptr, chunk_floats, num_items, num_chunks,
+    width, scale, softcap,
 ):  # fmt: skip
-    for chunk in prange(num_chunks):
-        _attend_chunk(
-            q_ptr, q_stride, num_rows, group, head_dim,
-            keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, num_scales, kind, page_size, num_kv_heads,
-            pages_ptr, pages_stride, lens_ptr, np.float32(scale), np.float32(softcap), window,
-            partial_ptr, statistics_ptr, chunks_ptr + 4 * chunk * chunk_floats,
-            num_items * chunk // num_chunks, num_items * (chunk + 1) // num_chunks,
-        )  # fmt: skip
-    _combine(
-        out_ptr, out_stride, num_rows, group, head_dim, num_kv_heads, lens_ptr, window, sinks_ptr,
-        partial_ptr, statistics_ptr,
+    arguments = (
+        q_ptr, q_stride, out_ptr, out_stride, num_rows, group, head_dim,
+        keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, num_scales, kind, page_size, num_kv_heads,
+        pages_ptr, pages_stride, sinks_ptr,
+        items_ptr, starts_ptr, partial_ptr, statistics_ptr, chunks_ptr, chunk_floats, num_items, num_chunks,
+        width,
     )  # fmt: skip
+    for chunk in prange(num_chunks):
+        call(address, (np.int64(chunk), *arguments, scale, softcap))
+    call(address, (num_chunks, *arguments, scale, softcap))
 
 
-@compiled()
-def _splits(context_len, window):
-    """Return the number of the first split of a row with visible keys, and of the one after the last."""
-    begin = max(0, context_len - window) if window else 0
-    return begin // _SPLIT, (context_len + _SPLIT - 1) // _SPLIT
-
-
-@compiled()
-def _attend_chunk(
-    q_ptr, q_stride, num_rows, group, head_dim,
+def _decode_part(
+    chunk, q_ptr, q_stride, out_ptr, out_stride, num_rows, group, head_dim,
     keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, num_scales, kind, page_size, num_kv_heads,
-    pages_ptr, pages_stride, lens_ptr, scale, softcap, window,
-    partial_ptr, statistics_ptr, scratch_ptr, first_item, end_item,
+    pages_ptr, pages_stride, sinks_ptr,
+    items_ptr, starts_ptr, partial_ptr, statistics_ptr, chunks_ptr, chunk_floats, num_items, num_chunks,
+    width, scale, softcap,
 ):  # fmt: skip
-    """Attend to items `first_item` to `end_item`: splits, numbered by row."""
-    lens = int32s(lens_ptr, 1, num_rows)[0]
+    """Compute a chunk, or after the last one combine the splits of the rows that are in several chunks."""
+    if chunk < num_chunks:
+        _attend_chunk(
+            q_ptr, q_stride, out_ptr, out_stride, num_rows, group,
+            Stored(keys_ptr, key_scales_ptr, num_scales, kind, num_kv_heads, head_dim),
+            Stored(values_ptr, value_scales_ptr, num_scales, kind, num_kv_heads, head_dim),
+            page_size, pages_ptr, pages_stride, np.float32(scale), np.float32(softcap), sinks_ptr,
+            items_ptr, starts_ptr, partial_ptr, statistics_ptr, chunks_ptr + 4 * chunk * chunk_floats,
+            num_items * chunk // num_chunks, num_items * (chunk + 1) // num_chunks, width,
+        )  # fmt: skip
+        return
+    items, starts = int32s(items_ptr, num_items, 3), int32s(starts_ptr, 1, num_rows + 1)[0]
+    last = -1
+    for chunk in range(1, num_chunks):
+        border = num_items * chunk // num_chunks
+        row = items[border, 0]
+        if row > last and starts[row] < border:
+            last = row
+            _combine(
+                row, out_ptr + 4 * row * out_stride, num_kv_heads * group, head_dim, sinks_ptr, starts_ptr,
+                partial_ptr, statistics_ptr, width,
+            )  # fmt: skip
+
+
+@compiled(inline=True)
+def _attend_chunk(
+    q_ptr, q_stride, out_ptr, out_stride, num_rows, group, keys, values, page_size, pages_ptr, pages_stride,
+    scale, softcap, sinks_ptr, items_ptr, starts_ptr, partial_ptr, statistics_ptr, scratch_ptr, first_item,
+    end_item, width,
+):  # fmt: skip
+    """Attend to items `first_item` to `end_item`, and combine those of the rows that are complete."""
+    items, starts = int32s(items_ptr, end_item, 3), int32s(starts_ptr, 1, num_rows + 1)[0]
+    num_kv_heads, head_dim = keys.num_kv_heads, keys.head_dim
     num_heads = num_kv_heads * group
-    slot_bytes = num_kv_heads * head_dim * ITEM_BYTES[kind]
-    slots_ptr, scores_ptr = scratch_ptr, scratch_ptr + 16 * _SPLIT
-    block_ptr = scores_ptr + 4 * num_heads * _SPLIT
-    before = 0
-    for row in range(num_rows):
-        length, pages = lens[row], pages_ptr + 4 * row * pages_stride
-        first_split, end_split = _splits(length, window)
-        for item in range(max(first_item, before), min(end_item, before + end_split - first_split)):
-            split = first_split + item - before
-            begin = max(split * _SPLIT, length - window if window else 0)
-            num_keys = min(split * _SPLIT + _SPLIT, length) - begin
-            num_listed = min(length - begin, num_keys + _SPLIT)
-            _list_slots(pages, page_size, begin, begin + num_listed, slots_ptr)
-            for start in range(0, num_keys, _BLOCK):
-                count = min(_BLOCK, num_keys - start)
-                _prefetch_slots(values_ptr, slot_bytes, slots_ptr, start, start + count)
-                for kv_head in range(num_kv_heads):
-                    _read_block(
-                        keys_ptr, key_scales_ptr, num_scales, kind, num_kv_heads, kv_head, head_dim,
-                        slots_ptr + 8 * start, count, block_ptr,
-                    )  # fmt: skip
-                    head = kv_head * group
-                    _score(
-                        q_ptr + 4 * (row * q_stride + head * head_dim), block_ptr,
-                        scores_ptr + 4 * (head * _SPLIT + start), group, head_dim, count,
-                    )  # fmt: skip
-            sums_ptr = partial_ptr + 4 * item * num_heads * head_dim
-            sums = floats(sums_ptr, num_heads, head_dim)
-            for head in range(num_heads):
-                statistics = statistics_ptr + 8 * (item * num_heads + head)
-                _weigh(scores_ptr + 4 * head * _SPLIT, num_keys, scale, softcap, statistics)
-                for i in range(head_dim):
-                    sums[head, i] = _ZERO
-            for start in range(0, num_keys, _BLOCK):
-                count = min(_BLOCK, num_keys - start)
-                next_start = num_keys + start
-                _prefetch_slots(
-                    keys_ptr, slot_bytes, slots_ptr, next_start, min(next_start + _BLOCK, num_listed)
-                )
-                for kv_head in range(num_kv_heads):
-                    _read_block(
-                        values_ptr, value_scales_ptr, num_scales, kind, num_kv_heads, kv_head, head_dim,
-                        slots_ptr + 8 * start, count, block_ptr,
-                    )  # fmt: skip
-                    head = kv_head * group
-                    _add_values(
-                        scores_ptr + 4 * (head * _SPLIT + start), block_ptr, sums_ptr + 4 * head * head_dim,
-                        group, head_dim, count,
-                    )  # fmt: skip
-        before += end_split - first_split
+    slots_ptr, following_ptr, spare_ptr = scratch_ptr, scratch_ptr + 8 * SPLIT, scratch_ptr + 16 * SPLIT
+    scores_ptr = spare_ptr + 4 * SPARE_FLOATS
+    matrix_ptr = scores_ptr + 4 * num_heads * SPLIT
+    list_slots(
+        pages_ptr + 4 * items[first_item, 0] * pages_stride, page_size, items[first_item, 1],
+        items[first_item, 2], slots_ptr,
+    )  # fmt: skip
+    for item in range(first_item, end_item):
+        row, count, num_following = np.int64(items[item, 0]), items[item, 2] - items[item, 1], 0
+        # While a part of the matrices is made, a part of what is read next is fetched.
+        num_parts = num_kv_heads * ((count + LANES - 1) // LANES)
+        part = 0
+        for kv_head in range(num_kv_heads):
+            for start in range(0, count, LANES):
+                first, part = count * part // num_parts, part + 1
+                prefetch_slots(values, slots_ptr, first, count * part // num_parts)
+                load_keys(keys, kv_head, slots_ptr + 8 * start, matrix_ptr + 4 * start, spare_ptr)
+            head = kv_head * group
+            multiply(
+                q_ptr + 4 * (row * q_stride + head * head_dim), head_dim, matrix_ptr, SPLIT,
+                scores_ptr + 4 * head * SPLIT, SPLIT, group, head_dim, count, False,
+            )  # fmt: skip
+        statistics = floats(statistics_ptr + 8 * item * num_heads, num_heads, 2)
+        for head in range(num_heads):
+            peak, total = weigh(scores_ptr + 4 * head * SPLIT, count, scale, softcap, _NO_PEAK)
+            statistics[head, 0], statistics[head, 1] = peak, total
+        if item + 1 < end_item:
+            list_slots(
+                pages_ptr + 4 * items[item + 1, 0] * pages_stride, page_size, items[item + 1, 1],
+                items[item + 1, 2], following_ptr,
+            )  # fmt: skip
+            num_following = items[item + 1, 2] - items[item + 1, 1]
+        part = 0
+        for kv_head in range(num_kv_heads):
+            for start in range(0, count, LANES):
+                first, part = num_following * part // num_parts, part + 1
+                prefetch_slots(keys, following_ptr, first, num_following * part // num_parts)
+                load_values(
+                    values, kv_head, slots_ptr + 8 * start, min(LANES, count - start),
+                    matrix_ptr + 4 * start * width, width,
+                )  # fmt: skip
+            head = kv_head * group
+            multiply(
+                scores_ptr + 4 * head * SPLIT, SPLIT, matrix_ptr, width,
+                partial_ptr + 4 * (item * num_heads + head) * width, width, group, count, width, False,
+            )  # fmt: skip
+        slots_ptr, following_ptr = following_ptr, slots_ptr
+        if item + 1 == starts[row + 1] and starts[row] >= first_item:
+            _combine(
+                row, out_ptr + 4 * row * out_stride, num_heads, head_dim, sinks_ptr, starts_ptr, partial_ptr,
+                statistics_ptr, width,
+            )  # fmt: skip
 
 
 @compiled()
-def _combine(
-    out_ptr, out_stride, num_rows, group, head_dim, num_kv_heads, lens_ptr, window, sinks_ptr,
-    partial_ptr, statistics_ptr,
-):  # fmt: skip
+def _combine(row, out_ptr, num_heads, head_dim, sinks_ptr, starts_ptr, partial_ptr, statistics_ptr, width):
     """Write the weighted mean of the results of a row's splits, in their order."""
-    num_heads, lens = num_kv_heads * group, int32s(lens_ptr, 1, num_rows)[0]
-    for row in range(num_rows):
-        first, end = _splits(lens[row], window)
-        num_splits = end - first
-        out = floats(out_ptr + 4 * row * out_stride, num_heads, head_dim)
-        partial = floats(partial_ptr, num_splits * num_heads, head_dim)
-        statistics = floats(statistics_ptr, num_splits * num_heads, 2)
-        for head in range(num_heads):
-            peak, total = np.float32(-np.inf), _ZERO
-            if sinks_ptr:
-                peak = floats(sinks_ptr, 1, num_heads)[0, head]
-            for split in range(num_splits):
-                peak = max(peak, statistics[split * num_heads + head, 0])
-            if sinks_ptr:
-                total = exp(floats(sinks_ptr, 1, num_heads)[0, head] - peak)
-            for split in range(num_splits):
-                place = split * num_heads + head
-                statistics[place, 0] = exp(statistics[place, 0] - peak)
-                total += statistics[place, 0] * statistics[place, 1]
-            mean = out[head]
+    starts = int32s(starts_ptr, 1, row + 2)[0]
+    first, num_splits = starts[row], starts[row + 1] - starts[row]
+    out = floats(out_ptr, num_heads, head_dim)
+    partial = floats(partial_ptr + 4 * first * num_heads * width, num_splits * num_heads, width)
+    statistics = floats(statistics_ptr + 8 * first * num_heads, num_splits * num_heads, 2)
+    for head in range(num_heads):
+        peak, total = _NO_PEAK, _ZERO
+        if sinks_ptr:
+            peak = floats(sinks_ptr, 1, num_heads)[0, head]
+        for split in range(num_splits):
+            peak = max(peak, statistics[split * num_heads + head, 0])
+        if sinks_ptr:
+            total = exp(floats(sinks_ptr, 1, num_heads)[0, head] - peak)
+        for split in range(num_splits):
+            place = split * num_heads + head
+            statistics[place, 0] = exp(statistics[place, 0] - peak)
+            total += statistics[place, 0] * statistics[place, 1]
+        mean = out[head]
+        for i in range(head_dim):
+            mean[i] = _ZERO
+        for split in range(num_splits):
+            place = split * num_heads + head
+            weight, values = statistics[place, 0] / total, partial[place]
             for i in range(head_dim):
-                mean[i] = _ZERO
-            for split in range(num_splits):
-                place = split * num_heads + head
-                weight, values = statistics[place, 0] / total, partial[place]
-                for i in range(head_dim):
-                    mean[i] += weight * values[i]
-        partial_ptr += 4 * num_splits * num_heads * head_dim
-        statistics_ptr += 8 * num_splits * num_heads
-
-
-class _Scratch(threading.local):
-    """Memory of a thread that grows to the largest step: fresh memory of a step would cost page faults."""
-
-    memory = torch.empty(0)
-
-    def take(self, size: int) -> Tensor:
-        if self.memory.numel() < size:
-            self.memory = torch.empty(size)
-        return self.memory
+                mean[i] += weight * values[i]
 
 
 class _Plan(NamedTuple):
-    """What the layers of a step share: addresses in `memory`, which a thread may replace by a larger one."""
+    """What the layers of a step share: the splits, and addresses in `memory`."""
 
+    splits: Tensor  # int32: items, then the first item of each row
     memory: Tensor
+    items: int
+    starts: int
     partial: int
     statistics: int
     chunks: int
     chunk_floats: int
     num_items: int
     num_chunks: int
+    width: int
 
 
-_scratch = _Scratch()
+_scratch = Scratch()
 
 
 def _plan(batch: AttentionBatch, num_heads: int, head_dim: int, window: int) -> _Plan:
+    num_rows = batch.num_decode_rows
     num_items = sum(
-        -(-length // _SPLIT) - (max(0, length - window) // _SPLIT if window else 0)
-        for length in batch.host_lens()[1][: batch.num_decode_rows]
+        -(-length // SPLIT) - (max(0, length - window) // SPLIT if window else 0)
+        for length in batch.host_lens()[1][:num_rows]
     )
+    splits = torch.empty(3 * num_items + num_rows + 1, dtype=torch.int32)
+    items = splits.data_ptr()
+    starts = items + 12 * num_items
+    _list_items(batch.context_lens.data_ptr(), num_rows, window, items, starts)
     num_chunks = min(num_items, _CHUNKS_PER_THREAD * get_num_threads())
-    chunk_floats = 4 * _SPLIT + num_heads * _SPLIT + _BLOCK * head_dim
-    memory = _scratch.take(num_items * num_heads * (head_dim + 2) + num_chunks * chunk_floats)
-    partial = memory.data_ptr()
-    statistics = partial + 4 * num_items * num_heads * head_dim
-    chunks = statistics + 8 * num_items * num_heads
-    return _Plan(memory, partial, statistics, chunks, chunk_floats, num_items, num_chunks)
+    width, num_partial = padded(head_dim), num_items * num_heads
+    chunk_floats = 4 * SPLIT + SPARE_FLOATS + num_heads * SPLIT + matrix_floats(head_dim)
+    memory = _scratch.take(num_chunks * chunk_floats + num_partial * (width + 2))
+    chunks = memory.data_ptr()
+    partial = chunks + 4 * num_chunks * chunk_floats
+    statistics = partial + 4 * num_partial * width
+    return _Plan(
+        splits, memory, items, starts, partial, statistics, chunks, chunk_floats, num_items, num_chunks, width
+    )
 
 
 def decode_attention(
@@ -286,17 +242,17 @@ def decode_attention(
     keys, values, *scales = kv.tensors
     key_scales, value_scales = scales or (keys, values)
     _, page_size, num_kv_heads, _ = keys.shape
-    group = num_heads // num_kv_heads
     plan = batch.once(
         ("decode", "cpu", num_heads, head_dim, window), lambda: _plan(batch, num_heads, head_dim, window)
     )
     _decode_kernel(
+        c_function(_decode_part, 28, 2).address,
         q.data_ptr(),
         q.stride(0),
         out.data_ptr(),
         out.stride(0),
         num_rows,
-        group,
+        num_heads // num_kv_heads,
         head_dim,
         keys.data_ptr(),
         values.data_ptr(),
@@ -308,10 +264,8 @@ def decode_attention(
         num_kv_heads,
         batch.page_table.data_ptr(),
         batch.page_table.stride(0),
-        batch.context_lens.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(),
+        *plan[2:],
         scale,
         softcap,
-        window,
-        0 if sinks is None else sinks.data_ptr(),
-        *plan[1:],
     )

@@ -83,25 +83,19 @@ def prefetch(address, num_bytes):
 
 
 @compiled()
-def read_head(stored_ptr, scales_ptr, num_scales, kind, head, head_dim, out_ptr):
-    """Write the keys or values of a head to out_ptr, float32 [head_dim].
+def read_scale(scales_ptr, num_scales, head):
+    """Return the scale of a head of int8, of its num_scales the first."""
+    return _from_float16(int16s(scales_ptr, head + 1, num_scales)[head, 0])
 
-    Heads are numbered slot * num_kv_heads + KV head. Of num_scales scales that each has the first is used.
-    """
-    out, first = floats(out_ptr, 1, head_dim)[0], head * head_dim
+
+@compiled()
+def read_element(stored_ptr, scale, index, kind):
+    """Return an element as a float32; of INT8, times scale."""
     if kind == FLOAT32:
-        values = floats(stored_ptr + 4 * first, 1, head_dim)[0]
-        for i in range(head_dim):
-            out[i] = values[i]
-    elif kind == BFLOAT16:
-        bits = int16s(stored_ptr + 2 * first, 1, head_dim)[0]
-        for i in range(head_dim):
-            out[i] = _from_bfloat16(bits[i])
-    else:
-        numbers = int8s(stored_ptr + first, 1, head_dim)[0]
-        scale = _from_float16(int16s(scales_ptr, head + 1, num_scales)[head, 0])
-        for i in range(head_dim):
-            out[i] = np.float32(numbers[i]) * scale
+        return floats(stored_ptr, 1, index + 1)[0, index]
+    if kind == BFLOAT16:
+        return _from_bfloat16(int16s(stored_ptr, 1, index + 1)[0, index])
+    return np.float32(int8s(stored_ptr, 1, index + 1)[0, index]) * scale
 
 
 @compiled()

@@ -76,6 +76,20 @@ def make_case(
     return Case(q, kv, batch, AttentionOptions(head_dim**-0.5))
 
 
+def make_alone(case: Case, row: int, num_queries: int, length: int, start: int) -> Case:
+    """Return a step with one row of another, whose first query is number `start` of all."""
+    batch = AttentionBatch(
+        page_table=case.batch.page_table[row : row + 1],
+        query_start=torch.tensor([0, num_queries], dtype=torch.int32, device=case.q.device),
+        context_lens=case.batch.context_lens[row : row + 1],
+        slot_mapping=case.batch.slot_mapping[start : start + num_queries],
+        num_decode_rows=int(num_queries == 1),
+        query_lens=[num_queries],
+        context_lens_host=[length],
+    )
+    return Case(case.q[start : start + num_queries], case.kv, batch, case.options)
+
+
 def exact_attention(case: Case, options: AttentionOptions) -> torch.Tensor:
     """Row by row, key by key, in float64."""
     scale, window, softcap, sinks = options

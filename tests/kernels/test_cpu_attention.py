@@ -1,6 +1,7 @@
 """Float32 attention over what a CPU's cache holds: float32, bfloat16 or int8.
 
-Covers kernels/cpu/decode_attention.py, kernels/cpu/kv_heads.py and kernels/cpu/rope_kv_write.py.
+Covers kernels/cpu/decode_attention.py, kernels/cpu/prefill_attention.py, kernels/cpu/kv_heads.py and
+kernels/cpu/rope_kv_write.py.
 """
 
 from dataclasses import replace
@@ -14,11 +15,11 @@ from kernels.kv_layer import KVLayer
 from kernels.kv_values import quantize
 from kernels.paged_attention import paged_attention
 from kernels.rope_kv_write import rope_kv_write
-from tests.kernels.attention_cases import Case, exact_attention, make_case
+from tests.kernels.attention_cases import Case, exact_attention, make_alone, make_case
 from tests.kernels.conftest import Target
 from tests.kernels.tolerances import assert_close
 
-ROWS = [(1, n) for n in (1, 15, 64, 65, 200, 700)]
+ROWS = [*((1, n) for n in (1, 15, 64, 65, 200, 700)), (5, 33), (70, 130), (2, 300)]
 DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 
 
@@ -45,7 +46,7 @@ def stored_as(kv: KVLayer, dtype: torch.dtype) -> tuple[KVLayer, KVLayer]:
 
 
 def make(dtype: torch.dtype, head_dim: int = 64) -> tuple[Case, torch.Tensor]:
-    """Return a step of decode rows over a cache in a dtype, and its exact result."""
+    """Return a step of rows over a cache in a dtype, and its exact result."""
     case = make_case(ROWS, num_heads=9, num_kv_heads=3, head_dim=head_dim, page_size=16, dtype=torch.float32)
     stored, read = stored_as(case.kv, dtype)
     return replace(case, kv=stored), exact_attention(replace(case, kv=read), case.options)
@@ -53,7 +54,7 @@ def make(dtype: torch.dtype, head_dim: int = 64) -> tuple[Case, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [64, 20])
-def test_decode_rows_read_what_is_stored(target: Target, dtype: torch.dtype, head_dim: int):
+def test_rows_read_what_is_stored(target: Target, dtype: torch.dtype, head_dim: int):
     case, exact = make(dtype, head_dim)
     result = paged_attention(case.q, case.kv, case.batch, case.options)
     assert_close(result, exact, torch.float32, reduction=head_dim + 700)
@@ -74,17 +75,13 @@ def test_neighbours_and_threads_change_no_bit(target: Target, dtype: torch.dtype
             assert torch.equal(again, together), f"{num_threads} threads change the result"
     finally:
         set_num_threads(threads)
-    for row, (_, length) in enumerate(ROWS):
-        batch = replace(
-            case.batch,
-            page_table=case.batch.page_table[row : row + 1],
-            context_lens=case.batch.context_lens[row : row + 1],
-            num_decode_rows=1,
-            query_lens=[1],
-            context_lens_host=[length],
-        )
-        alone = paged_attention(case.q[row : row + 1], case.kv, batch, case.options)
-        assert torch.equal(alone, together[row : row + 1]), f"row {row} depends on its neighbours"
+    start = 0
+    for row, (num_queries, length) in enumerate(ROWS):
+        alone = make_alone(case, row, num_queries, length, start)
+        result = paged_attention(alone.q, case.kv, alone.batch, case.options)
+        expected = together[start : start + num_queries]
+        assert torch.equal(result, expected), f"row {row} depends on its neighbours"
+        start += num_queries
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)

@@ -1,6 +1,7 @@
 """Paged attention against a plain float64 attention.
 
-Covers kernels/attention_batch.py and kernels/attention_tile.py.
+Covers kernels/attention_batch.py, kernels/attention_tile.py, kernels/cpu/attention_splits.py,
+kernels/cpu/attention_tiles.py and kernels/cpu/prefill_attention.py.
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ import torch
 
 from kernels.decode_attention import decode_attention_triton, launch_shape
 from kernels.paged_attention import AttentionBatch, AttentionOptions, paged_attention
-from tests.kernels.attention_cases import Case, exact_attention, make_case
+from tests.kernels.attention_cases import exact_attention, make_alone, make_case
 from tests.kernels.conftest import Target
 from tests.kernels.tolerances import assert_close
 
@@ -110,7 +111,7 @@ def test_a_row_alone_equals_the_row_in_a_batch(target: Target, dtype: torch.dtyp
         alone = make_alone(case, row, n, length, start)
         single = paged_attention(alone.q, case.kv, alone.batch, case.options)
         expected = together[start : start + n]
-        if target.backend == "triton":
+        if target.backend == "triton" or (target.backend == "cpu" and dtype == torch.float32):
             assert torch.equal(single, expected), f"row {row} depends on its neighbours"
         else:
             assert_close(single, expected, dtype, reduction=length)
@@ -171,19 +172,6 @@ def test_row_count_known_only_to_the_device(target: Target, window: int):
     expected = paged_attention(case.q, case.kv, known, options)
     assert torch.equal(out[:num_tokens], expected)
     assert torch.equal(out[num_tokens:], torch.full_like(out[num_tokens:], 7.0)), "padding was written to"
-
-
-def make_alone(case, row, n, length, start):
-    batch = AttentionBatch(
-        page_table=case.batch.page_table[row : row + 1],
-        query_start=torch.tensor([0, n], dtype=torch.int32, device=case.q.device),
-        context_lens=case.batch.context_lens[row : row + 1],
-        slot_mapping=case.batch.slot_mapping[start : start + n],
-        num_decode_rows=int(n == 1),
-        query_lens=[n],
-        context_lens_host=[length],
-    )
-    return Case(case.q[start : start + n], case.kv, batch, case.options)
 
 
 @pytest.mark.gpu
