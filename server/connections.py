@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Scope
 from server.arrivals import ArrivalLimiter
 from server.deadlines import Deadlines
 from server.file_limit import file_limit
+from server.http1 import Http1
 from server.watch import STATE as WATCH
 from server.watch import Watch
 
@@ -226,7 +227,7 @@ class Connection:
         )
         try:
             async with Requests(self._loop) as self._requests:
-                self._protocol = ProtocolWrapper(
+                parts = (
                     self._app,
                     self._config,
                     self._context,
@@ -237,6 +238,8 @@ class Connection:
                     server,
                     self._act,
                 )
+                self._protocol = ProtocolWrapper(*parts)
+                self._protocol.protocol = Http1(*parts)
                 self._connections.note_idle(self, is_idle=True)
                 await self._read_all()
         finally:
@@ -302,13 +305,15 @@ class Connection:
         self._transport.close()
 
     def _send_soon(self, data: bytes) -> None:
+        if self._has_ended or self._transport.is_closing():
+            return
         if not self._unsent:
             self._connections.flush_soon(self)
         self._unsent.append(data)
 
     def flush(self) -> None:
         """Send what has been written since the last time."""
-        if self._unsent and not self._transport.is_closing():
+        if self._unsent and not self._has_ended and not self._transport.is_closing():
             self._transport.write(b"".join(self._unsent))
         self._unsent.clear()
 
