@@ -5,8 +5,11 @@ Covers kernels/cpu/eight_bit_linear.py and kernels/cpu/dot_products.py.
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kernels.cpu.dot_products import num_lanes
+from kernels.cpu import dot_products
+from kernels.cpu.eight_bit_linear import eight_bit_linear as eight_bit_linear_cpu
 from kernels.eight_bit_linear import eight_bit_linear as eight_bit_linear_exact
 from kernels.eight_bit_linear import eight_bit_linear_rounded as eight_bit_linear
 from kernels.eight_bit_linear import eight_bit_linear_torch, eight_bit_linear_triton, launch_shape
@@ -125,7 +128,7 @@ def test_a_captured_product_follows_its_input():
 
 
 def test_weights_that_are_stored_round_only_activations_in_bfloat16(target: Target):
-    if target.backend != "cpu" or not num_lanes():
+    if target.backend != "cpu" or not dot_products.num_lanes():
         pytest.skip("of the compiled product")
     x, weight = torch.randn(5, 64), torch.randint(-127, 128, (8, 64), dtype=torch.int8)
     scale, bias = torch.rand(8), torch.randn(8)
@@ -134,6 +137,75 @@ def test_weights_that_are_stored_round_only_activations_in_bfloat16(target: Targ
     narrow = (x.bfloat16(), weight, scale, bias.bfloat16())
     of_floats = eight_bit_linear(narrow[0].float(), weight, scale, narrow[3].float())
     assert torch.equal(eight_bit_linear_exact(*narrow), of_floats.bfloat16())
+
+
+def exact_product(x, weight, scale, bias):
+    """Return the product of integers: exact sums of up to 2,048 products, summed and scaled in float32."""
+    parts = zip(x.double().split(2048, 1), weight.double().split(2048, 1), strict=True)
+    total = sum((some @ rows.t()).float() for some, rows in parts)
+    return total * scale if bias is None else total * scale + bias
+
+
+def integers(num_tokens, in_features):
+    """Return activations that the compiled product does not round."""
+    x = torch.randint(-8191, 8192, (num_tokens, in_features)).float()
+    x[:, 0] = 8191.0
+    return x
+
+
+needs_vectors = pytest.mark.skipif(not dot_products.num_lanes(), reason="needs numba and AVX2")
+
+
+@needs_vectors
+@settings(max_examples=60, deadline=None)
+@given(
+    num_tokens=st.integers(1, 40),
+    in_features=st.integers(1, 200) | st.sampled_from([576, 2048, 2080, 4200]),
+    out_features=st.integers(1, 75),
+    with_bias=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_compiled_products_are_exact(num_tokens, in_features, out_features, with_bias, seed):
+    """At sizes that fill tiles and vectors and at those that do not, to the last bit."""
+    torch.manual_seed(seed)
+    x = integers(num_tokens, in_features)
+    weight = torch.randint(-127, 128, (out_features, in_features), dtype=torch.int8)
+    scale, bias = torch.rand(out_features), torch.randn(out_features) if with_bias else None
+    result = eight_bit_linear_cpu(x, weight, scale, bias)
+    assert torch.equal(result, exact_product(x, weight, scale, bias))
+
+
+@needs_vectors
+@pytest.mark.parametrize("value", [-128, 127])
+def test_the_largest_sums_fit(value: int):
+    x, weight = torch.full((3, 4096), 8191.0), torch.full((8, 4096), value, dtype=torch.int8)
+    result = eight_bit_linear_cpu(x, weight, torch.ones(8))
+    assert torch.equal(result, torch.full((3, 8), 8191.0 * value * 4096))
+
+
+@pytest.mark.parametrize(("num_rows", "num_tokens"), [(1, 1), (4, 1), (4, 2), (4, 6)])
+@pytest.mark.parametrize("lanes", [16, 32])
+def test_tiles_of_either_width(lanes: int, num_rows: int, num_tokens: int, monkeypatch):
+    """Vectors of AVX2 are also those of a CPU that has wider ones."""
+    if dot_products.num_lanes() < lanes:
+        pytest.skip("this CPU has no vectors of that width")
+    numba = pytest.importorskip("numba")
+    monkeypatch.setattr(dot_products, "num_lanes", lambda: lanes)
+    dot = dot_products.dot_tile(num_rows, num_tokens)
+
+    @numba.njit
+    def tile(x, weight, out, token_scales, row_scales, has_bias, bias):
+        dot(x, weight, 2080, 2080, out, 5, token_scales, row_scales, has_bias, bias)
+
+    x, weight = integers(num_tokens, 2080), torch.randint(-127, 128, (num_rows, 2080), dtype=torch.int8)
+    scale, bias, token_scales = torch.rand(num_rows), torch.randn(num_rows), torch.ones(num_tokens)
+    values, out = x.to(torch.int16), torch.zeros(num_tokens, 5)
+    for has_bias in (False, True):
+        addresses = (tensor.data_ptr() for tensor in (values, weight, out, token_scales, scale))
+        tile(*addresses, has_bias, bias.data_ptr())
+        expected = exact_product(x, weight, scale, bias if has_bias else None)
+        assert torch.equal(out[:, :num_rows], expected)
+        assert not out[:, num_rows:].any(), "writes beside the tile"
 
 
 SHAPES_OF_ONE_TOKEN = [(64, 7), (72, 40), (576, 130), (4200, 9)]
