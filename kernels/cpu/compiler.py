@@ -19,9 +19,11 @@ else:
     HAS_NUMBA = not numba.config.DISABLE_JIT
 
 if HAS_NUMBA:
+    import llvmlite.binding
     from llvmlite import ir
     from numba.core import cgutils
     from numba.core.ccallback import CFunc
+    from numba.core.registry import cpu_target
     from numba.extending import intrinsic
 
     from kernels.cpu.code_cache import kept
@@ -72,6 +74,15 @@ def c_function(function: Callable[..., None], num_ints: int, num_floats: int) ->
 def is_available() -> bool:
     """Return True if the kernels can run here."""
     return HAS_NUMBA
+
+
+def assembly(module: str) -> str:
+    """Return the instructions that numba's compiler makes of a module, LLVM's IR.
+
+    They show what it compiles for: NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may name another CPU than this.
+    """
+    machine = cpu_target.target_context.codegen()._tm
+    return str(machine.emit_assembly(llvmlite.binding.parse_assembly(module)))
 
 
 def set_num_threads(num_threads: int) -> None:

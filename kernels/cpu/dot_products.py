@@ -4,24 +4,37 @@ numba's own loops widen both factors to int32, which takes twice as long as `vpm
 is VNNI): two products and their sum in each of 16 or 8 lanes. So the tile is given as LLVM's instructions.
 """
 
+import re
 from functools import cache
 from typing import Any, NamedTuple
 
-from kernels.cpu.compiler import HAS_NUMBA
+from kernels.cpu.compiler import HAS_NUMBA, assembly
 
 if HAS_NUMBA:
-    import llvmlite.binding
     from llvmlite import ir
     from numba import types
     from numba.core import cgutils
     from numba.extending import intrinsic
 
 
+_ADDITION = """
+define void @add(ptr %x, ptr %y) {
+  %left = load <32 x i16>, ptr %x
+  %right = load <32 x i16>, ptr %y
+  %sum = add <32 x i16> %left, %right
+  store <32 x i16> %sum, ptr %x
+  ret void
+}
+"""
+
+
 @cache
 def num_lanes() -> int:
-    """Return how many int16 a vector of this CPU has: 32, 16, or 0 if it is neither AVX512 nor AVX2."""
-    features = llvmlite.binding.get_host_cpu_features() if HAS_NUMBA else {}
-    return 32 if features.get("avx512bw") else 16 if features.get("avx2") else 0
+    """Return how many int16 are added at once by what numba compiles: 32 (AVX512), 16 (AVX2), else 0."""
+    if not HAS_NUMBA:
+        return 0
+    registers = set(re.findall("vpaddw.*([yz]mm)", assembly(_ADDITION)))
+    return 32 if "zmm" in registers else 16 if "ymm" in registers else 0
 
 
 _MULTIPLY_ADD = {32: "llvm.x86.avx512.pmaddw.d.512", 16: "llvm.x86.avx2.pmadd.wd"}

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.cpu.compiler import HAS_NUMBA, compiled, floats, int8s, int16s
+from kernels.cpu.compiler import HAS_NUMBA, assembly, compiled, floats, int8s, int16s
 
 if HAS_NUMBA:
     from llvmlite import ir
@@ -42,7 +42,7 @@ def _to_bfloat16(x):
 
 
 @intrinsic
-def _from_float16(typingctx: Any, bits: Any) -> Any:
+def _extend(typingctx: Any, bits: Any) -> Any:
     """Return the float16 with the bits of an int16 as a float32."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -52,13 +52,55 @@ def _from_float16(typingctx: Any, bits: Any) -> Any:
 
 
 @intrinsic
-def _to_float16(typingctx: Any, x: Any) -> Any:
+def _truncate(typingctx: Any, x: Any) -> Any:
     """Return the bits of the float16 nearest to a float32, of two the even one."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
 
     return types.int16(types.float32), build
+
+
+@compiled(exact=True)
+def extend_by_integers(bits):
+    """Return what `_extend` does, where the CPU has no instruction for it."""
+    bits = np.uint32(np.uint16(bits))
+    magnitude = np.uint32((bits & np.uint32(0x7FFF)) << np.uint32(13))
+    if bits & np.uint32(0x7C00) == np.uint32(0x7C00):  # infinite or NaN
+        magnitude |= np.uint32(0x7F800000)
+    else:  # the exponents of the two differ by 112
+        magnitude = np.float32(magnitude.view(np.float32) * np.float32(2.0**112)).view(np.uint32)
+    return np.uint32(magnitude | ((bits & np.uint32(0x8000)) << np.uint32(16))).view(np.float32)
+
+
+@compiled(exact=True)
+def truncate_by_integers(x):
+    """Return what `_truncate` does, where the CPU has no instruction for it."""
+    bits = np.float32(x).view(np.uint32)
+    magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
+    if magnitude > np.uint32(0x7F800000):
+        half = np.uint32(0x7E00)  # NaN
+    elif magnitude >= np.uint32(0x47800000):
+        half = np.uint32(0x7C00)  # infinite: 2**16 and more
+    elif magnitude < np.uint32(0x38800000):  # less than 2**-14: the sum with 0.5 rounds at 2**-24
+        half = np.uint32(
+            np.float32(magnitude.view(np.float32) + np.float32(0.5)).view(np.uint32) - np.uint32(0x3F000000)
+        )
+    else:
+        odd = (magnitude >> np.uint32(13)) & np.uint32(1)
+        half = np.uint32((magnitude + np.uint32(0xFFF) + odd - np.uint32(112 << 23)) >> np.uint32(13))
+    return np.int16(half | ((bits >> np.uint32(16)) & np.uint32(0x8000)))
+
+
+# Without an instruction LLVM calls this function of the C compiler's library, is not given it, and aborts.
+_HAS_FLOAT16 = HAS_NUMBA and "__extendhfsf2" not in assembly("""
+define float @extend(half %x) {
+  %y = fpext half %x to float
+  ret float %y
+}
+""")
+_from_float16 = _extend if _HAS_FLOAT16 else extend_by_integers
+_to_float16 = _truncate if _HAS_FLOAT16 else truncate_by_integers
 
 
 @intrinsic

