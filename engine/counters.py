@@ -46,6 +46,8 @@ class Counters:
             mixed_steps_total=self._num_mixed_steps,
             constrained_steps_total=self._num_constrained_steps,
             corrupted_requests_total=self.num_corrupted,
+            drafts_total=scheduler.num_drafts,
+            accepted_drafts_total=scheduler.num_accepted_drafts,
             device_idle_seconds_total=self.idle_meter.total_seconds,
             device_idle_share=self.idle_meter.share(now),
             loop_lag_seconds=self.loop_lag_seconds,

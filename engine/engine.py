@@ -40,10 +40,11 @@ from engine.record.writer import Recorder
 from engine.request import Request
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import RequestChain, Sequence
-from engine.stats import EngineObserver, EngineStats, NullObserver
+from engine.stats import EngineObserver, EngineStats, EngineView, NullObserver
 from engine.stream import RequestStream
 from engine.text.detokenizer import Decoded
 from engine.text.tokenizer_pool import TokenizerPool
+from engine.view import cells_of, view_of
 
 logger = logging.getLogger("monoloop.engine")
 
@@ -261,6 +262,12 @@ class Engine:
         return self._counters.snapshot(
             self._scheduler, time.perf_counter(), alive=self.is_alive, draining=self._is_draining
         )
+
+    def view(self, max_sequences: int, max_cells: int) -> EngineView:
+        """Return a snapshot with up to `max_sequences` sequences and `max_cells` cells of pages."""
+        now = time.perf_counter()
+        sequences = [view_of(sequence, now) for sequence in self._scheduler.first_sequences(max_sequences)]
+        return EngineView(self.stats(), sequences, cells_of(self._scheduler.pool, max_cells))
 
     async def wait_dead(self) -> None:
         """Wait until the step loop has ended, by a fault or by stop()."""

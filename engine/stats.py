@@ -1,8 +1,10 @@
 """What the engine reports: a snapshot of its state, observed events, and the device's idle time."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import StrEnum
+from typing import NamedTuple, Protocol
 
 from engine.outputs import FinishReason
 
@@ -15,7 +17,7 @@ class EngineStats:
 
     Used pages are held by sequences, cached pages only kept for reuse. `pages_predicted` is the expected peak
     of the sequences that run now, which may exceed the pool. Constrained steps have rows with a constraint,
-    such as a grammar.
+    such as a grammar. Drafts are guesses of next tokens that a step verified.
     """
 
     running: int
@@ -35,6 +37,8 @@ class EngineStats:
     mixed_steps_total: int
     constrained_steps_total: int
     corrupted_requests_total: int
+    drafts_total: int
+    accepted_drafts_total: int
     device_idle_seconds_total: float
     device_idle_share: float
     loop_lag_seconds: float
@@ -55,6 +59,50 @@ class EngineStats:
     def predicted_kv_cache_usage(self) -> float:
         """Expected peak of `kv_cache_usage` if no other sequence starts; may exceed 1."""
         return self.pages_predicted / self.num_pages
+
+
+class Phase(StrEnum):
+    """What a sequence does. A preempted one waits to compute its tokens again, a recomputing one does so."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PREEMPTED = "preempted"
+    RECOMPUTE = "recompute"
+
+
+class SequenceView(NamedTuple):
+    """A sequence as it is now. Cached tokens of its prompt were found in the prefix cache."""
+
+    id: str
+    phase: Phase
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    max_tokens: int
+    pages: int
+    age_seconds: float
+
+
+class PageCells(NamedTuple):
+    """The page pool in cells of consecutive pages: in each, how many pages are in each state.
+
+    Used pages have one holder, shared ones several; the rest of a cell is free.
+    """
+
+    pages_per_cell: int
+    used: Sequence[int]
+    shared: Sequence[int]
+    cached: Sequence[int]
+
+
+class EngineView(NamedTuple):
+    """All figures, the first sequences (running ones before waiting ones), and the pages."""
+
+    stats: EngineStats
+    sequences: Sequence[SequenceView]
+    cells: PageCells
 
 
 @dataclass(frozen=True, slots=True)

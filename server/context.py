@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -14,6 +16,7 @@ from server.arrivals import ArrivalLimiter
 from server.deadlines import Deadlines
 from server.errors import OPENAI, BodyTimeout, Envelope, ModelNotFound, NotReady, error_response
 from server.limits import Limits
+from server.live import Interval, LiveFeed
 from server.metrics import Metrics
 from server.parsing.detect import NO_FORMATS, Formats
 from server.schema.dialects import Tables
@@ -51,6 +54,7 @@ class ServerContext:
         self.probes: Collection[str] = ()
         self.refused: Tables = {}
         self.formats = NO_FORMATS
+        self.live = LiveFeed(self._live_interval, self._has_ended)
         self._engine: Engine | None = None
         self._unknown_fields: set[str] = set()
 
@@ -64,6 +68,23 @@ class ServerContext:
         self._num_open_requests -= 1
         if not self._num_open_requests:
             self.all_answered.set()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """A block in which a request that began counts as none: the server is idle beside it."""
+        self.request_ended()
+        try:
+            yield
+        finally:
+            self.request_began()
+
+    def _live_interval(self) -> Interval:
+        return Interval(self.engine, self.metrics.histogram, self.model_names[0], time.perf_counter())
+
+    def _has_ended(self) -> bool:
+        """Check that the engine has died, or has ended all its requests and takes no more."""
+        stats = self.engine.stats()
+        return not stats.alive or (stats.draining and not stats.running + stats.waiting)
 
     def attach(self, engine: "Engine") -> None:
         """The model is loaded: from now on requests are answered. Raises SettingsError."""

@@ -12,6 +12,7 @@ The server's own errors, beside those that come out of the engine (`engine.error
     ├── BodyTimeout         the body did not arrive in time
     ├── AmbiguousBody       the header gives the body's length in two ways
     ├── NoConnectionLeft    all connections that may be open are, each with a request
+    ├── TooManyWatchers     as many watch the engine as may
     ├── UnsupportedMedia    the body is declared to be something else than plain JSON
     └── DeadlinePassed      the request took longer than the server allows
     UnsupportedField        an InvalidRequest: a known field that would change the output but does not act
@@ -98,6 +99,10 @@ class NoConnectionLeft(ServerError):
     headers: ClassVar[dict[str, str]] = {"Connection": "close"}
 
 
+class TooManyWatchers(ServerError):
+    """As many clients watch the engine as may."""
+
+
 class UnsupportedMedia(ServerError):
     """The body's declared type or encoding is not plain JSON."""
 
@@ -126,6 +131,7 @@ FAULTS: dict[type[Exception], Fault] = {
     BodyTooLarge: Fault(413, INVALID, "request_too_large"),
     UnsupportedMedia: Fault(415, INVALID, "unsupported_media_type"),
     QueueFull: Fault(429, "rate_limit_error", "slow_down", 1),
+    TooManyWatchers: Fault(429, "rate_limit_error", "slow_down", 5),
     TemplateFault: Fault(500, "server_error", "internal_error"),
     StepFailed: Fault(500, "server_error", "internal_error"),
     NoConnectionLeft: Fault(503, "server_error", "server_is_overloaded", 1),

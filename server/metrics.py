@@ -88,11 +88,14 @@ class Histogram:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+        self.largest = 0.0  # until a reader of the largest values resets it
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count `value` (`times` times)."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
+        if value > self.largest:
+            self.largest = value
 
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative counts, as Prometheus wants them."""
@@ -231,6 +234,10 @@ class Metrics(Collector):
         for key, (name, text) in TOKEN_HISTOGRAMS.items():
             self._metas[key] = HistogramMeta(name, text, token_buckets(max_model_len))
             self._histograms[key] = Histogram(self._metas[key].bounds)
+
+    def histogram(self, key: str) -> Histogram:
+        """The histogram of a key of HISTOGRAMS."""
+        return self._histograms[key]
 
     # What the engine reports (engine.stats.EngineObserver)
 

@@ -36,6 +36,8 @@ class Rows:
         self._readouts = readouts
         self._has_states = has_states
         self._short_context = short_context
+        self.num_drafts = 0  # of those that were verified
+        self.num_accepted_drafts = 0
 
     def plan_first(self, sequence: Sequence, room: int, step: int) -> Row:
         """Plan the first row of a sequence that has just got its slot and its pages."""
@@ -123,6 +125,8 @@ class Rows:
             end = plan.starts[index] + plan.query_lens[index]
             if sequence.is_verifying:
                 sequence.is_verifying = False
+                self.num_drafts += num_logits - 1
+                self.num_accepted_drafts += max(0, len(sampled) - 1)
                 end -= num_logits - max(1, len(sampled))  # the rest were rejected drafts
                 if sequence.slot >= 0:
                     sequence.num_scheduled_tokens = end

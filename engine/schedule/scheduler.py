@@ -12,6 +12,7 @@ stream, so a later step's writes come after an earlier step's reads.
 
 from bisect import insort
 from collections import abc
+from itertools import islice
 from typing import NamedTuple
 
 from engine.kv_layout import KVLayout
@@ -132,6 +133,22 @@ class Scheduler:
     def num_cached_tokens(self) -> int:
         """The number of prompt tokens found in the prefix cache and not computed again."""
         return self._allocator.num_cached_tokens
+
+    @property
+    def num_drafts(self) -> int:
+        """The number of draft tokens that were verified."""
+        return self._rows.num_drafts
+
+    @property
+    def num_accepted_drafts(self) -> int:
+        """The number of draft tokens that were accepted."""
+        return self._rows.num_accepted_drafts
+
+    def first_sequences(self, count: int) -> list[Sequence]:
+        """Return up to `count` sequences: running ones by rank, then waiting ones in order of arrival."""
+        running = self._running[:count]
+        waiting = (s for s in self._sequences.values() if s.status is SequenceStatus.WAITING)
+        return [*running, *islice(waiting, count - len(running))]
 
     @property
     def predicted_peak(self) -> int:

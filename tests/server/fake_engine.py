@@ -22,7 +22,16 @@ from engine.outputs import FinishReason, OutputToken, TextDelta, TokenPiece
 from engine.readouts import PooledHidden, PromptLogprobs, Readout, RewardScore
 from engine.request import Request
 from engine.schedule.sequence import RequestChain
-from engine.stats import EngineObserver, EngineStats, NullObserver, RequestTimes
+from engine.stats import (
+    EngineObserver,
+    EngineStats,
+    EngineView,
+    NullObserver,
+    PageCells,
+    Phase,
+    RequestTimes,
+    SequenceView,
+)
 from engine.text.infill import InfillTokens
 from engine.text.reasoning import ReasoningTracker
 
@@ -330,6 +339,11 @@ class FakeEngine:
             is_last = number == min(len(pieces), limit) - 1
             finish = (FinishReason.LENGTH if len(pieces) > limit else FinishReason.STOP) if is_last else None
             self._num_tokens += 1
+            self.observer.step_finished(delay, 1, 1)
+            if number:
+                self.observer.inter_token(delay, 1)
+            else:
+                self.observer.first_token(time.perf_counter() - started)
             if self.is_silent:
                 piece = ""
             whole = piece or " "
@@ -397,6 +411,26 @@ class FakeEngine:
         self.is_draining = self.is_stopped = True
         self._end_all(Draining("The server is shutting down."))
 
+    def view(self, max_sequences: int, max_cells: int) -> EngineView:
+        """A page for each running request, and as many sequences."""
+        sequences = [
+            SequenceView(
+                id=stream.request_id,
+                phase=Phase.DECODE if stream.num_output_tokens else Phase.PREFILL,
+                prompt_tokens=stream.num_prompt_tokens,
+                cached_tokens=stream.num_cached_tokens,
+                computed_tokens=stream.num_prompt_tokens + stream.num_output_tokens,
+                output_tokens=stream.num_output_tokens,
+                max_tokens=stream.request.sampling.max_tokens,
+                pages=1,
+                age_seconds=0.0,
+            )
+            for stream, _ in list(self.live.values())[:max_sequences]
+        ]
+        used = [int(page < len(self.live)) for page in range(min(1000, max_cells))]
+        nothing = [0] * len(used)
+        return EngineView(self.stats(), sequences, PageCells(1, used, nothing, nothing))
+
     def stats(self) -> EngineStats:
         return EngineStats(
             running=len(self.live),
@@ -419,6 +453,8 @@ class FakeEngine:
             mixed_steps_total=0,
             constrained_steps_total=0,
             corrupted_requests_total=0,
+            drafts_total=0,
+            accepted_drafts_total=0,
             device_idle_seconds_total=0.0,
             device_idle_share=0.0,
             loop_lag_seconds=0.0,

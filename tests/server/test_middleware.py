@@ -197,6 +197,8 @@ async def test_cors_answers_the_origins_it_knows(engine: FakeEngine) -> None:
 async def test_a_slash_at_the_end_of_a_path_changes_nothing(client: httpx.AsyncClient) -> None:
     for endpoint in ENDPOINTS:
         path = endpoint.paths[0].replace("{model:path}", MODEL_NAME)
+        if path == "/live_stats":  # it does not end
+            continue
         responses = [
             await client.request(endpoint.method, target, json=endpoint.example)
             for target in (path, f"{path.rstrip('/')}/")

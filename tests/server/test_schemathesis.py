@@ -30,7 +30,9 @@ CHECKS = [
     response_schema_conformance,
 ]
 ALIASES = [path for endpoint in ENDPOINTS for path in endpoint.paths[1:]]
-SCHEMA = schemathesis.openapi.from_dict(document()).exclude(path=ALIASES)
+SCHEMA = schemathesis.openapi.from_dict(document()).exclude(
+    path=[*ALIASES, "/live_stats"]
+)  # which does not end
 OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations()]
 CASES = [
     pytest.param(operation, mode, id=f"{operation.label} {mode}")

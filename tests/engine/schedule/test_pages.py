@@ -107,3 +107,17 @@ def test_every_page_is_free_used_or_cached(num_pages, operations):
         assert pool.num_held(range(num_pages)) == len(counts)
         assert np.flatnonzero(pool.is_held(range(num_pages))).tolist() == sorted(counts)
         assert pool.num_shared(range(num_pages)) == sum(count > 1 for count in counts.values())
+
+
+def test_cells_count_the_pages_of_each_state():
+    pool = PagePool(10, 16)
+    pages = pool.allocate(6)
+    pool.share(pages[:2])
+    pool.keep(pages[4:])
+    pool.free(pages[4:])
+    per_cell, counts = pool.cells(4)
+    assert per_cell == 3
+    assert counts.tolist() == [[1, 2, 0], [1, 0, 2], [0, 0, 0], [0, 0, 0]]
+    per_cell, counts = pool.cells(10)
+    assert per_cell == 1
+    assert counts.sum(axis=0).tolist() == [2, 2, 2]
