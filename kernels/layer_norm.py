@@ -2,6 +2,7 @@
 
 import torch
 
+from kernels.cpu import rms_norm as cpu
 from kernels.dispatch import dispatch, tl, triton
 
 
@@ -122,5 +123,5 @@ def add_layer_norm_torch(
     return layer_norm_torch(residual.add_(x if multiplier == 1.0 else x * multiplier), weight, bias, eps)
 
 
-layer_norm = dispatch(layer_norm_triton, layer_norm_torch)
-add_layer_norm = dispatch(add_layer_norm_triton, add_layer_norm_torch)
+layer_norm = dispatch(layer_norm_triton, layer_norm_torch, cpu.layer_norm)
+add_layer_norm = dispatch(add_layer_norm_triton, add_layer_norm_torch, cpu.add_layer_norm)

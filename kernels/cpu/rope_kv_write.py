@@ -56,10 +56,10 @@ def _rotate(x_ptr, angles_ptr, half, interleaved, scale):
 
 
 @compiled()
-def _serial_kernel(
-    q_ptr, q_stride, num_heads, k_ptr, k_stride, v_ptr, v_stride, num_kv_heads, head_dim,
+def _compute_tokens(
+    begin, end, q_ptr, q_stride, num_heads, k_ptr, k_stride, v_ptr, v_stride, num_kv_heads, head_dim,
     angles_ptr, half, interleaved, q_norm_ptr, k_norm_ptr, norm, eps, q_scale_ptr,
-    keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, num_scales, kind, slots_ptr, begin, end,
+    keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, num_scales, kind, slots_ptr,
 ):  # fmt: skip
     """Compute tokens `begin` to `end`; the address of what is not given is 0."""
     slots = int64s(slots_ptr, 1, end)[0]
@@ -84,19 +84,13 @@ def _serial_kernel(
 
 
 @compiled(parallel=True)
-def _parallel_kernel(
-    q_ptr, q_stride, num_heads, k_ptr, k_stride, v_ptr, v_stride, num_kv_heads, head_dim,
-    angles_ptr, half, interleaved, q_norm_ptr, k_norm_ptr, norm, eps, q_scale_ptr,
-    keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, num_scales, kind, slots_ptr, begin, end,
-):  # fmt: skip
-    for block in prange((end - begin + _BLOCK_TOKENS - 1) // _BLOCK_TOKENS):
-        first = begin + block * _BLOCK_TOKENS
-        _serial_kernel(
-            q_ptr, q_stride, num_heads, k_ptr, k_stride, v_ptr, v_stride, num_kv_heads, head_dim,
-            angles_ptr, half, interleaved, q_norm_ptr, k_norm_ptr, norm, eps, q_scale_ptr,
-            keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, num_scales, kind, slots_ptr,
-            first, min(first + _BLOCK_TOKENS, end),
-        )  # fmt: skip
+def _kernel(num_tokens, is_serial, *arguments):
+    if is_serial:
+        _compute_tokens(0, num_tokens, *arguments)
+    else:
+        for block in prange((num_tokens + _BLOCK_TOKENS - 1) // _BLOCK_TOKENS):
+            first = np.int64(block) * _BLOCK_TOKENS
+            _compute_tokens(first, min(first + _BLOCK_TOKENS, num_tokens), *arguments)
 
 
 def rope_kv_write(
@@ -115,8 +109,9 @@ def rope_kv_write(
     key_scales, value_scales = scales or (keys, values)
     norm_kind = _NO_NORM if norm is None else _LAYER_NORM if norm.is_layer_norm else _RMS_NORM
     kind = KINDS.get(keys.dtype, OTHER)
-    kernel = _serial_kernel if num_tokens <= _SERIAL_TOKENS else _parallel_kernel
-    kernel(
+    _kernel(
+        num_tokens,
+        num_tokens <= _SERIAL_TOKENS,
         q.data_ptr(),
         q.stride(0),
         num_heads,
@@ -141,8 +136,6 @@ def rope_kv_write(
         value_scales.shape[3],
         kind,
         slot_mapping.data_ptr(),
-        0,
-        num_tokens,
     )
     if kind == OTHER:
         write_heads(kv, slot_mapping, k, v)
