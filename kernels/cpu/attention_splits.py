@@ -15,6 +15,7 @@ from kernels.cpu.compiler import compiled, floats, int8s, int32s, int64s
 from kernels.cpu.exp import exp
 from kernels.cpu.kv_heads import INT8, ITEM_BYTES, prefetch, read_element, read_scale
 
+_TANH, _NEAR = (np.float32(-17 / 315), np.float32(2 / 15), np.float32(-1 / 3)), np.float32(0.2**2)
 _ZERO, _ONE, _TWO = np.float32(0.0), np.float32(1.0), np.float32(2.0)
 
 
@@ -126,6 +127,15 @@ def _ordered(bits):
 
 
 @compiled()
+def _tanh(x):
+    """Return tanh(x) of a float32; near 0, where the other formula cancels, by its Taylor series."""
+    square = x * x
+    c7, c5, c3 = _TANH
+    near = x * (_ONE + square * (c3 + square * (c5 + square * c7)))
+    return near if square < _NEAR else _ONE - _TWO / (_ONE + exp(_TWO * x))
+
+
+@compiled()
 def weigh(scores_ptr, count, scale, softcap, least_peak):
     """Turn `count` scores into weights e^(score - peak); returns the peak, and the sum of the weights."""
     scores = floats(scores_ptr, 1, count)[0]
@@ -133,7 +143,7 @@ def weigh(scores_ptr, count, scale, softcap, least_peak):
         scores[j] *= scale
     if softcap > 0:
         for j in range(count):
-            scores[j] = softcap * (_ONE - _TWO / (_ONE + exp(scores[j] * (_TWO / softcap))))
+            scores[j] = softcap * _tanh(scores[j] / softcap)
     largest = np.int32(-(2**31))  # maxima of integers are vectorized, those of floats are not
     for j in range(count):
         largest = max(largest, _ordered(np.float32(scores[j]).view(np.int32)))

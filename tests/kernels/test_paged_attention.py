@@ -71,8 +71,9 @@ def test_window(target: Target, window: int):
     check(target, MIXED, window=window)
 
 
-def test_softcap(target: Target):
-    check(target, MIXED, softcap=0.7)
+@pytest.mark.parametrize("softcap", [0.7, 30.0])
+def test_softcap(target: Target, softcap: float):
+    check(target, MIXED, softcap=softcap)
 
 
 # Of about the size of a score, of no weight at all, and so large that the keys have none.
