@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from hypercorn.asyncio.task_group import TaskGroup
@@ -24,7 +25,7 @@ from server.deadlines import Deadlines
 from server.file_limit import file_limit
 from server.http1 import Http1
 from server.watch import STATE as WATCH
-from server.watch import Watch
+from server.watch import SlowClient, Watch
 
 logger = logging.getLogger("monoloop.server")
 
@@ -43,16 +44,19 @@ STATE = "connection"  # in the scope's state
 class Connections:
     """Takes connections from a listening socket and serves an application on them."""
 
-    def __init__(self, app: ASGIApp, config: Config) -> None:
+    def __init__(self, app: ASGIApp, config: Config, send_timeout_seconds: float = 60) -> None:
         self._app = app
         self._config = config
         self._context = WorkerContext(None)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._open: set[Connection] = set()  # without those that are being closed
+        self._open: set[Connection] = set()  # without those that are closed for others
         self._capacity = file_limit()  # how many may be open; learned when the reserve is reached
         # Those without a request.
         self._waiting: Deadlines[Connection] = Deadlines(config.keep_alive_timeout, Connection.close)
         self._unflushed: list[Connection] = []
+        self._send_timeout_seconds = send_timeout_seconds
+        self._written: set[Connection] = set()  # since their clients were last seen to have read everything
+        self._timer: asyncio.TimerHandle | None = None
         self.arrivals = ArrivalLimiter()
         self._logged_at = -LOG_EVERY_SECONDS
 
@@ -128,6 +132,24 @@ class Connections:
         connections, self._unflushed = self._unflushed, []
         for connection in connections:
             connection.flush()
+        self._written.update(connections)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is None and self._written:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._send_timeout_seconds / 4, self._cut_slow_ones)
+
+    def _cut_slow_ones(self) -> None:
+        """Cut the connections whose clients have stopped reading."""
+        self._timer = None
+        oldest = asyncio.get_running_loop().time() - self._send_timeout_seconds
+        self._written = {connection for connection in self._written if connection.is_slow}
+        for connection in self._written:
+            if connection.last_read_at() <= oldest:
+                logger.info("a client stopped reading; its connection is cut")
+                connection.cut(SlowClient())
+        self._set_timer()
 
     async def _serve(self, client: socket.socket) -> None:
         """Serve a new connection if files are left."""
@@ -157,16 +179,19 @@ class Connections:
         self._open.add(connection)
         try:
             await connection.run()
+            await connection.closed()
         finally:
             self._open.discard(connection)
             self._waiting.discard(connection)
-            connection.close()
+            self._written.discard(connection)
+            connection.cut()
 
     def _close_one(self) -> bool:
         """Close the connection that has been without a request for longest; return False if there is none."""
         now = asyncio.get_running_loop().time()
         for connection, since in self._waiting.items():
-            if connection.has_been_used or now - since >= FRESH_SECONDS:
+            is_old = connection.has_been_used or now - since >= FRESH_SECONDS
+            if is_old and not connection.is_slow:  # or it would stay open
                 self._waiting.discard(connection)
                 self._open.discard(connection)
                 connection.close()
@@ -216,6 +241,9 @@ class Connection:
         self._transport = writer.transport
         self._loop = asyncio.get_running_loop()
         self._unsent: list[bytes] = []
+        self._num_written = 0  # bytes
+        self._num_read = -1
+        self._read_at = 0.0
         self._has_ended = False
         self._is_between_requests = True  # nothing of the next one has come
 
@@ -292,20 +320,40 @@ class Connection:
         hypercorn and h11 would send the same with 60 calls of functions for each part. The end of the body is
         left to them; the last part leaves with it.
         """
-        self._send_soon(b"%x\r\n%b\r\n" % (len(data), data))
+        if not self._has_ended:
+            self._send_soon(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def send_chunk(self, data: bytes) -> None:
         """Write a part, and wait while the client reads too slowly."""
         self.write_chunk(data)
         await self._drain()
 
+    def last_read_at(self) -> float:
+        """Return when the client was first seen to have read as much as it has; calls must come regularly."""
+        num_read = self._num_written - self._transport.get_write_buffer_size()
+        if num_read != self._num_read:
+            self._num_read, self._read_at = num_read, self._loop.time()
+        return self._read_at
+
     def close(self) -> None:
         """Send what is left, and close."""
         self.flush()
         self._transport.close()
 
+    async def closed(self) -> None:
+        """Close, and wait until all is sent."""
+        self.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+    def cut(self, reason: Exception | None = None) -> None:
+        """Close without what has yet to be sent, and end the requests for a reason."""
+        if reason is not None:
+            self._requests.interrupt(reason)
+        self._transport.abort()
+
     def _send_soon(self, data: bytes) -> None:
-        if self._has_ended or self._transport.is_closing():
+        if self._transport.is_closing():
             return
         if not self._unsent:
             self._connections.flush_soon(self)
@@ -313,8 +361,10 @@ class Connection:
 
     def flush(self) -> None:
         """Send what has been written since the last time."""
-        if self._unsent and not self._has_ended and not self._transport.is_closing():
-            self._transport.write(b"".join(self._unsent))
+        if self._unsent and not self._transport.is_closing():
+            data = b"".join(self._unsent)
+            self._num_written += len(data)
+            self._transport.write(data)
         self._unsent.clear()
 
     async def _drain(self) -> None:
@@ -329,6 +379,15 @@ class Connection:
 class Requests(TaskGroup):  # type: ignore[misc]  # its package is not checked
     """The tasks of a connection: one for each request, and those of the protocol."""
 
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._watches: set[Watch] = set()
+
+    def interrupt(self, reason: Exception) -> None:
+        """End all requests with a reason."""
+        for watch in self._watches:
+            watch.interrupt(reason)
+
     async def spawn_app(
         self,
         app: AppWrapper,
@@ -339,9 +398,11 @@ class Requests(TaskGroup):  # type: ignore[misc]  # its package is not checked
         """Begin a request; returns what takes its messages, of which a disconnect is noticed at once."""
         messages: asyncio.Queue[ASGIReceiveEvent] = asyncio.Queue(config.max_app_queue_size)
         watch = scope["state"][WATCH] = Watch(is_informed=True)
+        self._watches.add(watch)
 
         async def put(message: ASGIReceiveEvent) -> None:
-            if message["type"] == "http.disconnect":
+            if message["type"] == "http.disconnect":  # or the request has ended
+                self._watches.discard(watch)
                 watch.client_left()
             await messages.put(message)
 

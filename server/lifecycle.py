@@ -22,7 +22,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hypercorn.config import Config as HypercornConfig
@@ -30,7 +29,7 @@ from starlette.applications import Starlette
 
 from engine.errors import FetchFailed, ModelError
 from server.app import build_app
-from server.connections import Connections
+from server.connections import CUT_SECONDS, Connections
 from server.context import ServerContext
 from server.file_limit import raise_file_limit
 from server.flags import SettingsError
@@ -176,8 +175,6 @@ class Server:
             limit = self.settings.server.drain_timeout_seconds
             print_status(f"finishing what runs, for up to {limit:g} s; once more to end at once")
             await engine.drain(limit)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(context.all_answered.wait(), FLUSH_SECONDS)
         await self.end_http(http)
         for task in (death, throughput, garbage):
             task.cancel()
@@ -199,12 +196,13 @@ class Server:
         config.accesslog = None
         config.errorlog = logging.getLogger("monoloop.hypercorn")
         config.errorlog.setLevel(logging.WARNING)
-        await Connections(app, config).serve(self.listener, self.http_may_end)
+        connections = Connections(app, config, self.settings.server.send_timeout_seconds)
+        await connections.serve(self.listener, self.http_may_end)
 
     async def end_http(self, http: "asyncio.Task[None]") -> None:
         """Let hypercorn close its connections; those that will not are cut."""
         self.http_may_end.set()
-        await asyncio.wait([http], timeout=FLUSH_SECONDS)
+        await asyncio.wait([http], timeout=FLUSH_SECONDS + CUT_SECONDS)
         if not http.done():
             logger.warning("connections were still open and are cut")
             http.cancel()

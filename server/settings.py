@@ -127,7 +127,8 @@ class ServerConfig(BaseModel):
     send_timeout_seconds: float = Field(
         60,
         gt=0,
-        description="seconds a stream waits for a client that stopped reading; beyond it, it is aborted",
+        description="seconds an answer waits for a client that has stopped reading; beyond it, its "
+        "connection is cut",
     )
     ping_seconds: float = Field(
         15,

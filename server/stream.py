@@ -24,7 +24,7 @@ from server.connections import Connection, chunk_connection
 from server.errors import DeadlinePassed, envelope
 from server.parsing.output import ParsedStream
 from server.settings import ServerConfig
-from server.watch import Watch, watch_of
+from server.watch import SlowClient, Watch, watch_of
 
 if TYPE_CHECKING:
     from engine import RequestStream
@@ -155,16 +155,12 @@ def without_line_ends(event: bytes) -> bytes:
     return event
 
 
-class SlowClient(Exception):
-    """A client has not read for longer than `send_timeout_seconds`."""
-
-
 class EventStream(Response):
     """Sends the events of an answer from the task of its request, and ends its requests whatever happens.
 
     The head leaves with the first event or ping, the last event with the end of the body. In between, text is
     sent without waking the task where nothing needs to be waited for. A timer pings, and looks for a client
-    that has stopped reading.
+    of HTTP/2 that has stopped reading; connections look for those of HTTP/1.1.
     """
 
     media_type = "text/event-stream"
@@ -196,8 +192,6 @@ class EventStream(Response):
         except DeadlinePassed as error:
             if not self._is_sending:
                 await self._end(self._frames.failure(error))
-        except SlowClient:
-            logger.info("a client stopped reading; its stream was ended")
         finally:
             abort_all(self._frames.answer.streams)
             self._offer_to(None)
@@ -299,7 +293,7 @@ class EventStream(Response):
         """Every now and then: has a send been stuck for too long, or nothing been sent?"""
         seconds = time.monotonic() - self._sent_at
         if self._is_sending:
-            if seconds >= self._send_timeout_seconds:
+            if self._connection is None and seconds >= self._send_timeout_seconds:
                 self._watch.interrupt(SlowClient())
         elif seconds >= self._ping_seconds:
             self._pinging = asyncio.create_task(self._write(self._frames.ping), name="ping")

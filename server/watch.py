@@ -15,6 +15,10 @@ class ClientGone(Exception):
     """The client has left before its answer was complete."""
 
 
+class SlowClient(ClientGone):
+    """The client has read nothing for longer than `send_timeout_seconds`; it is sent no more."""
+
+
 class Watch:
     """Interrupts the blocks of one task that are entered with it: they raise the reason.
 

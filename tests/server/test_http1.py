@@ -14,7 +14,7 @@ from hypercorn.config import Config
 from server.connections import Connections, chunk_connection
 from server.http1 import MAX_EARLY_BYTES
 from server.watch import STATE as WATCH
-from server.watch import ClientGone, Watch
+from server.watch import ClientGone, SlowClient, Watch
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 POST = b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\n{}"
@@ -46,11 +46,12 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 @asynccontextmanager
-async def serving(app: Any, **options: Any) -> AsyncIterator[Callable[[], socket.socket]]:
+async def serving(app: Any, send_timeout_seconds: float = 60) -> AsyncIterator[Callable[[], socket.socket]]:
     """Serve an application; yields what connects to it."""
     listener = socket.create_server(("127.0.0.1", 0))
-    address, ended = listener.getsockname(), asyncio.Event()
-    server = asyncio.create_task(Connections(app, Config(), **options).serve(listener, ended))
+    address, ended, config = listener.getsockname(), asyncio.Event(), Config()
+    config.graceful_timeout = 0.05
+    server = asyncio.create_task(Connections(app, config, send_timeout_seconds).serve(listener, ended))
 
     def connect() -> socket.socket:
         peer = socket.create_connection(address)
@@ -203,3 +204,76 @@ def test_connection_with_too_many_early_bytes_is_closed_after_the_answer(run: Ru
                 assert (await received(peer)).count(b"HTTP/1.1 200 ") == 1
 
     run(ask())
+
+
+def test_client_that_sends_no_more_gets_its_answer(run: Run) -> None:
+    async def ask() -> None:
+        async with serving(echo) as connect:
+            with connect() as peer:
+                await asyncio.get_running_loop().sock_sendall(peer, POST)
+                peer.shutdown(socket.SHUT_WR)
+                assert (await received(peer)).endswith(b"\r\n\r\n{}")
+
+    run(ask())
+
+
+class Floods:
+    """Sends more than a client that does not read can be sent: in one piece, or in chunks."""
+
+    def __init__(self, *, in_chunks: bool) -> None:
+        self.in_chunks = in_chunks
+        self.has_begun = asyncio.Event()
+        self.transport: Any = None
+        self.watch: Watch
+        self.error: ClientGone | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.watch = scope["state"][WATCH]
+        self.watch.begin(receive, None)
+        connection: Any = chunk_connection(scope)
+        self.transport = connection._transport
+        length = [] if self.in_chunks else [(b"content-length", b"%d" % LARGE)]
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        self.has_begun.set()
+        try:
+            with self.watch:
+                while self.in_chunks:
+                    await connection.send_chunk(b"a" * 2**20)
+                    await asyncio.sleep(0)  # it is written between turns of the loop
+            await send({"type": "http.response.body", "body": b"a" * LARGE, "more_body": False})
+        except ClientGone as error:
+            self.error = error
+
+
+LARGE = 2**25  # bytes, more than the kernel takes for a connection
+
+
+@pytest.mark.parametrize("in_chunks", [False, True], ids=["whole", "chunks"])
+def test_client_that_reads_nothing_is_cut(run: Run, in_chunks: bool) -> None:
+    async def read_nothing() -> None:
+        app = Floods(in_chunks=in_chunks)
+        async with serving(app, send_timeout_seconds=0.05) as connect:
+            with connect() as peer:
+                await asyncio.get_running_loop().sock_sendall(peer, POST)
+                await app.has_begun.wait()
+                while not app.transport.is_closing():  # noqa: ASYNC110 - no event says it
+                    await asyncio.sleep(0.01)
+                assert len(await received(peer)) < LARGE
+                assert isinstance(app.error, SlowClient) is in_chunks, "the whole has been written"
+                assert not app.transport.get_write_buffer_size()
+
+    run(read_nothing())
+
+
+@pytest.mark.parametrize("in_chunks", [False, True], ids=["whole", "chunks"])
+def test_server_that_ends_waits_for_no_client_that_reads_nothing(run: Run, in_chunks: bool) -> None:
+    async def end() -> None:
+        app = Floods(in_chunks=in_chunks)
+        async with serving(app) as connect:
+            peer = connect()
+            await asyncio.get_running_loop().sock_sendall(peer, POST)
+            await app.has_begun.wait()
+        assert app.transport.is_closing()
+        peer.close()
+
+    run(end())

@@ -19,7 +19,7 @@ from server.schema.chat import ChatChunk
 from server.schema.completions import CompletionChunk
 from server.schema.sampling import StreamOptions
 from server.stream import PING
-from server.watch import ClientGone
+from server.watch import ClientGone, SlowClient
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine, FakeStream
 from tests.server.stream_peer import Chunks, Peer
@@ -236,7 +236,8 @@ def frames_of(engine: FakeEngine, *prompts: str, kind: Any = ChatFrames) -> Any:
 
 async def test_client_that_stops_reading_is_given_up() -> None:
     engine, peer = FakeEngine(), Peer(10)
-    await peer.read(frames_of(engine, "tokens=1000 delay=0.001"), send_timeout_seconds=0.05)
+    with pytest.raises(SlowClient):
+        await peer.read(frames_of(engine, "tokens=1000 delay=0.001"), send_timeout_seconds=0.05)
     assert engine.aborted, "the request is aborted"
     assert len(peer.messages) == 11
 
