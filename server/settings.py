@@ -253,17 +253,18 @@ POSITIONAL_MODEL = "MODEL"
 VLLM_FLAGS = {"--max-num-batched-tokens": "token_budget", "--enable-prefix-caching": "prefix_cache"}
 
 
-def serve_parser() -> argparse.ArgumentParser:
-    """The flags of `monoloop serve`."""
+def settings_parser(
+    command: str = "serve", description: str = "Serve a model over the OpenAI API."
+) -> argparse.ArgumentParser:
+    """Return the parser of a command with all flags of `monoloop serve`."""
     parser = argparse.ArgumentParser(
-        prog="monoloop serve",
-        description="Serve a model over the OpenAI API.",
+        prog=f"monoloop {command}",
+        description=description,
         epilog="Every setting may also be in the YAML file, under the flag's name with underscores, "
         f"and in the environment as {ENV_PREFIX}<NAME>. Flags win over the environment, that over the file.",
         allow_abbrev=False,
     )
     add_config_flag(parser)
-    parser.add_argument(POSITIONAL_MODEL, nargs="?", help="the model to serve, as --model")
     add_flags(parser, ServerConfig, "server")
     add_flags(parser, EngineConfig, "engine")
     group = parser.add_argument_group("names of vLLM")
@@ -276,17 +277,30 @@ def serve_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def add_positional_model(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Let the first argument name the model; return the parser."""
+    parser.add_argument(POSITIONAL_MODEL, nargs="?", help="the model to serve, as --model")
+    return parser
+
+
 def parse(arguments: list[str]) -> Settings:
     """Settings of `monoloop serve`, from its flags, the environment and the YAML file.
 
     Raises SettingsError, naming the setting and where it came from; argparse ends the program itself for
     an unknown flag (exit code 2) and for --help.
     """
-    namespace = parse_arguments(serve_parser(), arguments)
+    return settings_of(parse_arguments(add_positional_model(settings_parser()), arguments))
+
+
+def settings_of(namespace: argparse.Namespace) -> Settings:
+    """Return the settings from a command line of settings_parser(), environment and YAML file.
+
+    Raises SettingsError, naming the setting and where it came from.
+    """
     flags = given_flags(namespace, ServerConfig) | given_flags(namespace, EngineConfig)
     names = {name: flag(name) for name in flags}
     for alias, name in {POSITIONAL_MODEL: "model", **VLLM_FLAGS}.items():
-        if (value := getattr(namespace, alias)) is None:
+        if (value := getattr(namespace, alias, None)) is None:
             continue
         if name in flags:
             hint = "; several names: --served-model-name A,B" if "served_model_name" in flags else ""
@@ -338,7 +352,8 @@ def load(flags: dict[str, Any], file: Path | None = None, names: Mapping[str, st
     values = {} if file is None else read_yaml(file)
     sources = type("FileSettings", (FlatSettings,), {"__annotations__": {}, "file_values": values})
     origins = {name: f"{file}: {name}" for name in values}
-    origins |= {name: variable for name, variable in variables().items() if os.environ.get(variable)}
+    given = {name.upper() for name, value in os.environ.items() if value}  # pydantic reads any case
+    origins |= {name: variable for name, variable in variables().items() if variable in given}
     origins |= {name: flag(name) for name in flags} if names is None else names
     try:
         flat = sources(**flags)

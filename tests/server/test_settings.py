@@ -303,7 +303,7 @@ def test_module_is_the_command_and_help_is_quick() -> None:
     code = "import sys; from server import cli; cli.main(['--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True).returncode == 0
     code = (
-        "import sys; from server import settings; settings.serve_parser().format_help(); "
+        "import sys; from server import settings; settings.settings_parser().format_help(); "
         "sys.exit(bool({'torch', 'transformers', 'starlette'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True).returncode == 0
