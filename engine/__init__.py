@@ -23,6 +23,7 @@ from engine.text.tokenizer_pool import TokenizerPool
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
+    from engine.machine_check import Finding
     from engine.model_check import ModelCheck
     from engine.record.replay import Replayed
     from models.cache import CachedModel
@@ -67,6 +68,13 @@ def check_model(config: "EngineConfig") -> "ModelCheck":
     return check_model(config)
 
 
+def check_machine(config: "EngineConfig") -> "list[Finding]":
+    """Check what the engine needs of this machine, apart from the model; blocks for seconds. Never raises."""
+    from engine.machine_check import check_machine
+
+    return list(check_machine(config))
+
+
 def replay(
     path: Path,
     *,
@@ -100,6 +108,7 @@ __all__ = [
     "RequestStream",
     "TokenizerPool",
     "cached_models",
+    "check_machine",
     "check_model",
     "pull",
     "remove_model",

@@ -12,6 +12,7 @@ EngineError
 ├── TemplateFault             the chat template has a fault: no request with it can run
 ├── StepFailed                the step of this request failed; the engine continues
 └── ModelError                the model cannot be found or loaded (start-up only)
+    ├── NotFetched            it has to be downloaded first
     └── FetchFailed           it could not be downloaded; trying again, or on another network, may help
 """
 
@@ -70,6 +71,10 @@ class StepFailed(EngineError):
 
 class ModelError(EngineError):
     """The model's files are missing, broken, of an unsupported kind, or cannot be downloaded."""
+
+
+class NotFetched(ModelError):
+    """The model has to be downloaded first."""
 
 
 class FetchFailed(ModelError):

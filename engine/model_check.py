@@ -9,7 +9,7 @@ from engine.device.fit import outline, pages_beside, step_bytes
 from engine.device.formats import with_formats
 from engine.device.kv_cache import kv_storage
 from engine.device.runner import choose_max_model_len
-from engine.errors import ModelError
+from engine.errors import NotFetched
 from engine.startup import default_token_budget, find
 from engine.text.chat_template import read_template
 from engine.text.tokenizer import Tokenizer
@@ -53,12 +53,12 @@ class ModelCheck:
 def check_model(config: EngineConfig) -> ModelCheck:
     """Check the model of the settings; blocks. Nothing is fetched, and no weights are read.
 
-    Raises ModelError if the model cannot be loaded, ValueError, naming the setting, if it does not fit into
-    memory or a setting cannot be met.
+    Raises NotFetched, or ModelError if the model cannot be loaded, or ValueError, naming the setting, if it
+    does not fit into memory or a setting cannot be met.
     """
     name = config.model
     if not is_fetched(name, config.cache_dir):
-        raise ModelError(f"it is not on this machine; `monoloop pull {name}` fetches it")
+        raise NotFetched(f"it is not on this machine; `monoloop pull {name}` fetches it")
     files = find(name, config.cache_dir)
     config = with_formats(config, files, choose_device(config))
     model, architecture, quantization = outline(config, files)

@@ -17,6 +17,7 @@ COMMANDS = {
     "pull": "fetch a model without serving it",
     "models": "list the architectures that run; models MODEL: say if a model runs on this machine",
     "config": "print the settings of serve, and where each came from",
+    "doctor": "check machine, settings and model before a start: 0 if serve can run, 1 if not",
     "list": "list the models in the cache",
     "rm": "remove a model from the cache",
     "replay": "run the steps of a record again (serve --record FILE): 0 if all tokens are equal, 1 if not",

@@ -69,7 +69,7 @@ def choose_device(config: EngineConfig) -> torch.device:
     """Return the device the settings ask for. Raises ValueError when it cannot be used."""
     if config.device == "cpu":
         return torch.device("cpu")
-    obstacle = _obstacle_to_cuda()
+    obstacle = obstacle_to_cuda()
     if obstacle is None:
         return torch.device("cuda", 0)
     if config.device == "cuda":
@@ -79,7 +79,7 @@ def choose_device(config: EngineConfig) -> torch.device:
     return torch.device("cpu")
 
 
-def _obstacle_to_cuda() -> str | None:
+def obstacle_to_cuda() -> str | None:
     """Return why steps cannot be computed on a CUDA device; None if they can."""
     if not torch.cuda.is_available():
         return "torch finds no usable CUDA device"
