@@ -129,6 +129,13 @@ class EngineConfig(BaseModel):
         description="new file to record all arrivals, steps and tokens in, for `monoloop replay` and "
         "`monoloop timeline`; it contains the token ids of every prompt and answer",
     )
+    watchdog_timeout_seconds: float = Field(
+        120.0,
+        ge=1,
+        description="seconds without any progress after which the device or a tokenizer thread is stuck: the "
+        "server then says so at /health, ends all requests with an error and exits with 1. Progress is each "
+        "operation of a step, so slow steps and kernels that are compiled do not count",
+    )
     threads: int | None = Field(
         None,
         ge=1,

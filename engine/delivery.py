@@ -55,6 +55,7 @@ class Delivery:
         self._on_text = on_text
         self._on_fault = on_fault
         self._jobs: list[Job] = []
+        self._num_sent = self._num_decoded = 0  # lists of jobs
         self._logprobs: dict[int, list[TokenLogprobs]] = {}  # of tokens that the pacer holds back
         self._decoded: deque[Decoded] = deque()
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -144,16 +145,21 @@ class Delivery:
         """Send the tokens of one step to the detokenizer, as one job for all streams."""
         if self._jobs:
             jobs, self._jobs = self._jobs, []
+            self._num_sent += 1
             self._thread.submit(self._decode, jobs)
 
     def _decode(self, jobs: list[Job]) -> None:
         """Process jobs on the thread."""
-        results: list[Decoded] | Exception
+        results: list[Decoded] | BaseException
         try:
             results = self._detokenizer.process(jobs)
-        except Exception as error:
+        except BaseException as error:  # a panic in Rust is not an Exception
             results = error
         self._loop.call_soon_threadsafe(self._take, jobs, results)
+
+    def progress(self) -> object:
+        """Return the number of jobs done, or None if none is left."""
+        return self._num_decoded if self._num_decoded < self._num_sent else None
 
     def stop(self) -> None:
         """End the thread after its current job."""
@@ -172,9 +178,10 @@ class Delivery:
             self._loop.call_later(FLUSH_SECONDS, self._flush) if self._pacer.is_holding else None
         )
 
-    def _take(self, jobs: list[Job], results: list[Decoded] | Exception) -> None:
+    def _take(self, jobs: list[Job], results: list[Decoded] | BaseException) -> None:
+        self._num_decoded += 1
         sequence_ids = {job.sequence_id for job in jobs}
-        if isinstance(results, Exception):
+        if isinstance(results, BaseException):
             logger.error("detokenizing failed; the step's requests end with an error", exc_info=results)
             self._on_fault(sequence_ids)
             return

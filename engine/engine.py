@@ -5,6 +5,7 @@ to the detokenizer thread in one job; its text goes to the mailboxes that the st
 """
 
 import asyncio
+import faulthandler
 import importlib
 import logging
 import secrets
@@ -45,10 +46,12 @@ from engine.stream import RequestStream
 from engine.text.detokenizer import Decoded
 from engine.text.tokenizer_pool import TokenizerPool
 from engine.view import cells_of, view_of
+from engine.watchdog import CHECK_SECONDS, Watchdog
 
 logger = logging.getLogger("monoloop.engine")
 
 LAG_TIMER_SECONDS = 0.010
+STDERR = 2  # its file descriptor
 # One entry per listener: it opens the listener, or returns None if the settings do not switch it on.
 LISTENERS: tuple[abc.Callable[[EngineConfig], StepListener | None], ...] = (Recorder.from_config,)
 
@@ -109,7 +112,18 @@ class Engine:
         self._is_draining = False
         self._counters = Counters(time.perf_counter())
         self._has_ended = asyncio.Event()  # the step loop, by a fault or by stop()
-        self._lag_timer = asyncio.create_task(self._measure_lag(), name="loop lag")
+        self._is_stuck = False
+        self._death = EngineDead("The engine has stopped after a fault.")
+        parts = {
+            "device": lambda: device.progress() if self._in_flight else None,
+            "tokenizer": tokenizer.progress,
+            "detokenizer": self._delivery.progress,
+        }
+        self._watchdog = Watchdog(parts, config.watchdog_timeout_seconds)
+        self._timers = [
+            asyncio.create_task(self._measure_lag(), name="loop lag"),
+            asyncio.create_task(self._watch(), name="watchdog"),
+        ]
 
     @classmethod
     async def start(
@@ -211,8 +225,7 @@ class Engine:
         self._note_empty()
 
     def _check_open(self, chain: RequestChain | None = None) -> None:
-        if not self.is_alive:
-            raise EngineDead("The engine has stopped after a fault.")
+        self.check_alive()
         if self._is_draining and chain not in self._chains:
             raise Draining("The server is shutting down and takes no new requests.")
 
@@ -252,6 +265,11 @@ class Engine:
         """True while the step loop runs; once it is dead, no request will finish."""
         return not self._has_ended.is_set()
 
+    def check_alive(self) -> None:
+        """Raise EngineDead, with the reason, if the step loop has ended."""
+        if not self.is_alive:
+            raise EngineDead(*self._death.args)
+
     @property
     def is_draining(self) -> bool:
         """True if new requests are refused because the engine is shutting down."""
@@ -284,16 +302,18 @@ class Engine:
             self._end_all(Draining("The server is shutting down."))
 
     async def stop(self) -> None:
-        """End all running requests, then the step loop and the threads."""
+        """End all running requests, then the step loop and the threads, except one that is stuck."""
         self._is_draining = True
         self._end_all(Draining("The server is shutting down."))
         self._has_ended.set()
-        self._lag_timer.cancel()
-        await asyncio.wait([self._lag_timer])
-        await self._device.stop()
-        self._delivery.stop()
+        for timer in self._timers:
+            timer.cancel()
+        await asyncio.wait(self._timers)
         for listener in self._listeners:
             await asyncio.to_thread(listener.close)
+        if not self._is_stuck:
+            await self._device.stop()
+        self._delivery.stop()
         self._grammars.close()
         self.tokenizer.close()
 
@@ -312,10 +332,10 @@ class Engine:
             self._wake.set()
             self._loop.call_soon(self._advance)
 
-    def _on_step(self, plan: StepPlan, output: StepOutput | Exception) -> None:
+    def _on_step(self, plan: StepPlan, output: StepOutput | BaseException) -> None:
         self._advance((plan, output))
 
-    def _advance(self, done: tuple[StepPlan, StepOutput | Exception] | None = None) -> None:
+    def _advance(self, done: tuple[StepPlan, StepOutput | BaseException] | None = None) -> None:
         """Commit a step that is `done`, then plan and launch ahead; its end comes back here."""
         if not self.is_alive:
             return
@@ -325,8 +345,14 @@ class Engine:
             self._launch_steps()
         except Exception as fault:
             logger.critical("the step loop died", exc_info=fault)
-            self._has_ended.set()
-            self._end_all(EngineDead("The engine has stopped after a fault."))
+            self._die(fault if isinstance(fault, EngineDead) else self._death)
+
+    def _die(self, error: EngineDead) -> None:
+        """End the step loop and every request; no more are taken."""
+        self._death = error
+        self._has_ended.set()
+        self._end_all(error)
+        self.tokenizer.close()  # it may be what is stuck
 
     def _launch_steps(self) -> None:
         """Plan and launch steps until one has to be awaited, or there is no work."""
@@ -349,11 +375,11 @@ class Engine:
                 self._wake.clear()
                 return
 
-    def _complete_step(self, plan: StepPlan, output: StepOutput | Exception) -> None:
+    def _complete_step(self, plan: StepPlan, output: StepOutput | BaseException) -> None:
         self._in_flight.popleft()
         if isinstance(output, DeviceLost):
             raise output  # ends the step loop, and with it the engine
-        if isinstance(output, Exception):
+        if isinstance(output, BaseException):
             logger.error(
                 "step %d failed; its %d requests end with an error",
                 plan.step_id,
@@ -453,6 +479,27 @@ class Engine:
         self._note_empty()
 
     # Health
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            self._check_threads()
+
+    def _check_threads(self) -> None:
+        """End the engine if one of its parts is stuck, or the device thread has ended."""
+        if not self.is_alive:
+            return
+        stuck = self._watchdog.check()
+        if not self._device.is_alive:
+            self._die(EngineDead("The device thread has ended after a fault."))
+        elif stuck is not None:
+            self._is_stuck = stuck == "device"
+            seconds = self.config.watchdog_timeout_seconds
+            self._die(EngineDead(f"The {stuck} is stuck: it has made no progress for {seconds:g} s."))
+        else:
+            return
+        logger.critical("%s All threads are shown below.", self._death)
+        faulthandler.dump_traceback(STDERR)
 
     async def _measure_lag(self) -> None:
         """Measure how late a 10 ms timer fires, while there is work."""

@@ -107,7 +107,10 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
             num_labels=runner.num_labels,
         ),
         tokenizer=TokenizerPool(
-            tokenizer, num_threads=config.tokenizer_threads, max_model_len=runner.max_model_len
+            tokenizer,
+            num_threads=config.tokenizer_threads,
+            max_model_len=runner.max_model_len,
+            timeout_seconds=config.watchdog_timeout_seconds,
         ),
         device=device,
         grammars=GrammarCompiler(vocabulary, open_objects=config.open_objects),

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from engine.errors import Draining, EngineDead, InvalidRequest
+from engine.errors import Draining, InvalidRequest
 from server.arrivals import ArrivalLimiter
 from server.deadlines import Deadlines
 from server.errors import OPENAI, BodyTimeout, Envelope, ModelNotFound, NotReady, error_response
@@ -109,13 +109,12 @@ class ServerContext:
         """Raise NotReady, Draining or EngineDead unless new work would be taken."""
         if self.is_draining or (self._engine is not None and self._engine.is_draining):
             raise Draining(DRAINING)
-        if not self.engine.is_alive:
-            raise EngineDead("The engine has stopped after a fault.")
+        self.engine.check_alive()
 
-    @property
-    def is_healthy(self) -> bool:
-        """Check that the process is worth keeping: it is loading, or its engine is alive."""
-        return self._engine is None or self._engine.is_alive
+    def check_healthy(self) -> None:
+        """Raise EngineDead, with the reason, unless the process is loading, or its engine is alive."""
+        if self._engine is not None:
+            self._engine.check_alive()
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """From settings to a running server, and to its end: loading, signals, drain, death of the engine.
 
     bind ── load ── serve ── SIGTERM, Ctrl-C ── drain ── stop        exit code 0
-              │       └───── engine died ────────────── stop         exit code 1
+              │       └───── engine died or stuck ───── stop         exit code 1
               ├───────────── no download ───────────── stop         exit code 1
               └───────────── wrong setting ─────────── stop         exit code 2
 
@@ -182,8 +182,10 @@ class Server:
             await asyncio.wait_for(engine.stop(), STOP_SECONDS)
         except TimeoutError:
             logger.error("the engine did not stop in time")
+            died = True
+        if died:  # a thread that is stuck would hold the interpreter up, or crash it
             exit_now(ENGINE_DIED)
-        return ENGINE_DIED if died else 0
+        return 0
 
     async def serve_http(self, app: Starlette) -> None:
         """Serve HTTP with hypercorn on the bound socket, until `http_may_end`."""

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from engine.errors import Draining, QueueTimeout, StepFailed
 from engine.text.detokenizer import BatchDecoder
 from engine.text.infill import InfillTokens
 from engine.text.template_sandbox import Rendering
@@ -14,6 +15,7 @@ from engine.text.tokenizer import Tokenizer
 T = TypeVar("T")
 MAX_BATCH_TEXTS = 64  # in one job of a thread
 RENDER_SECONDS = 10.0
+TIMEOUT_SECONDS = 120.0
 
 
 class TokenizerPool:
@@ -29,9 +31,14 @@ class TokenizerPool:
         num_threads: int,
         max_model_len: int,
         render_seconds: float = RENDER_SECONDS,
+        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         self._tokenizer = tokenizer
         self._render_seconds = render_seconds
+        self._timeout_seconds = timeout_seconds
+        self._waiting: set[asyncio.Future[Any]] = set()
+        self._num_done = 0
+        self._is_closed = False
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
         # No longer text can fit: this one consists of the longest token.
         self.max_prompt_chars = max_model_len * tokenizer.max_token_chars
@@ -149,9 +156,43 @@ class TokenizerPool:
         """Return the vocabulary's spelling of each id."""
         return await self._run(lambda: self._tokenizer.token_strs(token_ids))
 
+    def progress(self) -> object:
+        """Return the number of jobs done, or None if no caller waits for one."""
+        return self._num_done if self._waiting else None
+
     async def _run(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+        """Run a function on one of the threads. Raises QueueTimeout if that takes too long, and Draining."""
+        if self._is_closed:
+            raise Draining("The server is shutting down.")
+        future = asyncio.get_running_loop().run_in_executor(self._threads, _without_panic, function)
+        self._waiting.add(future)
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await future
+        except TimeoutError:
+            raise QueueTimeout(f"The text was not tokenized within {self._timeout_seconds:g} s.") from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise Draining("The server is shutting down.") from None  # close() has cancelled the future
+        finally:
+            self._waiting.remove(future)
+            self._num_done += not future.cancelled()
 
     def close(self) -> None:
-        """Stop the threads after their current work."""
+        """Stop the threads after their current work, which is for no caller any more."""
+        self._is_closed = True
+        for future in self._waiting:
+            future.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _without_panic(function: Callable[[], T]) -> T:
+    """Call a function; a panic in Rust, which is not an Exception, is raised as StepFailed."""
+    try:
+        return function()
+    except Exception:
+        raise
+    except BaseException as panic:
+        raise StepFailed("The tokenizer failed on this request's text.") from panic

@@ -3,7 +3,6 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.errors import EngineDead
 from server.context import context_of
 from server.endpoint import Endpoint
 from server.metrics import CONTENT_TYPE
@@ -13,9 +12,8 @@ from server.version import VERSION
 
 async def health(http: Request) -> Response:
     """Empty 200 while the process is worth keeping; it may still be loading or already draining."""
-    if context_of(http).is_healthy:
-        return Response()
-    raise EngineDead("The engine has stopped after a fault.")
+    context_of(http).check_healthy()
+    return Response()
 
 
 async def ready(http: Request) -> Response:

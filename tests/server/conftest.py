@@ -68,6 +68,8 @@ async def openai_client(engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]
 class LiveServer:
     """`monoloop serve` with a FakeEngine, on a free port of loopback."""
 
+    module = "tests.server.serve_fake"
+
     def __init__(self, *flags: str, **variables: str) -> None:
         environment = {
             **os.environ,
@@ -75,7 +77,7 @@ class LiveServer:
             **variables,
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.server.serve_fake", "serve", "--port", "0", *flags],
+            [sys.executable, "-W", "error", "-m", self.module, "serve", "--port", "0", *flags],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.DEVNULL,

@@ -268,9 +268,12 @@ class FakeEngine:
     def is_alive(self) -> bool:
         return not self._died.is_set()
 
-    def submit(self, request: Request) -> FakeStream:
+    def check_alive(self) -> None:
         if not self.is_alive:
             raise EngineDead("The engine has stopped after a fault.")
+
+    def submit(self, request: Request) -> FakeStream:
+        self.check_alive()
         if self.is_draining:
             raise Draining("The server is shutting down and takes no new requests.")
         if self.is_full:
