@@ -12,6 +12,7 @@ Python 3.12, never returns.
 
 import asyncio
 import errno
+import faulthandler
 import gc
 import json
 import logging
@@ -61,6 +62,7 @@ SHOWN_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 def run(settings: Settings) -> int:
     """Serve until a signal or a fault; return the exit code. Raises SettingsError."""
     set_up_logging(settings.server.log_level)
+    faulthandler.enable()  # a crash of a library shows where it was
     for warning in settings.warnings:
         logger.warning("%s", warning)
     warn_if_open(settings.server)

@@ -2,17 +2,24 @@
 
 import io
 import os
+import select
 import sys
 from contextlib import suppress
 
 USAGE = 2  # exit code of argparse for wrong arguments; a wrong setting is one of those
 
+# How long a message may wait for a reader that has fallen behind. Without a limit, a log collector that hangs
+# would stop the event loop, and with it all streams.
+PATIENCE_SECONDS = 1.0
+PIPE_BUF = 4096  # a pipe that takes a byte takes as many at once
+
 
 class LossyFile(io.RawIOBase):
-    """A file for messages: what cannot be written, since nothing reads it any more, is dropped."""
+    """A file for messages: what cannot be written, since nothing reads it (any more), is dropped."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._patience_seconds = PATIENCE_SECONDS
 
     def writable(self) -> bool:
         """Return True."""
@@ -30,9 +37,15 @@ class LossyFile(io.RawIOBase):
         """Write all of `data`, or as much as is possible."""
         rest = memoryview(data)
         with suppress(OSError):
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+            while rest and self._has_room():
+                rest = rest[os.write(self._descriptor, rest[:PIPE_BUF]) :]
         return len(data)
+
+    def _has_room(self) -> bool:
+        """Wait for room, but not again before there has been some."""
+        _, writable, _ = select.select((), (self._descriptor,), (), self._patience_seconds)
+        self._patience_seconds = PATIENCE_SECONDS if writable else 0.0
+        return bool(writable)
 
 
 def set_up_streams() -> None:

@@ -58,7 +58,7 @@ async def start_toy_engine(settings: Settings, metrics: Any, on_progress: Callab
     """Return an engine that runs until the end of the process."""
     on_progress("found toy")
     running = toy_engine(
-        num_pages=256,
+        num_pages=8192,
         before_step=before_step,
         observer=metrics,
         watchdog_timeout_seconds=settings.engine.watchdog_timeout_seconds,
