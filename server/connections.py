@@ -1,4 +1,4 @@
-"""Connections with hypercorn's protocols: HTTP/1.1 and HTTP/2 on sockets, and no more than may be open.
+"""Connections: HTTP/1.1 and HTTP/2 on sockets, and no more than may be open.
 
 Every connection is a file descriptor, and a process has a limited number. Near that limit, connections
 without a request are closed, the longest idle first; if all have one, requests on further connections get 503
@@ -16,14 +16,13 @@ from hypercorn.asyncio.task_group import TaskGroup
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol import ProtocolWrapper
 from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState
 from starlette.types import ASGIApp, Scope
 
 from server.arrivals import ArrivalLimiter
 from server.deadlines import Deadlines
 from server.file_limit import file_limit
-from server.http1 import Http1
+from server.protocol import Protocol
 from server.watch import STATE as WATCH
 from server.watch import SlowClient, Watch
 
@@ -54,7 +53,7 @@ class Connections:
         # Those without a request.
         self._waiting: Deadlines[Connection] = Deadlines(config.keep_alive_timeout, Connection.close)
         self._unflushed: list[Connection] = []
-        self._send_timeout_seconds = send_timeout_seconds
+        self.send_timeout_seconds = send_timeout_seconds
         self._written: set[Connection] = set()  # since their clients were last seen to have read everything
         self._timer: asyncio.TimerHandle | None = None
         self.arrivals = ArrivalLimiter()
@@ -138,12 +137,12 @@ class Connections:
     def _set_timer(self) -> None:
         if self._timer is None and self._written:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._send_timeout_seconds / 4, self._cut_slow_ones)
+            self._timer = loop.call_later(self.send_timeout_seconds / 4, self._cut_slow_ones)
 
     def _cut_slow_ones(self) -> None:
         """Cut the connections whose clients have stopped reading."""
         self._timer = None
-        oldest = asyncio.get_running_loop().time() - self._send_timeout_seconds
+        oldest = asyncio.get_running_loop().time() - self.send_timeout_seconds
         self._written = {connection for connection in self._written if connection.is_slow}
         for connection in self._written:
             if connection.last_read_at() <= oldest:
@@ -255,7 +254,7 @@ class Connection:
         )
         try:
             async with Requests(self._loop) as self._requests:
-                parts = (
+                self._protocol = Protocol(
                     self._app,
                     self._config,
                     self._context,
@@ -265,13 +264,13 @@ class Connection:
                     client,
                     server,
                     self._act,
+                    arrivals=self._connections.arrivals,
+                    send_timeout_seconds=self._connections.send_timeout_seconds,
                 )
-                self._protocol = ProtocolWrapper(*parts)
-                self._protocol.protocol = Http1(*parts)
                 self._connections.note_idle(self, is_idle=True)
                 await self._read_all()
         finally:
-            self._protocol = None  # they refer to each other: only the collector would free them
+            del self._protocol  # they refer to each other: only the collector would free them
 
     async def _read_all(self) -> None:
         """Give the protocol what the client sends, to its end."""
@@ -288,10 +287,7 @@ class Connection:
         await self._protocol.handle(Closed())
 
     async def _wait_for_turn(self, data: bytes) -> None:
-        """Wait before a request is parsed that will ask for work: parsing costs as much as what follows.
-
-        Requests of HTTP/2 wait only once their body is complete.
-        """
+        """Wait before a request is parsed that will ask for work: parsing costs as much as what follows."""
         if data.startswith(b"POST"):
             self._connections.note_idle(self, is_idle=False)
             await self._connections.arrivals.enter()
@@ -398,16 +394,21 @@ class Requests(TaskGroup):  # type: ignore[misc]  # its package is not checked
         """Begin a request; returns what takes its messages, of which a disconnect is noticed at once."""
         messages: asyncio.Queue[ASGIReceiveEvent] = asyncio.Queue(config.max_app_queue_size)
         watch = scope["state"][WATCH] = Watch(is_informed=True)
-        self._watches.add(watch)
 
         async def put(message: ASGIReceiveEvent) -> None:
-            if message["type"] == "http.disconnect":  # or the request has ended
-                self._watches.discard(watch)
+            if message["type"] == "http.disconnect":
                 watch.client_left()
             await messages.put(message)
 
-        self.spawn(answer, app, scope, messages.get, send)
+        self.begin(app, scope, messages.get, send)
         return put
+
+    def begin(self, app: Any, scope: Any, receive: Any, send: Any) -> None:
+        """Begin a request with its watch, receive and send."""
+        watch = scope["state"][WATCH]
+        self._watches.add(watch)
+        task = self._task_group.create_task(answer(app, scope, receive, send))
+        task.add_done_callback(lambda _: self._watches.discard(watch))
 
 
 async def answer(

@@ -57,8 +57,6 @@ class RequestScope:
                     headers["X-Misspelled-Fields"] = ", ".join(hints)
                 if scope["path"].startswith(ANTHROPIC_PREFIX):
                     headers["Request-Id"] = request_id
-                if scope["http_version"] == "2":
-                    del headers["Connection"]  # RFC 9113 forbids it, and the response would be dropped
             await send(message)
 
         self.context.request_began()
