@@ -14,11 +14,12 @@ NO_LIMIT = 2**60  # bytes; version 1 writes about 2**63 for none
 
 
 def available_memory(root: Path = ROOT) -> int:
-    """Return how many bytes can still be allocated: of the machine's, and below every cgroup's limit.
+    """Return how many bytes can still be allocated: of the machine's, and below every limit.
 
+    Limits are those of the cgroups and of the process (ulimit -v and -d).
     Memory that caches files counts as available, since the kernel gives it back. `root` holds proc and sys.
     """
-    return max(0, min([_system_memory(root), *_cgroup_memory(root)]))
+    return max(0, min([_system_memory(root), *_cgroup_memory(root), *_process_memory(root)]))
 
 
 def num_cores(root: Path = ROOT) -> int:
@@ -116,6 +117,16 @@ def _cgroup_memory(root: Path) -> Iterator[int]:
         for limit in limits:
             if limit is not None and limit < NO_LIMIT:
                 yield int(limit - (used or 0) + cached)
+
+
+def _process_memory(root: Path) -> Iterator[int]:
+    """Yield what is left below each memory limit of this process, in bytes."""
+    used = dict(line.partition(":")[::2] for line in _lines(root / "proc/self/status"))
+    for line in _lines(root / "proc/self/limits"):
+        for name, field in (("Max address space", "VmSize"), ("Max data size", "VmData")):
+            limit = line.removeprefix(name).split()[0] if line.startswith(name) else ""
+            if limit.isdecimal() and field in used:
+                yield int(limit) - 1024 * int(used[field].split()[0])
 
 
 def _cgroup_quotas(root: Path) -> Iterator[float]:

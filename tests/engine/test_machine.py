@@ -203,3 +203,17 @@ def test_freed_memory_can_be_kept_with_any_c_library(monkeypatch):
     engine.machine.keep_freed_memory()
     monkeypatch.setattr(engine.machine.ctypes, "CDLL", lambda _name: object())
     engine.machine.keep_freed_memory()
+
+
+@pytest.mark.parametrize(("name", "field"), [("address space", "VmSize"), ("data size    ", "VmData")])
+def test_a_limit_of_the_process_is_kept(tmp_path: Path, name: str, field: str) -> None:
+    limits = "Limit                     Soft Limit           Hard Limit           Units\n"
+    files = {
+        "proc/self/status": f"Name:\tmonoloop\n{field}:\t {2**20} kB\nThreads:\t9\n",
+        "proc/self/limits": f"{limits}Max {name}         {3 * GIB}           unlimited            bytes\n",
+    }
+    assert available_memory(machine(tmp_path, files)) == 2 * GIB
+    unlimited = {
+        "proc/self/limits": f"{limits}Max {name}         unlimited           unlimited            bytes\n"
+    }
+    assert available_memory(machine(tmp_path, {**files, **unlimited})) == 32 * GIB
