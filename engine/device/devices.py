@@ -1,6 +1,7 @@
 """Chooses the device and the dtype, sets up its thread, and words the errors when it cannot be used."""
 
 import logging
+from functools import cache
 
 import torch
 
@@ -38,7 +39,7 @@ def set_up_thread(config: EngineConfig, device: torch.device) -> None:
     if device.type == "cpu":
         keep_freed_memory()
         for hint in cpu_hints():
-            logger.warning("%s", hint)
+            _warn_once(hint)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.set_stream(torch.cuda.Stream(device))
@@ -53,8 +54,14 @@ def num_threads(asked: int | None) -> int:
         return num_cores()
     most = num_visible_cores()
     if asked > most:
-        logger.warning("threads: %d is more than the cores of this process; %d are used", asked, most)
+        _warn_once(f"threads: {asked} is more than the cores of this process; {most} are used")
     return min(asked, most)
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Log a warning, once in a process: several threads are set up in one start."""
+    logger.warning("%s", message)
 
 
 def choose_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:

@@ -99,8 +99,10 @@ def choose(spec: DecoderSpec, timer: Timer) -> tuple[str, str]:
 def _obstacle_to_int8() -> str | None:
     """Return why int8 weights have no compiled product on this CPU; None if they have."""
     if not compiler.is_available():
-        return "numba is not installed"
-    return None if num_lanes() else "this CPU has neither AVX2 nor AVX512"
+        return "numba is not installed, or NUMBA_DISABLE_JIT is set"
+    return (
+        None if num_lanes() else "this CPU, or the one that NUMBA_CPU_NAME names, has neither AVX2 nor AVX512"
+    )
 
 
 class Timed(NamedTuple):
