@@ -36,6 +36,7 @@ from server.file_limit import raise_file_limit
 from server.flags import SettingsError
 from server.garbage import IdleCollector, collect_rarely
 from server.metrics import Metrics
+from server.metrics_push import MetricsPush
 from server.settings import ServerConfig, Settings
 from server.terminal import print_status, printable
 from server.throughput import ThroughputLog
@@ -166,6 +167,7 @@ class Server:
         death = asyncio.create_task(engine.wait_dead(), name="engine death")
         throughput = asyncio.create_task(ThroughputLog(engine.stats).run(), name="throughput")
         garbage = asyncio.create_task(IdleCollector(context.all_answered.is_set).run(), name="garbage")
+        push = asyncio.create_task(self.push(context.metrics), name="metrics push")
         await asyncio.wait((stop, death, http), return_when=asyncio.FIRST_COMPLETED)
         died = not engine.is_alive or http.done()
         context.drain()
@@ -178,7 +180,7 @@ class Server:
             print_status(f"finishing what runs, for up to {limit:g} s; once more to end at once")
             await engine.drain(limit)
         await self.end_http(http)
-        for task in (death, throughput, garbage):
+        for task in (death, throughput, garbage, push):
             task.cancel()
         try:
             await asyncio.wait_for(engine.stop(), STOP_SECONDS)
@@ -188,6 +190,14 @@ class Server:
         if died:  # a thread that is stuck would hold the interpreter up, or crash it
             exit_now(ENGINE_DIED)
         return 0
+
+    async def push(self, metrics: Metrics) -> None:
+        """Push the metrics if a gateway is set."""
+        config = self.settings.server
+        if config.metrics_push_url is not None:
+            port = self.listener.getsockname()[1]
+            push = MetricsPush(metrics, config.metrics_push_url, config.metrics_push_job, port)
+            await push.run(config.metrics_push_seconds)
 
     async def serve_http(self, app: Starlette) -> None:
         """Serve HTTP with hypercorn on the bound socket, until `http_may_end`."""

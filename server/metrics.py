@@ -7,7 +7,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -218,6 +224,8 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
         self.registry.register(self)
         self._metas = dict(HISTOGRAMS)
         self._histograms = {key: Histogram(meta.bounds) for key, meta in HISTOGRAMS.items()}

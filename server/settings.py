@@ -144,6 +144,16 @@ class ServerConfig(BaseModel):
         description="seconds running requests may take to finish after SIGTERM or Ctrl-C; beyond it, they "
         "end with an error",
     )
+    metrics_push_url: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="address of a Prometheus push gateway that the metrics are sent to, such as "
+        "http://gateway:9091; default: they are only scraped",
+    )
+    metrics_push_seconds: float = Field(10, ge=1, description="seconds between two pushes of the metrics")
+    metrics_push_job: str = Field(
+        "monoloop", min_length=1, description="name of the job under which the gateway keeps the metrics"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="lowest level of the messages that are logged"
     )

@@ -48,10 +48,12 @@ def test_the_dashboard_queries_only_metrics_that_exist() -> None:
     metrics = Metrics()
     metrics.attach(lambda: STATS, "m", 1024)
     metrics.http_request("GET", "/v1/models", 200, 0.1)
-    exported = set(re.findall(r"^([a-z0-9_:]+)\{", metrics.exposition().decode(), re.MULTILINE))
+    exported = set(re.findall(r"^([a-z0-9_:]+)[{ ]", metrics.exposition().decode(), re.MULTILINE))
     dashboard = json.loads((ROOT / "configs/grafana/dashboards/monoloop.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    queried = {name for query in queries for name in re.findall(r"(?:vllm:|monoloop_)[a-z0-9_]+", query)}
+    queried = {
+        name for query in queries for name in re.findall(r"(?:vllm:|monoloop_|process_)[a-z0-9_]+", query)
+    }
     assert len(queried) > 15
     assert queried <= exported, f"no such metrics: {queried - exported}"
 

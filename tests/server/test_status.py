@@ -162,6 +162,9 @@ async def test_metrics(client: httpx.AsyncClient) -> None:
     assert found["vllm:generation_tokens_total"][0][1] == 3
     reasons = {labels["finished_reason"] for labels, _ in found["vllm:request_success_total"]}
     assert reasons == {"stop", "length", "abort", "error"}
+    for name in ("process_resident_memory_bytes", "process_open_fds", "process_cpu_seconds_total"):
+        assert found[name][0][1] > 0, name
+    assert "python_gc_collections_total" in found
     answered = {(labels["route"], labels["status"]) for labels, _ in found["monoloop_http_requests_total"]}
     assert answered == {("/v1/completions", "200"), ("other", "404")}, "label values come from a closed set"
 

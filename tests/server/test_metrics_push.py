@@ -1,0 +1,44 @@
+import httpx
+import pytest
+
+from server.metrics import CONTENT_TYPE, Metrics
+from server.metrics_push import MetricsPush
+
+
+async def test_the_metrics_replace_those_of_this_server_at_the_gateway() -> None:
+    received: list[httpx.Request] = []
+
+    def take(request: httpx.Request) -> httpx.Response:
+        received.append(request)
+        return httpx.Response(200)
+
+    push = MetricsPush(Metrics(), "http://gateway:9091/", "a job", 8000)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(take)) as client:
+        await push.push(client)
+    (request,) = received
+    assert request.method == "PUT"
+    assert request.url.raw_path.startswith(b"/metrics/job/a%20job/instance/")
+    assert request.url.raw_path.endswith(b"%3A8000")
+    assert request.headers["content-type"] == CONTENT_TYPE
+    assert b"process_cpu_seconds_total" in request.content
+    assert request.content.endswith(b"\n")
+
+
+async def test_a_gateway_that_fails_is_logged_once_until_it_works_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "monoloop.server")
+    statuses = [0, 500, 200, 404]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        status = statuses.pop(0)
+        if not status:
+            raise httpx.ConnectError("refused", request=request)
+        return httpx.Response(status)
+
+    push = MetricsPush(Metrics(), "http://gateway:9091", "monoloop", 8000)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        while statuses:
+            await push.push(client)
+    levels = [record.levelname for record in caplog.records if record.name == "monoloop.server"]
+    assert levels == ["WARNING", "INFO", "WARNING"], caplog.text
