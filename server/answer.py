@@ -3,14 +3,16 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.responses import Response
 
 from engine import search_beams
+from engine.errors import Draining, QueueTimeout, RequestTimeout
 from engine.outputs import FinishReason, TextDelta
 from engine.request import BeamParams, Request
+from server.errors import DeadlinePassed
 from server.ids import new_id
 from server.limits import Limits, check_num_answers
 from server.parsing.answer_format import ParserSetup
@@ -19,11 +21,23 @@ from server.schema.chat import ChatFinish
 from server.schema.refused_fields import UnsupportedField
 from server.schema.sampling import CompletionTokensDetails, Finish, PromptTokensDetails, Usage
 from server.version import VERSION
+from server.watch import ClientGone, SlowClient
 
 if TYPE_CHECKING:
     from engine import Engine, ModelInfo, RequestStream
 
 Delta = TextDelta | ParsedDelta
+
+# How an answer ended, in the log, by its error.
+ENDS: dict[type[BaseException], str] = {
+    QueueTimeout: "overload",
+    RequestTimeout: "timeout",
+    DeadlinePassed: "timeout",
+    Draining: "drain",
+    SlowClient: "slow_client",
+    ClientGone: "client_left",
+    asyncio.CancelledError: "drain",
+}
 
 # Serializing a token with 20 top logprobs takes up to 0.2 ms.
 MAX_TOKENS_ON_LOOP = 16
@@ -63,11 +77,26 @@ class Answer:
         self.streams: Sequence[RequestStream | ParsedStream] = ()
         self.n = 1
         self.is_parsed = False
+        self._end = "running"
 
     def __str__(self) -> str:
-        """For the log: its id and its tokens, in and out."""
+        """For the log: its id, its tokens, in and out, and how it ended."""
         counts = self.counts()
-        return f"{self.id} {counts.prompt}+{counts.completion} tokens"
+        return f"{self.id} {counts.prompt}+{counts.completion} tokens ended={self._end}"
+
+    def note_finish(self, reasons: Iterable[FinishReason | None]) -> None:
+        """Note that all its texts are complete, and why they ended."""
+        self._end = ",".join(sorted({reason for reason in reasons if reason is not None}))
+
+    def note_error(self, error: BaseException) -> None:
+        """Note that it ended by an error."""
+        self._end = next((ENDS[kind] for kind in type(error).__mro__ if kind in ENDS), "error")
+
+    async def collect(self) -> "list[Delta]":
+        """Wait for all texts, each as one delta."""
+        deltas = await collect_all(self.streams)
+        self.note_finish(delta.finish_reason for delta in deltas)
+        return deltas
 
     def counts(self) -> Counts:
         """Token counts from the engine's ledger; the n samples of a prompt count its tokens once."""

@@ -99,6 +99,7 @@ async def run_generation(
     try:
         with watch:
             return await reply(context, body, answer)
-    except BaseException:
+    except BaseException as error:
         abort_all(answer.streams)
+        answer.note_error(error)
         raise

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
+from engine.outputs import FinishReason
 from server.answer import Answer, Delta, abort_all, is_heavy
 from server.connections import Connection, chunk_connection
 from server.errors import DeadlinePassed, envelope
@@ -89,7 +90,7 @@ class Frames(ABC):
 
     @abstractmethod
     def opening(self) -> bytes:
-        """Return what is sent at once, before the first token."""
+        """Return what is sent before the first token."""
 
     @abstractmethod
     def delta(self, index: int, delta: Delta) -> bytes:
@@ -158,7 +159,8 @@ def without_line_ends(event: bytes) -> bytes:
 class EventStream(Response):
     """Sends the events of an answer from the task of its request, and ends its requests whatever happens.
 
-    The head leaves with the first event or ping, the last event with the end of the body. In between, text is
+    The head and the opening leave with the first event or ping: an error before that is raised, and has a
+    status of its own. The last event leaves with the end of the body. In between, text is
     sent without waking the task where nothing needs to be waited for. A timer pings, and looks for a client
     of HTTP/2 that has stopped reading; connections look for those of HTTP/1.1.
     """
@@ -171,6 +173,8 @@ class EventStream(Response):
         self._ping_seconds = ping_seconds or math.inf
         self._send_timeout_seconds = send_timeout_seconds
         self._num_open = len(frames.answer.streams)
+        self._finish_reasons: list[FinishReason] = []
+        self._opening = b""
         self._has_begun = False
         self._is_ready = False  # to send deltas at once
         self._is_sending = False
@@ -190,8 +194,14 @@ class EventStream(Response):
             with self._watch:
                 await self._send_events()
         except DeadlinePassed as error:
+            self._frames.answer.note_error(error)
+            if not self._has_begun:
+                raise
             if not self._is_sending:
                 await self._end(self._frames.failure(error))
+        except BaseException as error:
+            self._frames.answer.note_error(error)
+            raise
         finally:
             abort_all(self._frames.answer.streams)
             self._offer_to(None)
@@ -200,11 +210,10 @@ class EventStream(Response):
                 self._pinging.cancel()
 
     async def _send_events(self) -> None:
-        """Send all events; an error becomes one, since the status has been sent."""
+        """Send all events; an error becomes one if the status has been sent."""
         frames = self._frames
         try:
-            if opening := frames.opening():
-                await self._send_event(opening)
+            self._opening = frames.opening()
             last = b""
             if self._num_open == 1:
                 self._offer_to(self._send_at_once)
@@ -218,7 +227,11 @@ class EventStream(Response):
                         last = await self._send_delta(index, delta)
             is_long = frames.takes_long(None)
             ending = last + (await asyncio.to_thread(frames.ending) if is_long else frames.ending())
+            frames.answer.note_finish(self._finish_reasons)
         except Exception as error:
+            if not self._has_begun:
+                raise
+            frames.answer.note_error(error)
             if not isinstance(error, EngineError):
                 logger.exception("%s failed while it streamed", frames.answer.id)
             ending = frames.failure(error)
@@ -233,7 +246,9 @@ class EventStream(Response):
     def _send_at_once(self, delta: Delta) -> bool:
         """Send the events for a delta without waking the request's task; return False if that must wait."""
         connection, frames = self._connection, self._frames
-        if not self._is_ready or self._is_sending or connection is None or connection.is_slow:
+        if not self._has_begun or not self._is_ready or self._is_sending:
+            return False
+        if connection is None or connection.is_slow:
             return False
         if delta.finish_reason is not None or frames.takes_long(delta):
             return False
@@ -248,7 +263,9 @@ class EventStream(Response):
 
     async def _send_delta(self, index: int, delta: Delta) -> bytes:
         """Send the events for a delta; those that end the last answer are returned instead."""
-        self._num_open -= delta.finish_reason is not None
+        if delta.finish_reason is not None:
+            self._num_open -= 1
+            self._finish_reasons.append(delta.finish_reason)
         frames = self._frames
         if frames.takes_long(delta):
             event = await asyncio.to_thread(frames.delta, index, delta)
@@ -272,13 +289,15 @@ class EventStream(Response):
         if self._pinging is not None:
             await asyncio.wait((self._pinging,))
             self._pinging = None
-        await self._write(without_line_ends(event))
+        await self._write(event)
 
-    async def _write(self, data: bytes) -> None:
+    async def _write(self, event: bytes) -> None:
         self._is_sending, self._sent_at = True, time.monotonic()
         if not self._has_begun:
             self._has_begun = True
+            event = self._opening + event
             await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        data = without_line_ends(event)
         if self._connection is None:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
         else:

@@ -73,8 +73,9 @@ def ask(server: LiveServer, path: str = "/health") -> tuple[socket.socket, int]:
 
 
 def begin_stream(server: LiveServer) -> tuple[socket.socket, int]:
-    """Begin a stream that never ends and return its connection and status; 0 if it was closed without one."""
-    body = json.dumps({"messages": [{"role": "user", "content": "hang"}], "stream": True}).encode()
+    """Begin a long stream and return its connection and status; 0 if it was closed without one."""
+    prompt = "tokens=4000 delay=0.1"
+    body = json.dumps({"messages": [{"role": "user", "content": prompt}], "stream": True}).encode()
     peer = socket.create_connection(("127.0.0.1", server.port), timeout=20)
     try:
         peer.sendall(

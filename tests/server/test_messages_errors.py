@@ -165,7 +165,7 @@ async def test_a_fault_in_the_stream_is_its_last_event(client: httpx.AsyncClient
 
 async def test_a_deadline_in_the_stream_is_an_error_event(engine: FakeEngine) -> None:
     async with client_for(engine, request_timeout_seconds=0.5) as client:
-        events = await stream(client, **body("hang"))
+        events = await stream(client, **body("tokens=100 delay=0.1"))
         assert events[-1]["error"]["type"] == "timeout_error"
     assert not engine.live
 

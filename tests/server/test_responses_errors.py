@@ -132,6 +132,6 @@ async def test_a_fault_in_the_stream_is_its_last_event(client: httpx.AsyncClient
 
 async def test_a_deadline_in_the_stream_is_its_last_event(engine: FakeEngine) -> None:
     async with client_for(engine, request_timeout_seconds=0.5) as client:
-        events = await stream(client, input="hang")
+        events = await stream(client, input="tokens=4000 delay=0.1")
     assert events[-1]["type"] == "response.failed"
     assert not engine.live

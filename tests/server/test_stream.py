@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
+from engine.errors import EngineError
 from engine.outputs import FinishReason, TextDelta
 from engine.request import Request, SamplingParams
 from server.answer import Answer
@@ -175,7 +176,7 @@ async def test_error_before_the_stream_has_its_status(client: httpx.AsyncClient,
 
 async def test_stream_past_its_deadline_ends_with_an_event(engine: FakeEngine) -> None:
     async with client_for(engine, request_timeout_seconds=0.5) as client:
-        chunks = await stream(client, **chat("hang"))
+        chunks = await stream(client, **chat("tokens=4000 delay=0.1"))
     assert chunks[-1]["error"]["code"] == "timeout"
     assert not engine.live
 
@@ -236,8 +237,10 @@ def frames_of(engine: FakeEngine, *prompts: str, kind: Any = ChatFrames) -> Any:
 
 async def test_client_that_stops_reading_is_given_up() -> None:
     engine, peer = FakeEngine(), Peer(10)
+    frames = frames_of(engine, "tokens=1000 delay=0.001")
     with pytest.raises(SlowClient):
-        await peer.read(frames_of(engine, "tokens=1000 delay=0.001"), send_timeout_seconds=0.05)
+        await peer.read(frames, send_timeout_seconds=0.05)
+    assert str(frames.answer).endswith(" ended=slow_client")
     assert engine.aborted, "the request is aborted"
     assert len(peer.messages) == 11
 
@@ -245,28 +248,29 @@ async def test_client_that_stops_reading_is_given_up() -> None:
 async def test_client_that_leaves_before_the_first_event_ends_its_request() -> None:
     engine, peer = FakeEngine(), Peer()
     peer.watch.interrupt(ClientGone())
+    frames = frames_of(engine, "hang")
     with pytest.raises(ClientGone):
-        await peer.read(frames_of(engine, "hang"))
+        await peer.read(frames)
+    assert str(frames.answer).endswith(" ended=client_left")
     assert engine.aborted
     assert not peer.messages
 
 
 async def test_deadline_ends_a_stream_with_an_error() -> None:
-    engine, peer = FakeEngine(), Peer()
-    frames = frames_of(engine, "hang", kind=CompletionFrames)
-    asyncio.get_running_loop().call_soon(peer.watch.interrupt, DeadlinePassed("too long"))
-    await peer.read(frames)
-    assert engine.aborted
-    error, done = data_lines(peer.body.decode())
+    stream, peer, chunks, reading = await begin("a")
+    peer.watch.interrupt(DeadlinePassed("too long"))
+    await reading
+    error, done = data_lines(chunks.sent[-1].decode())
     assert (json.loads(error)["error"]["message"], done) == ("too long", "[DONE]")
     assert peer.messages[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+    with pytest.raises(EngineError, match="aborted"):
+        await anext(stream)
 
 
 async def test_deadline_of_a_client_that_stopped_reading_sends_it_nothing() -> None:
     engine, peer = FakeEngine(), Peer(1)
     peer.on_stop = lambda: peer.watch.interrupt(DeadlinePassed("too long"))  # type: ignore[method-assign]
-    await peer.read(frames_of(engine, "hang"))
-    assert engine.aborted
+    await peer.read(frames_of(engine, "tokens=2 delay=0.001"))
     assert len(peer.messages) == 2
 
 
@@ -384,11 +388,14 @@ async def test_bug_in_a_stream_is_told_without_its_text(caplog: pytest.LogCaptur
 
     class Broken(FakeStream):
         async def __anext__(self) -> TextDelta:
+            if not self.num_output_tokens:
+                self.num_output_tokens = 1
+                return TextDelta("a", 1)
             raise RuntimeError("/secret/path")
 
-    broken = Broken(Request("a", (1,), SAMPLING), lambda: None)
-    for streams in ([broken], [broken, broken]):
-        frames.answer.streams = streams
+    for num_streams in (1, 2):
+        request = Request("a", (1,), SAMPLING)
+        frames.answer.streams = [Broken(request, lambda: None) for _ in range(num_streams)]
         peer = Peer()
         await peer.read(frames)
         text = peer.body.decode()

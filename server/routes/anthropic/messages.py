@@ -5,7 +5,7 @@ import asyncio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from server.answer import Answer, collect_all
+from server.answer import Answer
 from server.context import ServerContext
 from server.endpoint import Endpoint, run_generation, run_plain
 from server.errors import ANTHROPIC, renamed_fields
@@ -36,7 +36,7 @@ async def reply(context: ServerContext, wire: MessagesRequest, answer: Answer) -
         await submit(context, chat, answer, default_max_tokens=wire.max_tokens)
     if wire.stream:
         return stream_answer(context.config, MessageFrames(answer, wire.max_tokens))
-    [delta] = await collect_all(answer.streams)
+    [delta] = await answer.collect()
     body = whole_message(answer, delta, wire.max_tokens)
     return Response(body.model_dump_json(), media_type="application/json")
 

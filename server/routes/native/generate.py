@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from server.answer import Answer, Delta, collect_all, render
+from server.answer import Answer, Delta, render
 from server.context import ServerContext, context_of
 from server.convert import make_requests
 from server.endpoint import Endpoint, run_generation
@@ -63,7 +63,7 @@ async def reply(context: ServerContext, wire: GenerateRequest, answer: Answer) -
     await submit(context, wire, answer, dialect.defaults)
     if wire.stream:
         return stream_answer(context.config, dialect.frames(answer, wire))
-    deltas = await collect_all(answer.streams)
+    deltas = await answer.collect()
     return await render(lambda: dialect.response(wire, answer, deltas).model_dump_json(), deltas)
 
 

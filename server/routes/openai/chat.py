@@ -5,7 +5,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from server.answer import Answer, Delta, chat_finish_of, collect_all, render
+from server.answer import Answer, Delta, chat_finish_of, render
 from server.context import ServerContext
 from server.convert import beam_params, make_requests, token_details
 from server.endpoint import Endpoint, run_generation
@@ -70,7 +70,7 @@ async def reply(context: ServerContext, wire: ChatRequest, answer: Answer) -> Re
     if wire.stream:
         frames = ParsedChatFrames if answer.is_parsed else ChatFrames
         return stream_answer(context.config, frames(answer, wire.stream_options, details))
-    deltas = await collect_all(answer.streams)
+    deltas = await answer.collect()
     return await render(
         lambda: response_of(answer, deltas, details).model_dump_json(exclude_unset=True), deltas
     )

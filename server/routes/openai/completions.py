@@ -3,7 +3,7 @@
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from server.answer import Answer, Delta, collect_all, finish_of, render
+from server.answer import Answer, Delta, finish_of, render
 from server.context import ServerContext
 from server.convert import beam_params, make_requests, token_details
 from server.endpoint import Endpoint, run_generation
@@ -44,7 +44,7 @@ async def reply(context: ServerContext, wire: CompletionRequest, answer: Answer)
     if wire.stream:
         frames = CompletionFrames(answer, wire.stream_options, details, echo)
         return stream_answer(context.config, frames)
-    deltas = await collect_all(answer.streams)
+    deltas = await answer.collect()
     return await render(
         lambda: response_of(answer, deltas, wire.n or 1, details, echo).model_dump_json(), deltas
     )

@@ -5,7 +5,7 @@ import asyncio
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from server.answer import Answer, collect_all, render
+from server.answer import Answer, render
 from server.context import ServerContext
 from server.convert import token_details
 from server.endpoint import Endpoint, run_generation
@@ -41,7 +41,7 @@ async def reply(context: ServerContext, wire: ResponsesRequest, answer: Answer) 
     if wire.stream:
         frames = ResponseFrames(answer, response, details, is_call=is_call)
         return stream_answer(context.config, frames)
-    [delta] = await collect_all(answer.streams)
+    [delta] = await answer.collect()
     return await render(
         lambda: whole(response, answer, delta, details, is_call=is_call).model_dump_json(), [delta]
     )
