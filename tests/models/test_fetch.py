@@ -3,11 +3,14 @@
 Covers models/progress.py.
 """
 
+import errno
 import hashlib
+import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,6 +126,27 @@ def test_cache_that_cannot_be_written(source, tmp_path):
     (tmp_path / "cache").write_text("a file, not a folder")
     with pytest.raises(FetchFailed, match="cannot write to the cache folder"):
         fetch(source, tmp_path / "cache")
+
+
+def test_a_full_disk(source, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    needed = 2 * source.size_bytes
+    for free, message in (
+        (needed - 1, rf"tiny needs .* MB in {cache}, where .* MB are free: make room"),
+        (
+            needed,
+            r"cannot write to the cache folder .*: .* No space left on device",
+        ),  # others fill it meanwhile
+    ):
+        monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        monkeypatch.setattr("models.fetch._copy", full)
+        with pytest.raises(FetchFailed, match=message):
+            fetch(source, cache)
+        assert list(cache.iterdir()) == [], "something temporary was left behind"
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_two_processes_at_once(source, tmp_path):

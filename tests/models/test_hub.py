@@ -3,7 +3,9 @@
 Covers models/gguf/choices.py.
 """
 
+import errno
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +25,15 @@ def test_hub_offline(tmp_path, monkeypatch):
         FetchFailed, match="someone/some-model is not in the cache and the hub cannot be reached"
     ):
         fetch_from_hub("someone/some-model", tmp_path, progress=False)
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    def snapshot_download(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    with pytest.raises(FetchFailed, match=r"could not be fetched from the hub: .*No space left on device"):
+        fetch_from_hub("owner/name", tmp_path, progress=False)
 
 
 SHARDED = "model.safetensors.index.json"
