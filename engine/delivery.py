@@ -195,11 +195,13 @@ class Delivery:
     def _hand_out(self) -> None:
         """Hand out a slice of the decoded text: each piece wakes a handler, and other work must run, too."""
         now = time.perf_counter()
-        try:
-            for _ in range(min(MAX_DELIVERIES_AT_ONCE, len(self._decoded))):
-                decoded = self._decoded.popleft()
-                self._pacer.delivered(decoded.sequence_id)
+        for _ in range(min(MAX_DELIVERIES_AT_ONCE, len(self._decoded))):
+            decoded = self._decoded.popleft()
+            self._pacer.delivered(decoded.sequence_id)
+            try:
                 self._on_text(decoded, now)
-        finally:  # a piece that cannot be delivered must not hold up the others
-            if self._decoded:
-                self._loop.call_soon(self._hand_out)
+            except Exception as error:
+                logger.error("delivering text failed; its request ends with an error", exc_info=error)
+                self._on_fault({decoded.sequence_id})
+        if self._decoded:
+            self._loop.call_soon(self._hand_out)
