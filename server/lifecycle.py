@@ -182,6 +182,7 @@ class Server:
         await self.end_http(http)
         for task in (death, throughput, garbage, push):
             task.cancel()
+        died = died or not engine.is_alive  # it may have happened while draining
         try:
             await asyncio.wait_for(engine.stop(), STOP_SECONDS)
         except TimeoutError:

@@ -11,6 +11,7 @@ from engine.errors import DeviceLost
 from engine.outputs import StepPlan
 from server import cli, lifecycle
 from server.settings import Settings
+from server.terminal import print_status
 from tests.engine.toy_engine import CHARS, toy_engine
 
 FAULTY = 66
@@ -18,6 +19,7 @@ FAULTY = 66
 
 def hang() -> None:
     """Never return."""
+    print_status("hanging")
     threading.Event().wait()
 
 

@@ -1,6 +1,8 @@
 """Faults of a running server: what its clients see, what its log says, and how the process ends."""
 
 import json
+import signal
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -30,6 +32,21 @@ def test_what_no_step_survives_ends_the_server(start: Start, fault: str, reason:
     assert reason in server.log
     if fault == "hang":
         assert "in hang" in server.log, "the log does not show where the thread is"
+
+
+def test_a_device_that_is_stuck_does_not_hold_a_drain_up(start: Start) -> None:
+    server = start("--watchdog-timeout-seconds", "3", FAULT="hang")
+    answers: list[int] = []
+    client = threading.Thread(
+        target=lambda: answers.append(server.post("/v1/completions", json=body(FAULTY)).status_code)
+    )
+    client.start()
+    server.wait_for("hanging")
+    server.send(signal.SIGTERM)
+    server.wait_for("finishing what runs")
+    assert server.exit_code() == 1
+    client.join(20)
+    assert answers == [503]
 
 
 def test_a_step_that_fails_ends_its_requests_alone(start: Start) -> None:
