@@ -13,6 +13,7 @@ from server.version import VERSION
 COMMANDS = {
     "serve": "serve a model over the OpenAI API",
     "chat": "talk to a model in the terminal",
+    "batch": "answer a file of requests in OpenAI's batch format, without a server",
     "bench": "measure a running server with many streams; bench static, bench kernel: the device alone",
     "pull": "fetch a model without serving it",
     "models": "list the architectures that run; models MODEL: say if a model runs on this machine",
