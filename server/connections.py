@@ -245,6 +245,7 @@ class Connection:
         self._read_at = 0.0
         self._has_ended = False
         self._is_between_requests = True  # nothing of the next one has come
+        self._last_words: Callable[[], bytes] = bytes
 
     async def run(self) -> None:
         """Serve until one of both sides closes the connection."""
@@ -267,9 +268,11 @@ class Connection:
                     arrivals=self._connections.arrivals,
                     send_timeout_seconds=self._connections.send_timeout_seconds,
                 )
+                self._last_words = self._protocol.last_words
                 self._connections.note_idle(self, is_idle=True)
                 await self._read_all()
         finally:
+            self._last_words = bytes
             del self._protocol  # they refer to each other: only the collector would free them
 
     async def _read_all(self) -> None:
@@ -333,6 +336,8 @@ class Connection:
 
     def close(self) -> None:
         """Send what is left, and close."""
+        if last_words := self._last_words():
+            self._send_soon(last_words)
         self.flush()
         self._transport.close()
 

@@ -155,6 +155,14 @@ class Http2:
         await self._flush()
         await self._send(Closed())
 
+    def last_words(self) -> bytes:
+        """Return a GOAWAY: what the client sent after the last request here, it may send elsewhere."""
+        if self._is_closed:  # by the client, or for an error
+            return b""
+        self._close_all()
+        self._frames.close_connection()
+        return self._frames.data_to_send()
+
     async def _receive(self, data: bytes) -> None:
         self._received += data
         while not self._is_closed and (frame := self._next_frame()):
@@ -325,10 +333,8 @@ class Http2:
         """Forget a stream, and note that the connection is idle if it was the last."""
         del self._streams[stream.number]
         stream.note_closed()
-        if not self._streams and self._context.terminated.is_set():
-            self._frames.close_connection()
         await self._flush()
-        if not self._streams:
+        if not self._streams and not self._is_closed:
             await self._send(Updated(idle=True))
 
     def _close_all(self) -> None:
