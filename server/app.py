@@ -16,7 +16,7 @@ from server.endpoint import EndpointApp
 from server.metrics import Metrics
 from server.middleware import ApiKeys, ConnectionLimit, Cors, RaisedErrors, RequestScope
 from server.openapi import document
-from server.routes import docs
+from server.routes import docs, page
 from server.routes.table import ENDPOINTS, REFUSED, open_paths
 from server.settings import ServerConfig
 
@@ -49,7 +49,7 @@ def build_app(engine: "Engine | None", config: ServerConfig, metrics: Metrics | 
             *(Route(path, app, methods=[app.endpoint.method]) for app in apps for path in app.endpoint.paths),
             Route("/openapi.json", openapi, methods=["GET"]),
             Route("/docs", docs.docs, methods=["GET"]),
-            Route("/", docs.root, methods=["GET"]),
+            *page.ROUTES,
         ],
         middleware=middleware(context),
     )

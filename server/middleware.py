@@ -166,7 +166,7 @@ class ApiKeys:
         self.digests = [digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self.open_paths and scope["method"] != "OPTIONS":
+        if scope["type"] == "http" and not self.is_open(scope):
             headers = Headers(scope=scope)
             scheme, _, token = headers.get("authorization", "").partition(" ")
             sent = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
@@ -177,6 +177,12 @@ class ApiKeys:
                 await self.context.error_response(Unauthorized(message), scope)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
+
+    def is_open(self, scope: Scope) -> bool:
+        """Check that a request needs no key: it reads an open path, where other methods may do more, or asks
+        which methods there are."""
+        method = scope["method"]
+        return method == "OPTIONS" or (method in ("GET", "HEAD") and scope["path"] in self.open_paths)
 
     def is_known(self, key: str) -> bool:
         """Compare with every key, in a time that does not depend on any of them."""

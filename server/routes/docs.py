@@ -4,7 +4,7 @@ from functools import cache
 from importlib.resources import files
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 # The page has its own script and style inside, talks to this server alone and cannot be framed.
 HEADERS = {
@@ -24,8 +24,3 @@ def page() -> bytes:
 async def docs(http: Request) -> Response:
     """This API on a page that works offline."""
     return Response(page(), media_type="text/html", headers=HEADERS)
-
-
-async def root(http: Request) -> Response:
-    """Leads to the page."""
-    return RedirectResponse("/docs")

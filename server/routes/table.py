@@ -1,7 +1,7 @@
 """The list of all endpoints: what the application routes and what /openapi.json describes."""
 
 from server.endpoint import Endpoint
-from server.routes import live, status, tokenize
+from server.routes import live, page, status, tokenize
 from server.routes.anthropic import messages
 from server.routes.native import generate, get_score
 from server.routes.openai import chat, completions, embeddings, models, score
@@ -28,5 +28,9 @@ REFUSED = refused_tables(endpoint.request for endpoint in ENDPOINTS if endpoint.
 
 
 def open_paths() -> set[str]:
-    """Return the paths that need no API key; /docs shows nothing without /openapi.json, which needs one."""
-    return {path for endpoint in ENDPOINTS if endpoint.is_open for path in endpoint.paths} | {"/docs"}
+    """Return the paths that need no API key for GET.
+
+    The pages show nothing without /openapi.json and /live_stats, which need one.
+    """
+    opened = {path for endpoint in ENDPOINTS if endpoint.is_open for path in endpoint.paths}
+    return opened | {"/docs"} | page.paths()

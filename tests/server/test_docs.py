@@ -18,12 +18,6 @@ async def test_the_page_needs_nothing_from_elsewhere(client: httpx.AsyncClient) 
     assert (await client.get("/openapi.json")).status_code == 200
 
 
-async def test_the_root_leads_to_the_page(client: httpx.AsyncClient) -> None:
-    response = await client.get("/")
-    assert (response.status_code, response.headers["location"]) == (307, "/docs")
-    assert (await client.post("/", json={"inputs": "tokens=1"})).json() == [{"generated_text": "t0 "}]
-
-
 async def test_the_page_is_open_and_what_it_shows_is_not(engine: FakeEngine) -> None:
     async with client_for(engine, api_key=("k",)) as client:
         assert (await client.get("/docs")).status_code == 200

@@ -1,0 +1,131 @@
+// One answer on the page: reasoning folded, text, tool calls, and the figures of how it was made.
+
+import { button, count, digits, duration, element, setText } from "./dom.js";
+import { StreamedText, jsonBlock, parseJson } from "./text.js";
+
+export class Answer {
+  // `actions`: buttons that a complete answer has; `returnResults(results)` goes on after tool calls.
+  constructor(actions, returnResults) {
+    this.message = { role: "assistant", content: "" };
+    this.calls = [];
+    this.returnResults = returnResults;
+    this.thoughts = element("div", { class: "thoughts" });
+    this.summary = element("summary", {}, "Reasoning …");
+    this.reasoning = element("details", { class: "reasoning", hidden: "" }, this.summary, this.thoughts);
+    this.content = element("div", { class: "content" });
+    this.tools = element("div", { class: "tools" });
+    this.note = element("p", { class: "note", role: "alert", hidden: "" });
+    this.figures = element("ul", { class: "numbers", "aria-label": "Figures of this answer" });
+    this.buttons = element("div", { class: "turn-actions", hidden: "" }, ...actions);
+    this.node = element(
+      "article",
+      { class: "turn assistant", "aria-label": "Answer", "aria-busy": "true" },
+      this.reasoning, this.content, this.tools, this.note,
+      element("footer", {}, this.figures, this.buttons),
+    );
+    this.text = new StreamedText(this.content);
+    this.thought = new StreamedText(this.thoughts);
+    this.started = performance.now();
+    this.first = null;
+    this.last = null;
+    this.id = null;
+    this.usage = null;
+    this.finish = null;
+  }
+
+  // Takes a chunk of the stream.
+  take(chunk) {
+    this.id = chunk.id ?? this.id;
+    this.usage = chunk.usage ?? this.usage;
+    const choice = chunk.choices?.[0];
+    if (!choice) return;
+    const { content, reasoning_content: reasoning, tool_calls: calls } = choice.delta;
+    if (content || reasoning || calls) {
+      this.last = performance.now();
+      this.first ??= this.last;
+    }
+    if (reasoning) this.addReasoning(reasoning);
+    if (content) this.addText(content);
+    for (const call of calls ?? []) this.addCall(call);
+    this.finish = choice.finish_reason ?? this.finish;
+    this.figures.replaceChildren(...(this.first === null ? [] : [item("TTFT ", duration(this.ttft))]));
+  }
+
+  get ttft() {
+    return (this.first - this.started) / 1000;
+  }
+
+  addReasoning(text) {
+    this.reasoning.hidden = false;
+    this.message.reasoning_content = (this.message.reasoning_content ?? "") + text;
+    this.thought.append(text);
+  }
+
+  addText(text) {
+    this.message.content += text;
+    this.text.append(text);
+  }
+
+  addCall(delta) {
+    const call = (this.calls[delta.index] ??= { id: "", type: "function", function: { name: "", arguments: "" } });
+    call.id = delta.id ?? call.id;
+    call.function.name += delta.function?.name ?? "";
+    call.function.arguments += delta.function?.arguments ?? "";
+    this.tools.replaceChildren(...this.calls.map((made) => callCard(made)));
+  }
+
+  // Ends the answer; `problem` says why it is not complete.
+  end(problem = null) {
+    this.node.setAttribute("aria-busy", "false");
+    this.text.end();
+    this.thought.end();
+    this.buttons.hidden = false;
+    const thoughts = this.usage?.completion_tokens_details?.reasoning_tokens;
+    setText(this.summary, thoughts ? `Reasoning, ${count(thoughts)} tokens` : "Reasoning");
+    if (this.calls.length) this.message.tool_calls = this.calls;
+    if (this.calls.length && problem === null) this.tools.append(this.resultForm());
+    if (problem !== null) {
+      this.note.hidden = false;
+      setText(this.note, problem);
+    }
+    this.figures.replaceChildren(...this.items());
+  }
+
+  items() {
+    const items = this.first === null ? [] : [item("TTFT ", duration(this.ttft))];
+    const { usage } = this;
+    if (usage) {
+      const seconds = (this.last - this.first) / 1000;
+      if (usage.completion_tokens > 1 && seconds > 0) {
+        items.push(item("", digits((usage.completion_tokens - 1) / seconds), " tokens/s"));
+      }
+      items.push(item("", count(usage.completion_tokens), " tokens"), item("prompt ", count(usage.prompt_tokens)));
+      items.push(item("cached ", count(usage.prompt_tokens_details?.cached_tokens ?? 0)));
+    }
+    if (this.finish) items.push(item("finish ", this.finish));
+    return items;
+  }
+
+  // Fields for what the tools returned, and a button that goes on with it.
+  resultForm() {
+    const fields = this.calls.map((call) =>
+      element("textarea", { rows: "1", placeholder: `Result of ${call.function.name}`, "aria-label": `Result of ${call.function.name}` }),
+    );
+    const go = button("Return results", () => {
+      form.remove();
+      this.returnResults(this.calls.map((call, place) => ({ role: "tool", tool_call_id: call.id, content: fields[place].value })));
+    });
+    const form = element("div", { class: "results" }, ...fields, go);
+    return form;
+  }
+}
+
+function item(before, value, after = "") {
+  return element("li", {}, before, element("b", {}, value), after);
+}
+
+function callCard(call) {
+  const parsed = parseJson(call.function.arguments);
+  const shown = parsed === undefined ? element("pre", {}, element("code", {}, call.function.arguments)) : jsonBlock(parsed);
+  return element("div", { class: "call" }, element("div", { class: "call-name" }, "Tool call ", element("b", {}, call.function.name)), shown);
+}
