@@ -49,6 +49,9 @@ async def test_health_and_ready_follow_the_engine(client: httpx.AsyncClient, eng
     engine.is_draining = False
     engine.die()
     assert await statuses() == (503, 503)
+    for path in ("/health", "/ready"):
+        error = (await client.get(path)).json()["error"]
+        assert error["message"] == "The engine has stopped after a fault."
 
 
 async def test_before_the_model_is_there() -> None:
