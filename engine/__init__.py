@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from engine.beam import search_beams
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model_info import ModelInfo
+from engine.request import Request, SamplingParams
 from engine.stream import RequestStream
 from engine.text.tokenizer_pool import TokenizerPool
 
 if TYPE_CHECKING:
-    from engine.config import EngineConfig
     from engine.machine_check import Finding
     from engine.model_check import ModelCheck
     from engine.record.replay import Replayed
@@ -58,7 +59,7 @@ def supported_models() -> "Supported":
     return supported()
 
 
-def check_model(config: "EngineConfig") -> "ModelCheck":
+def check_model(config: EngineConfig) -> "ModelCheck":
     """Check that the model of the settings runs on this machine, without loading it; blocks.
 
     Raises ModelError or ValueError with the reason if it does not.
@@ -68,7 +69,7 @@ def check_model(config: "EngineConfig") -> "ModelCheck":
     return check_model(config)
 
 
-def check_machine(config: "EngineConfig") -> "list[Finding]":
+def check_machine(config: EngineConfig) -> "list[Finding]":
     """Check what the engine needs of this machine, apart from the model; blocks for seconds. Never raises."""
     from engine.machine_check import check_machine
 
@@ -104,8 +105,11 @@ def write_timeline(path: Path, target: Path) -> str | None:
 
 __all__ = [
     "Engine",
+    "EngineConfig",
     "ModelInfo",
+    "Request",
     "RequestStream",
+    "SamplingParams",
     "TokenizerPool",
     "cached_models",
     "check_machine",
