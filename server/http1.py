@@ -14,6 +14,7 @@ from hypercorn.protocol.h11 import H11Protocol
 # Of what a client sends while its request is answered. Beyond it nothing is kept, and the connection is
 # closed after the answer: clients send requests again that were not answered (RFC 9112, section 9.3.2).
 MAX_EARLY_BYTES = 2**16
+LINGER_SECONDS = 1.0
 # Some clients send them after the body of a request: RFC 9112, section 2.2.
 LINE_ENDS = b"\r\n"
 # Of the client, once its request is complete.
@@ -69,13 +70,18 @@ class Http1(H11Protocol):  # type: ignore[misc]  # its package is not checked
         early = self.connection.trailing_data[0]
         if self._has_dropped:
             await self._close_stream()
-            await self.send(Closed())
+            self.task_group.spawn(self._close_later)
             return
         await super()._maybe_recycle()
         if self.connection.our_state is h11.IDLE and (early := early.lstrip(LINE_ENDS)):
             self._begin()
             self.connection.receive_data(early)
             self.task_group.spawn(self._parse_early)
+
+    async def _close_later(self) -> None:
+        """Close once what is on its way has been read: a close with unread data resets the connection."""
+        await asyncio.sleep(LINGER_SECONDS)
+        await self.send(Closed())
 
     async def _parse_early(self) -> None:
         async with self._parsing:

@@ -11,8 +11,9 @@ import pytest
 import uvloop
 from hypercorn.config import Config
 
+from server import http1
 from server.connections import Connections, chunk_connection
-from server.http1 import MAX_EARLY_BYTES
+from server.http1 import MAX_EARLY_BYTES, Http1
 from server.watch import STATE as WATCH
 from server.watch import ClientGone, SlowClient, Watch
 
@@ -187,13 +188,23 @@ def test_line_ends_around_requests_are_no_requests(run: Run) -> None:
     run(ask())
 
 
-def test_connection_with_too_many_early_bytes_is_closed_after_the_answer(run: Run) -> None:
+def test_connection_with_too_many_early_bytes_is_closed_after_the_answer(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def ask() -> None:
-        async def answer_later(scope: Any, receive: Any, send: Any) -> None:
-            connection: Any = chunk_connection(scope)
-            while not connection._protocol.protocol._has_dropped:  # noqa: ASYNC110 - no event says it
-                await asyncio.sleep(0)
-            await echo(scope, receive, send)
+        has_dropped, keep = asyncio.Event(), Http1._keep
+
+        def keep_and_tell(http: Http1, data: bytes) -> None:
+            keep(http, data)
+            if http._has_dropped:
+                has_dropped.set()
+
+        monkeypatch.setattr(Http1, "_keep", keep_and_tell)
+        monkeypatch.setattr(http1, "LINGER_SECONDS", 0.2)
+
+        async def answer_later(*parts: Any) -> None:
+            await has_dropped.wait()
+            await echo(*parts)
 
         async with serving(answer_later) as connect:
             with connect() as peer:
