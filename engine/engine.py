@@ -36,6 +36,7 @@ from engine.listener import StepListener
 from engine.mailbox import Mailbox
 from engine.model_info import ModelInfo
 from engine.outputs import FinishReason, StepOutput, StepPlan, logprobs_by_sequence
+from engine.profile import Profile
 from engine.readouts import PromptLogprobs
 from engine.record.writer import Recorder
 from engine.request import Request
@@ -74,6 +75,7 @@ class Engine:
         self.model = model
         self.tokenizer = tokenizer
         self._device = device
+        self.profile = Profile(device)
         self._grammars = grammars
         self._observer = observer or NullObserver()
         self._listeners = tuple(listeners)

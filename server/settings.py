@@ -144,6 +144,10 @@ class ServerConfig(BaseModel):
         description="seconds running requests may take to finish after SIGTERM or Ctrl-C; beyond it, they "
         "end with an error",
     )
+    profile_dir: Path | None = Field(
+        None,
+        description="folder for the profiles of POST /start_profile and /stop_profile; default: they are off",
+    )
     metrics_push_url: str | None = Field(
         None,
         pattern=r"^https?://",

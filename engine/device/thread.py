@@ -44,6 +44,7 @@ class Runner(Protocol):
 
 
 R = TypeVar("R", bound=Runner)
+T = TypeVar("T")
 # Gets the output of a step, or what it raised, on the loop. A panic of a library in Rust is no Exception.
 OnStep = Callable[[StepOutput | BaseException], None]
 
@@ -65,18 +66,23 @@ class DeviceThread:
 
     async def start(self, make_runner: Callable[[], R]) -> R:
         """Build the runner on the thread. Raises what that raises."""
-        future: asyncio.Future[R] = self._loop.create_future()
+        runner = await self.call(make_runner)
+        self._runner = runner
+        return runner
 
-        def build() -> None:
+    async def call(self, function: Callable[[], T]) -> T:
+        """Return what a function returns on the thread, after the jobs before it. Raises what that raises."""
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def job() -> None:
             try:
-                runner = make_runner()
+                result = function()
             except BaseException as error:
                 self._loop.call_soon_threadsafe(_set_exception, future, error)
                 return
-            self._runner = runner
-            self._loop.call_soon_threadsafe(_set_result, future, runner)
+            self._loop.call_soon_threadsafe(_set_result, future, result)
 
-        self._jobs.put(build)
+        self._jobs.put(job)
         return await future
 
     def launch(self, plan: StepPlan, on_done: OnStep) -> None:
@@ -156,11 +162,11 @@ class DeviceThread:
             self._loop.call_soon_threadsafe(on_done, result)
 
 
-def _set_result(future: asyncio.Future[R], result: R) -> None:
+def _set_result(future: asyncio.Future[T], result: T) -> None:
     if not future.done():
         future.set_result(result)
 
 
-def _set_exception(future: asyncio.Future[R], error: BaseException) -> None:
+def _set_exception(future: asyncio.Future[T], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)

@@ -1,7 +1,7 @@
 """The list of all endpoints: what the application routes and what /openapi.json describes."""
 
 from server.endpoint import Endpoint
-from server.routes import live, page, status, tokenize
+from server.routes import live, page, profile, status, tokenize
 from server.routes.anthropic import messages
 from server.routes.native import generate, get_score
 from server.routes.openai import chat, completions, embeddings, models, score
@@ -19,6 +19,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     get_score.ENDPOINT,
     *tokenize.ENDPOINTS,
     *models.ENDPOINTS,
+    *profile.ENDPOINTS,
     *status.ENDPOINTS,
     live.ENDPOINT,
 )

@@ -33,6 +33,12 @@ class Version(WireResponse):
     version: str
 
 
+class ProfileFile(WireResponse):
+    """A profile that was written."""
+
+    path: str = Field(description="the file on the server, in Chrome's trace format")
+
+
 class ModelName(WireResponse):
     """Name of the served model, as LightLLM gives it."""
 

@@ -253,6 +253,7 @@ class FakeEngine:
             pooling="last" if self.config.pooling == "last" else "mean",
             matryoshka=True,
         )
+        self.profile: Any = None
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self.live: dict[str, tuple[FakeStream, asyncio.Task[None]]] = {}
