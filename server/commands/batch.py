@@ -9,7 +9,7 @@ import gc
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,29 +73,40 @@ def main(arguments: list[str]) -> int:
     level = settings.server.log_level if "log_level" in settings.origins else "warning"
     lifecycle.set_up_logging(level)
     try:
-        num_lines = sum(1 for _ in numbered_lines(given.input))
+        next(numbered_lines(given.input), None)  # a wrong name leaves no file of results
         results = Results(given.output)
     except BatchFileError as error:
         return fail(str(error), USAGE)
-    try:
+    with closing(results):
+        try:
+            num_jobs = sum(1 for _ in unanswered(given.input, results))
+        except BatchFileError as error:
+            return fail(str(error), FAILED)
+        if not num_jobs:
+            return report(results)
         with asyncio.Runner(loop_factory=lifecycle.loop_factory(settings.server)) as runner:
-            code = runner.run(Run(settings, given.input, results, num_lines, given.concurrency).run())
-    finally:
-        results.close()
+            code = runner.run(Run(settings, given.input, results, num_jobs, given.concurrency).run())
     gc.unfreeze()  # or libraries that count their objects at exit report leaks
     return code
+
+
+def report(results: Results) -> int:
+    """Print what the file of results holds; return the exit code."""
+    num_answers = len(results) - results.num_errors
+    print_status(f"{num_answers:,} answers and {results.num_errors:,} errors are written")
+    return FAILED if results.num_errors else 0
 
 
 class Run:
     """One run: loads the model, answers what has no result yet, and ends early at a signal or a fault."""
 
     def __init__(
-        self, settings: Settings, source: Path, results: Results, num_lines: int, concurrency: int | None
+        self, settings: Settings, source: Path, results: Results, num_jobs: int, concurrency: int | None
     ) -> None:
         self._settings = settings
         self._source = source
         self._results = results
-        self._num_lines = num_lines
+        self._num_jobs = num_jobs
         config = settings.engine
         # As many wait as run, so that one that ends is followed at once.
         self._concurrency = concurrency or config.max_num_seqs + min(config.max_num_seqs, config.max_waiting)
@@ -123,12 +134,11 @@ class Run:
                 raise
         finally:
             await engine.stop()
-        num_errors = self._results.num_errors
-        print_status(f"{len(self._results) - num_errors:,} answers and {num_errors:,} errors are written")
-        if self._signal is not None:
-            print_status("the same command answers the rest")
-            return 128 + self._signal
-        return FAILED if num_errors else 0
+        code = report(self._results)
+        if self._signal is None:
+            return code
+        print_status("the same command answers the rest")
+        return 128 + self._signal
 
     def _on_signal(self, number: int) -> None:
         """Stop answering. While the model loads, and at the second signal, end at once."""
@@ -144,11 +154,11 @@ class Run:
         app = build_app(engine, self._settings.server.model_copy(update={"api_key": ()}), metrics)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://batch") as client:
-            with progress_bar(engine, self._num_lines) as advance:
-                jobs = unanswered(self._source, self._results, advance)
+            with progress_bar(engine, self._num_jobs) as advance:
+                jobs = unanswered(self._source, self._results)
                 workers = [
                     asyncio.create_task(self._answer_each(jobs, engine, client, advance))
-                    for _ in range(min(self._concurrency, self._num_lines))
+                    for _ in range(min(self._concurrency, self._num_jobs))
                 ]
                 self._working = asyncio.gather(*workers)
                 try:
@@ -181,10 +191,10 @@ class Run:
         return response
 
 
-def unanswered(source: Path, results: Results, advance: Callable[[], None]) -> Iterator[Job]:
+def unanswered(source: Path, results: Results) -> Iterator[Job]:
     """Yield the requests without a result; write an error for each line that is none, or repeats an id.
 
-    `advance` is called for each line that needs no answer. Raises BatchFileError.
+    Raises BatchFileError.
     """
     seen: set[str] = set()
     for number, line in numbered_lines(source):
@@ -195,11 +205,9 @@ def unanswered(source: Path, results: Results, advance: Callable[[], None]) -> I
             seen.add(job.custom_id)
             if not results.has(number, job.custom_id):
                 yield job
-                continue
         except BadLine as error:
             if not results.has(number, error.custom_id):
                 results.add_error(number, error.custom_id, str(error))
-        advance()
 
 
 @contextmanager

@@ -141,6 +141,7 @@ def test_bad_lines_become_errors_and_the_rest_is_answered(
     before = target.read_bytes()
     assert run(source, target) == 1, "the errors are still there"
     assert target.read_bytes() == before, "no line is answered, or refused, twice"
+    assert len(engines) == 1, "no model is loaded where there is nothing to do"
 
 
 def test_a_run_goes_on_where_the_last_one_stopped(
