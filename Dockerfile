@@ -31,6 +31,7 @@ ENV PATH=/opt/monoloop/bin:$PATH \
     HF_HOME=/models/hub \
     MONOLOOP_CACHE_DIR=/models \
     NUMBA_CACHE_DIR=/models/kernels \
+    TRITON_CACHE_DIR=/models/triton \
     MONOLOOP_HOST=0.0.0.0
 USER monoloop
 WORKDIR /home/monoloop

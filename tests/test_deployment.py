@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from engine.stats import EngineStats
@@ -44,18 +45,22 @@ def read_yaml(path: str) -> Any:
     return yaml.safe_load((ROOT / path).read_text())
 
 
-def test_the_dashboard_queries_only_metrics_that_exist() -> None:
+def exported_metrics() -> set[str]:
+    """The names in /metrics after a request."""
     metrics = Metrics()
     metrics.attach(lambda: STATS, "m", 1024)
     metrics.http_request("GET", "/v1/models", 200, 0.1)
-    exported = set(re.findall(r"^([a-z0-9_:]+)[{ ]", metrics.exposition().decode(), re.MULTILINE))
+    return set(re.findall(r"^([a-z0-9_:]+)[{ ]", metrics.exposition().decode(), re.MULTILINE))
+
+
+def test_the_dashboard_queries_only_metrics_that_exist() -> None:
     dashboard = json.loads((ROOT / "configs/grafana/dashboards/monoloop.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     queried = {
         name for query in queries for name in re.findall(r"(?:vllm:|monoloop_|process_)[a-z0-9_]+", query)
     }
     assert len(queried) > 15
-    assert queried <= exported, f"no such metrics: {queried - exported}"
+    assert queried <= exported_metrics(), f"no such metrics: {queried - exported_metrics()}"
 
 
 def test_the_dashboard_reads_the_provisioned_data_source() -> None:
@@ -65,20 +70,33 @@ def test_the_dashboard_reads_the_provisioned_data_source() -> None:
     assert used == {source["uid"] for source in sources}
 
 
-def test_compose_waits_longer_than_the_drain_takes() -> None:
-    service = read_yaml("docker-compose.yml")["services"]["monoloop"]
+@pytest.mark.parametrize("name", ["monoloop", "monoloop-gpu"])
+def test_compose_drains_limits_memory_and_grants_little(name: str) -> None:
+    service = read_yaml("docker-compose.yml")["services"][name]
     drain_seconds = float(service["environment"]["MONOLOOP_DRAIN_TIMEOUT_SECONDS"])
     assert float(service["stop_grace_period"].removesuffix("s")) > drain_seconds
-
-
-def test_compose_limits_memory() -> None:
-    assert read_yaml("docker-compose.yml")["services"]["monoloop"]["mem_limit"]
+    assert service["mem_limit"]
+    assert service["read_only"] and service["cap_drop"] == ["ALL"]
+    [profile] = service["profiles"]
+    assert ("deploy" in service) == (profile == "gpu"), "a GPU is reserved in its profile only"
+    assert service["volumes"] == ["models:/models"], "the only place to write to beside /tmp"
 
 
 def test_prometheus_scrapes_the_port_the_server_listens_on() -> None:
     jobs = read_yaml("configs/prometheus.yml")["scrape_configs"]
     targets = [target for job in jobs for group in job["static_configs"] for target in group["targets"]]
-    assert targets == [f"monoloop:{ServerConfig().port}"]
+    services = read_yaml("docker-compose.yml")["services"]
+    for name in ("monoloop", "monoloop-gpu"):
+        [alias] = services[name]["networks"]["default"]["aliases"]
+        assert targets == [f"{alias}:{ServerConfig().port}"]
+
+
+def test_the_image_writes_below_its_volume_only() -> None:
+    image = (ROOT / "Dockerfile").read_text()
+    folders = re.findall(r"(?:HF_HOME|_CACHE_DIR)=(\S+)", image)
+    assert len(folders) == 4
+    assert all(Path(folder).is_relative_to("/models") for folder in folders), folders
+    assert "\nUSER monoloop\n" in image
 
 
 def test_compose_sets_only_settings_that_exist() -> None:
