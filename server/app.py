@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from server.body import BodyLimit
 from server.context import ServerContext
 from server.endpoint import EndpointApp
+from server.key_limits import Allowance, KeyLimits
 from server.metrics import Metrics
 from server.middleware import ApiKeys, ConnectionLimit, Cors, RaisedErrors, RequestScope
 from server.openapi import document
@@ -72,6 +73,9 @@ def middleware(context: ServerContext) -> list[Middleware]:
     if config.api_key:
         keys = [key.get_secret_value() for key in config.api_key]
         layers.append(Middleware(ApiKeys, context=context, keys=keys, open_paths=open_paths()))
+    if any((config.key_requests, config.key_requests_per_minute, config.key_tokens_per_minute)):
+        allowances = [Allowance(config) for _ in config.api_key or (None,)]
+        layers.append(Middleware(KeyLimits, context=context, allowances=allowances))
     layers.append(Middleware(RaisedErrors, context=context))
     return layers
 

@@ -13,6 +13,7 @@ The server's own errors, beside those that come out of the engine (`engine.error
     ├── AmbiguousBody       the header gives the body's length in two ways
     ├── NoConnectionLeft    all connections that may be open are, each with a request
     ├── TooManyWatchers     as many watch the engine as may
+    ├── KeyLimitReached     the API key has used up what it may
     ├── UnsupportedMedia    the body is declared to be something else than plain JSON
     └── DeadlinePassed      the request took longer than the server allows
     UnsupportedField        an InvalidRequest: a known field that would change the output but does not act
@@ -103,6 +104,14 @@ class TooManyWatchers(ServerError):
     """As many clients watch the engine as may."""
 
 
+class KeyLimitReached(ServerError):
+    """An API key has used up one of its limits for the next `retry_after_seconds`."""
+
+    def __init__(self, limit: str, retry_after_seconds: int) -> None:
+        super().__init__(f"The limit of {limit} for this API key is reached; try again later.")
+        self.retry_after_seconds = retry_after_seconds
+
+
 class UnsupportedMedia(ServerError):
     """The body's declared type or encoding is not plain JSON."""
 
@@ -132,6 +141,7 @@ FAULTS: dict[type[Exception], Fault] = {
     UnsupportedMedia: Fault(415, INVALID, "unsupported_media_type"),
     QueueFull: Fault(429, "rate_limit_error", "slow_down", 1),
     TooManyWatchers: Fault(429, "rate_limit_error", "slow_down", 5),
+    KeyLimitReached: Fault(429, "rate_limit_error", "slow_down", 1),
     TemplateFault: Fault(500, "server_error", "internal_error"),
     StepFailed: Fault(500, "server_error", "internal_error"),
     NoConnectionLeft: Fault(503, "server_error", "server_is_overloaded", 1),

@@ -19,6 +19,7 @@ from server.connections import is_over_limit
 from server.context import ServerContext
 from server.errors import NoConnectionLeft, ServerError, Unauthorized
 from server.ids import new_id
+from server.key_limits import STATE as KEY_INDEX
 from server.watch import ClientGone
 
 logger = logging.getLogger("monoloop.access")
@@ -170,12 +171,14 @@ class ApiKeys:
             headers = Headers(scope=scope)
             scheme, _, token = headers.get("authorization", "").partition(" ")
             sent = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-            if not self.is_known(sent):
+            index = self.index_of(sent)
+            if index is None:
                 message = (
                     "The API key is wrong." if sent else "An API key is needed: Authorization: Bearer <key>."
                 )
                 await self.context.error_response(Unauthorized(message), scope)(scope, receive, send)
                 return
+            scope["state"][KEY_INDEX] = index
         await self.app(scope, receive, send)
 
     def is_open(self, scope: Scope) -> bool:
@@ -184,11 +187,11 @@ class ApiKeys:
         method = scope["method"]
         return method == "OPTIONS" or (method in ("GET", "HEAD") and scope["path"] in self.open_paths)
 
-    def is_known(self, key: str) -> bool:
-        """Compare with every key, in a time that does not depend on any of them."""
+    def index_of(self, key: str) -> int | None:
+        """Return which key this is, None if it is none of them, in a time that does not depend on any."""
         sent = digest(key.encode("latin1"))  # the bytes of the header
         matches = [hmac.compare_digest(sent, known) for known in self.digests]
-        return any(matches)
+        return matches.index(True) if any(matches) else None
 
 
 class RaisedErrors:

@@ -92,6 +92,21 @@ class ServerConfig(BaseModel):
         description="keys, one of which clients must send; prefer the environment, since other users see the "
         "flags of a process; default: no key is needed",
     )
+    key_requests: int | None = Field(
+        None,
+        ge=1,
+        description="most requests of one API key at once; beyond it, 429; without keys, of all clients "
+        "together, as the next two; default: no limit",
+    )
+    key_requests_per_minute: int | None = Field(
+        None, ge=1, description="most requests of one API key a minute; beyond it, 429; default: no limit"
+    )
+    key_tokens_per_minute: int | None = Field(
+        None,
+        ge=1,
+        description="most tokens of one API key a minute, of prompts and answers, counted when an answer "
+        "ends; beyond it, 429; default: no limit",
+    )
     generate_api: Literal["tgi", "lightllm"] = Field(
         "tgi", description="API of /, /generate and /generate_stream: that of TGI or that of LightLLM"
     )
