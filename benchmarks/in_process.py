@@ -29,7 +29,8 @@ from engine.text.tokenizer_pool import TokenizerPool
 from server.app import build_app
 from server.context import ServerContext
 from server.garbage import collect_rarely
-from server.lifecycle import Server, bind, loop_factory, raise_file_limit, url_of
+from server.lifecycle import Server, loop_factory, raise_file_limit
+from server.listener import bind, url_of
 from server.metrics import Metrics
 from server.settings import ServerConfig, Settings
 
@@ -129,7 +130,7 @@ async def serving(engine: Engine, metrics: Metrics) -> AsyncIterator[str]:
     raise_file_limit()
     settings = Settings(engine.config, ServerConfig(host=HOST, port=0))
     listener = bind(HOST, 0)
-    url = url_of(listener, HOST)
+    url = url_of(listener, ServerConfig(host=HOST))
     server = Server(settings, listener)
     app = build_app(None, settings.server, metrics)
     context: ServerContext = app.state.context

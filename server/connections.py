@@ -8,6 +8,7 @@ without a request are closed, the longest idle first; if all have one, requests 
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -37,15 +38,23 @@ READ_BYTES = 2**16
 ACCEPTS_PER_TURN = 4
 RETRY_ACCEPT_SECONDS = 1.0
 CUT_SECONDS = 2.0  # for requests that are cancelled, to end
+HANDSHAKE_SECONDS = 10.0
 STATE = "connection"  # in the scope's state
 
 
 class Connections:
     """Takes connections from a listening socket and serves an application on them."""
 
-    def __init__(self, app: ASGIApp, config: Config, send_timeout_seconds: float = 60) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: Config,
+        send_timeout_seconds: float = 60,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._app = app
         self._config = config
+        self._tls = tls
         self._context = WorkerContext(None)
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[Connection] = set()  # without those that are closed for others
@@ -169,8 +178,13 @@ class Connections:
         reader = asyncio.StreamReader(loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
-            transport, _ = await loop.connect_accepted_socket(lambda: protocol, client)
-        except OSError:  # the client has left
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol,
+                client,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if self._tls else None,
+            )
+        except OSError:  # the client has left, or speaks no TLS
             client.close()
             return
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
@@ -261,7 +275,7 @@ class Connection:
                     self._context,
                     self._requests,
                     ConnectionState({STATE: self}),
-                    False,  # no TLS
+                    self._writer.get_extra_info("ssl_object") is not None,
                     client,
                     server,
                     self._act,

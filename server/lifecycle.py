@@ -11,14 +11,15 @@ Python 3.12, never returns.
 """
 
 import asyncio
-import errno
 import faulthandler
 import gc
 import json
 import logging
 import os
+import shlex
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -33,8 +34,8 @@ from server.app import build_app
 from server.connections import CUT_SECONDS, Connections
 from server.context import ServerContext
 from server.file_limit import raise_file_limit
-from server.flags import SettingsError
 from server.garbage import IdleCollector, collect_rarely
+from server.listener import listen, remove, tls_context, url_of
 from server.metrics import Metrics
 from server.metrics_push import MetricsPush
 from server.settings import ServerConfig, Settings
@@ -54,7 +55,6 @@ FLUSH_SECONDS = 5.0
 STOP_SECONDS = 10.0
 # A Ctrl-C reaches every process of a terminal, and make or a supervisor may pass it on: that is one signal.
 ONE_SIGNAL_SECONDS = 0.5
-BACKLOG = 2048
 HTTP2_STREAMS = 4096
 # Of the model's sampling defaults, those that the example request shows.
 SHOWN_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
@@ -68,9 +68,10 @@ def run(settings: Settings) -> int:
         logger.warning("%s", warning)
     warn_if_open(settings.server)
     raise_file_limit()
-    listener = bind(settings.server.host, settings.server.port)
+    tls = tls_context(settings.server)
+    listener = listen(settings.server)
     with asyncio.Runner(loop_factory=loop_factory(settings.server)) as runner:
-        code = runner.run(Server(settings, listener).run())
+        code = runner.run(Server(settings, listener, tls).run())
         if not runner.run(tasks_end()):  # the runner would wait for them
             exit_now(code)
     gc.unfreeze()  # or libraries that count their objects at exit report leaks
@@ -82,10 +83,13 @@ def run(settings: Settings) -> int:
 class Server:
     """One run: the HTTP side, the engine, and who ends what."""
 
-    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+    def __init__(
+        self, settings: Settings, listener: socket.socket, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.settings = settings
         self.listener = listener
-        self.url = url_of(listener, settings.server.host)
+        self.tls = tls
+        self.url = url_of(listener, settings.server)
         self.stop_requested = asyncio.Event()
         self.http_may_end = asyncio.Event()
         self.first_signal_at = 0.0
@@ -127,7 +131,7 @@ class Server:
         if not loading.done():
             if http.done():
                 http.result()
-            exit_now(0)  # threads that load weights cannot be stopped
+            self.exit_now(0)  # threads that load weights cannot be stopped
         try:
             return loading.result()
         except FetchFailed as error:
@@ -156,9 +160,8 @@ class Server:
                 "%s is not an embedding model: vectors of /v1/embeddings are poor for search",
                 context.model_names[0],
             )
-        print_status(
-            f"  curl -N {self.url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
-        )
+        url = f"{curl_url(self.url)}/v1/chat/completions"
+        print_status(f"  curl -N {url}{key} -H 'Content-Type: application/json' -d '{body}'")
 
     async def serve_until_the_end(
         self, engine: "Engine", context: ServerContext, stop: "asyncio.Task[Any]", http: "asyncio.Task[None]"
@@ -189,7 +192,7 @@ class Server:
             logger.error("the engine did not stop in time")
             died = True
         if died:  # a thread that is stuck would hold the interpreter up, or crash it
-            exit_now(ENGINE_DIED)
+            self.exit_now(ENGINE_DIED)
         return 0
 
     async def push(self, metrics: Metrics) -> None:
@@ -211,11 +214,12 @@ class Server:
         config.accesslog = None
         config.errorlog = logging.getLogger("monoloop.hypercorn")
         config.errorlog.setLevel(logging.WARNING)
-        connections = Connections(app, config, self.settings.server.send_timeout_seconds)
+        connections = Connections(app, config, self.settings.server.send_timeout_seconds, self.tls)
         await connections.serve(self.listener, self.http_may_end)
 
     async def end_http(self, http: "asyncio.Task[None]") -> None:
         """Let hypercorn close its connections; those that will not are cut."""
+        remove(self.listener)
         self.http_may_end.set()
         await asyncio.wait([http], timeout=FLUSH_SECONDS + CUT_SECONDS)
         if not http.done():
@@ -231,7 +235,12 @@ class Server:
             self.stop_requested.set()
         elif now - self.first_signal_at > ONE_SIGNAL_SECONDS:
             print_status("ending at once")
-            exit_now(128 + number)
+            self.exit_now(128 + number)
+
+    def exit_now(self, code: int) -> None:
+        """End the process now; a unix socket's file goes with it."""
+        remove(self.listener)
+        exit_now(code)
 
 
 async def start_engine(settings: Settings, metrics: Metrics, on_progress: Callable[[str], None]) -> "Engine":
@@ -247,39 +256,15 @@ async def start_engine(settings: Settings, metrics: Metrics, on_progress: Callab
         gc.enable()
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens on `host` and `port`. Raises SettingsError."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no host name looks like this"
-        raise SettingsError(f"--host {host}: is no address of this machine ({reason})") from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise SettingsError(f"--host {host}: is no address of this machine ({error.strerror})") from None
-        raise SettingsError(f"--port {port}: cannot listen on {host}:{port} ({error.strerror})") from None
-    return listener
-
-
-def url_of(listener: socket.socket, host: str) -> str:
-    """The address a person can use; one that means "all" is reached over loopback."""
-    port = listener.getsockname()[1]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}"
+def curl_url(url: str) -> str:
+    """Return curl's arguments for the address of a server."""
+    path = url.removeprefix("unix:")
+    return url if path == url else f"--unix-socket {shlex.quote(path)} http://localhost"
 
 
 def warn_if_open(config: ServerConfig) -> None:
     """Warn if anyone who reaches the port may use the model."""
-    if config.api_key or config.host in ("localhost", "::1") or config.host.startswith("127."):
+    if config.uds or config.api_key or config.host in ("localhost", "::1") or config.host.startswith("127."):
         return
     logger.warning(
         "listening on %s WITHOUT an API key: everybody who can reach this machine can use the model. "

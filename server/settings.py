@@ -78,6 +78,17 @@ class ServerConfig(BaseModel):
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes any free one")
+    uds: Path | None = Field(
+        None,
+        description="path of a unix socket to listen on in place of host and port; its user and group may "
+        "connect, and a socket that is left over there is replaced",
+    )
+    ssl_certfile: Path | None = Field(
+        None, description="PEM file of a certificate chain: serve HTTPS with it; default: plain HTTP"
+    )
+    ssl_keyfile: Path | None = Field(
+        None, description="PEM file of the certificate's key; default: it is in ssl_certfile"
+    )
     served_model_name: Names = Field(
         (),
         description="names clients may use for the model, in the order they are listed; default: its own",

@@ -161,7 +161,7 @@ def http_client(settings: ClientSettings) -> httpx.AsyncClient:
     """Return a client of the server in the settings."""
     # The first token of a long prompt on a busy server may take minutes; a connection should not.
     return httpx.AsyncClient(
-        base_url=settings.url, timeout=httpx.Timeout(600, connect=5), **settings.http_options
+        timeout=httpx.Timeout(600, connect=5), **settings.http_options(httpx.AsyncHTTPTransport)
     )
 
 

@@ -1,6 +1,7 @@
 """Settings of commands that talk to a server: its address, the key, the model."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -36,8 +37,8 @@ class ClientSettings(BaseModel):
 
     url: str = Field(
         default_factory=default_url,
-        description="base URL of the server; default: http://127.0.0.1:8000, or host and port as MONOLOOP_* "
-        "or the file of MONOLOOP_CONFIG set them",
+        description="base URL of the server, or unix:PATH; default: http://127.0.0.1:8000, or as MONOLOOP_* "
+        "or the file of MONOLOOP_CONFIG set it",
     )
     api_key: str | None = Field(
         default_factory=default_api_key,
@@ -49,13 +50,36 @@ class ClientSettings(BaseModel):
     @classmethod
     def cut(cls, url: str) -> str:
         """Return the URL with a scheme, and without the `/v1` that other clients want at its end."""
+        if url.startswith("unix:"):
+            return url
         url = url if "://" in url else f"http://{url}"
         return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
     @property
-    def http_options(self) -> dict[str, Any]:
-        """Return the arguments of an httpx client; a server on this machine is asked without a proxy."""
-        return {"headers": self.headers, "trust_env": not is_loopback(self.url)}
+    def socket_path(self) -> str | None:
+        """Return the path of the server's unix socket, if it has one."""
+        return self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
+
+    def http_options(self, transport: Callable[..., Any]) -> dict[str, Any]:
+        """Return the arguments of an httpx client, the kind of whose transports is given.
+
+        A server on this machine is asked without a proxy, and its certificate, which is for another name than
+        that of the machine itself, is not checked.
+        """
+        if path := self.socket_path:
+            return {
+                "base_url": "http://localhost",
+                "headers": self.headers,
+                "transport": transport(uds=path),
+                "trust_env": False,
+            }
+        is_remote = not is_loopback(self.url)
+        return {
+            "base_url": self.url,
+            "headers": self.headers,
+            "trust_env": is_remote,
+            "verify": is_remote,
+        }
 
     @property
     def headers(self) -> dict[str, str]:

@@ -12,7 +12,8 @@ from engine.machine_check import Finding
 from server.commands.serve import refuse_foreign_kernels
 from server.file_limit import file_limit, raise_file_limit
 from server.flags import SettingsError, parse_arguments
-from server.lifecycle import bind, loop_factory, set_up_logging
+from server.lifecycle import loop_factory, set_up_logging
+from server.listener import listen, remove, tls_context
 from server.settings import ServerConfig, Settings, add_positional_model, settings_of, settings_parser
 from server.terminal import printable
 
@@ -66,14 +67,20 @@ def findings(given: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _server(settings: Settings) -> Iterator[Finding]:
-    """Yield findings about port, open files and event loop."""
-    host, port = settings.server.host, settings.server.port
+    """Yield findings about port, TLS, open files and event loop."""
+    port, path = settings.server.port, settings.server.uds
     try:
-        bind(host, port).close()
-        yield Finding("port", "ok", f"{host}:{port} is free")
+        with listen(settings.server) as listener:
+            remove(listener)
+        yield Finding("port", "ok", f"{path or f'{settings.server.host}:{port}'} is free")
     except SettingsError as error:
         advice = f"give another, or end what listens there (ss -ltnp 'sport = :{port}' shows it)"
         yield Finding("port", "problem", str(error), advice if str(error).startswith("--port") else "")
+    try:
+        if tls_context(settings.server):
+            yield Finding("tls", "ok", f"{settings.server.ssl_certfile} can be used")
+    except SettingsError as error:
+        yield Finding("tls", "problem", str(error))
     raise_file_limit()
     if (most := file_limit()) < FEW_FILES:
         advice = "raise it: ulimit -Hn 65536, LimitNOFILE= of systemd, or --ulimit nofile=65536 of docker"

@@ -118,7 +118,7 @@ class LiveServer:
     @property
     def url(self) -> str:
         """Its address, once it is known."""
-        return self.wait_for(r"(http://[\w.\[\]:]+)")[1]
+        return self.wait_for(r"(https?://[\w.\[\]:]+)")[1]
 
     @property
     def port(self) -> int:

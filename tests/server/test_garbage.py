@@ -11,7 +11,8 @@ import pytest
 from engine.config import EngineConfig
 from server.app import build_app
 from server.garbage import MAX_NEW_OBJECTS, MIN_NEW_OBJECTS, IdleCollector, collect_rarely
-from server.lifecycle import Server, bind
+from server.lifecycle import Server
+from server.listener import bind
 from server.settings import ServerConfig, Settings
 from tests.server.fake_engine import FakeEngine
 

@@ -16,17 +16,15 @@ import httpx
 import pytest
 
 from server.context import ServerContext
-from server.flags import SettingsError
 from server.lifecycle import (
     ONE_SIGNAL_SECONDS,
     Server,
-    bind,
     loop_factory,
     tasks_end,
     threads_end,
-    url_of,
     warn_if_open,
 )
+from server.listener import bind
 from server.metrics import Metrics
 from server.settings import ServerConfig, parse
 from tests.server.conftest import LiveServer
@@ -238,28 +236,6 @@ def test_port_in_use_is_named(start: Start) -> None:
     assert f"--port {port}" in live.log
     assert "in use" in live.log
     assert "Traceback" not in live.log, live.log
-
-
-def test_host_that_is_not_ours_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"--host no\.such\.host\.invalid"):
-        bind("no.such.host.invalid", 0)
-    with pytest.raises(SettingsError, match=r"--host 192\.0\.2\.1: is no address"):
-        bind("192.0.2.1", 0)
-    with pytest.raises(SettingsError, match=r"--host a\.\.b: is no address"):
-        bind("a..b", 0)
-
-
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [
-        ("127.0.0.1", "http://127.0.0.1:"),
-        ("0.0.0.0", "http://127.0.0.1:"),
-        ("localhost", "http://localhost:"),
-    ],
-)
-def test_url_is_one_a_person_can_use(host: str, url: str) -> None:
-    with bind(host, 0) as listener:
-        assert url_of(listener, host) == url + str(listener.getsockname()[1])
 
 
 def test_warns_of_an_open_door(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,14 +24,12 @@ class ServerInfo:
 
     def __init__(self, settings: ClientSettings) -> None:
         self._url = settings.url
-        self._options = settings.http_options
+        self._options = settings.http_options(httpx.HTTPTransport)
 
     def first_model(self) -> str:
         """The first model the server lists. Raises ValueError that says why there is none."""
         try:
-            response = httpx.get(f"{self._url}/v1/models", timeout=10, **self._options)
-            response.raise_for_status()
-            return str(response.json()["data"][0]["id"])
+            return str(self._get("/v1/models").json()["data"][0]["id"])
         except httpx.HTTPStatusError as error:
             raise ValueError(f"{self._url}/v1/models answers {error.response.status_code}") from error
         except ImportError as error:  # httpx's, for a kind of proxy
@@ -44,11 +42,14 @@ class ServerInfo:
     def snapshot(self) -> Snapshot:
         """The server's counters now; a server without them gives an empty snapshot."""
         try:
-            response = httpx.get(f"{self._url}/metrics", timeout=10, **self._options)
-            response.raise_for_status()
-            return parse_snapshot(response.text)
+            return parse_snapshot(self._get("/metrics").text)
         except (httpx.HTTPError, ImportError, ValueError):
             return Snapshot(None, {})
+
+    def _get(self, path: str) -> httpx.Response:
+        """Return an answer with a status of success. Raises httpx.HTTPError, ImportError."""
+        with httpx.Client(timeout=10, **self._options) as client:
+            return client.get(path).raise_for_status()
 
 
 def parse_snapshot(text: str) -> Snapshot:
