@@ -13,7 +13,8 @@ RUN python -m venv /opt/monoloop
 # Dependencies are a separate layer, so that a change of the code does not reinstall them.
 COPY pyproject.toml constraints.txt ./
 RUN python -c "import tomllib; \
-        print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > requirements.txt \
+        project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+        print(*project['dependencies'], *project['optional-dependencies']['kv-events'], sep='\n')" > requirements.txt \
     && /opt/monoloop/bin/pip install --no-cache-dir -c constraints.txt -r requirements.txt
 COPY . .
 RUN /opt/monoloop/bin/pip install --no-cache-dir --no-deps .

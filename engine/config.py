@@ -129,6 +129,16 @@ class EngineConfig(BaseModel):
         description="new file to record all arrivals, steps and tokens in, for `monoloop replay` and "
         "`monoloop timeline`; it contains the token ids of every prompt and answer",
     )
+    kv_events_endpoint: str | None = Field(
+        None,
+        description="ZeroMQ endpoint that announces which blocks of tokens the prefix cache has, as vLLM "
+        "does, for routers that read it: tcp://*:5557 to listen, tcp://host:5557 to connect; needs the extra "
+        "kv-events. Whoever connects reads the token ids of prompts and answers",
+    )
+    kv_events_topic: str | None = Field(
+        None,
+        description="topic of these messages; llm-d expects kv@<pod>@<model>; default: the empty one",
+    )
     watchdog_timeout_seconds: float = Field(
         120.0,
         ge=1,

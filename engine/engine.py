@@ -32,6 +32,7 @@ from engine.errors import (
     RequestTimeout,
     StepFailed,
 )
+from engine.kv_events import KVEvents
 from engine.listener import StepListener
 from engine.mailbox import Mailbox
 from engine.model_info import ModelInfo
@@ -54,7 +55,10 @@ logger = logging.getLogger("monoloop.engine")
 LAG_TIMER_SECONDS = 0.010
 STDERR = 2  # its file descriptor
 # One entry per listener: it opens the listener, or returns None if the settings do not switch it on.
-LISTENERS: tuple[abc.Callable[[EngineConfig], StepListener | None], ...] = (Recorder.from_config,)
+LISTENERS: tuple[abc.Callable[[EngineConfig], StepListener | None], ...] = (
+    Recorder.from_config,
+    KVEvents.from_config,
+)
 
 
 class Engine:
@@ -97,6 +101,7 @@ class Engine:
             with_prefix_cache=config.prefix_cache,
             eos_token_ids=frozenset(model.eos_token_ids),
         )
+        self._scheduler.prefix_cache.listeners = self._listeners
         self._loop = asyncio.get_running_loop()
         self._delivery = Delivery(
             tokenizer.decoder,

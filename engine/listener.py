@@ -4,6 +4,7 @@ from collections import abc
 from typing import Protocol
 
 from engine.config import EngineConfig
+from engine.kv_layout import PageArray
 from engine.model_info import ModelInfo
 from engine.outputs import FinishReason, StepOutput, StepPlan
 from engine.schedule.sequence import Sequence
@@ -32,6 +33,17 @@ class StepListener(Protocol):
 
     def failed(self, plan: StepPlan, now: float) -> None:
         """A step has raised an exception."""
+
+    def pages_cached(
+        self, namespace: abc.Hashable, tokens: bytes, pages: PageArray, parent: int | None
+    ) -> None:
+        """Pages [num_columns] of one KV group entered the prefix cache, with their tokens as int32.
+
+        They follow the cached page `parent`, or begin a prompt. Only requests of `namespace` find them.
+        """
+
+    def pages_evicted(self, pages: PageArray) -> None:
+        """Pages [num_columns] of that group left the prefix cache."""
 
     def ended(self, sequence_id: int, reason: FinishReason, now: float) -> None:
         """A request has ended, for whatever reason."""

@@ -21,7 +21,8 @@ sequences can get every free or cached page.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,19 @@ import numpy.typing as npt
 from engine.kv_layout import KVLayout, PageArray
 from engine.outputs import NO_PAGE
 from engine.schedule.pages import PagePool
+
+
+class CacheListener(Protocol):
+    """Gets each change of the cache, in order. Its methods must be quick and must not raise.
+
+    Pages are those of one KV group, a full one if there is any: columns of the tree stay or leave with them.
+    """
+
+    def pages_cached(self, namespace: Hashable, tokens: bytes, pages: PageArray, parent: int | None) -> None:
+        """Pages [num_columns] with `tokens` (int32) were inserted after page `parent`, or at the root."""
+
+    def pages_evicted(self, pages: PageArray) -> None:
+        """Pages [num_columns] were removed."""
 
 
 class _Node:
@@ -59,10 +73,13 @@ class PrefixCache:
     tokens (comparing memory) and of branches on their path; evicting, in the number of evicted pages.
     """
 
+    listeners: Sequence[CacheListener] = ()
+
     def __init__(self, pool: PagePool, layout: KVLayout) -> None:
         self.num_evicted_pages = 0
         self._pool = pool
         self._layout = layout
+        self._listened_group = layout.full_groups[0] if layout.full_groups else 0
         self._page_bytes = pool.page_size * array("i").itemsize
         self._no_pages = np.empty((layout.num_groups, 0), np.int32)
         self._root = _Node(None, None, b"", self._no_pages)
@@ -117,7 +134,12 @@ class PrefixCache:
                 self._use(path[-1])
             return self._no_pages
         self._pool.keep(new_pages)
-        self._use(self._attach(namespace, path, num_in_last, key[num_known * self._page_bytes :], new))
+        tokens = key[num_known * self._page_bytes :]
+        for listener in self.listeners:
+            column = known[self._listened_group]
+            parent = int(column[-1]) if num_known else None
+            listener.pages_cached(namespace, tokens, new[self._listened_group].copy(), parent)
+        self._use(self._attach(namespace, path, num_in_last, tokens, new))
         return new
 
     def evict(self, count: int) -> None:
@@ -165,6 +187,9 @@ class PrefixCache:
     def _cut(self, node: _Node, num_columns: int) -> PageArray:
         """Cut a node to its first `num_columns` columns, or remove it at 0; return the pages cut off."""
         removed: PageArray = node.pages[:, num_columns:].ravel()
+        if len(removed):
+            for listener in self.listeners:
+                listener.pages_evicted(node.pages[self._listened_group, num_columns:].copy())
         node.pages = node.pages[:, :num_columns]
         node.key = node.key[: num_columns * self._page_bytes]
         if not num_columns and node.parent is not None:
