@@ -1,10 +1,10 @@
-"""What watchers of /live_stats cost: streams over real sockets without and with them, interleaved.
+"""What watchers of /live_stats cost: beside streams over real sockets, interleaved, and beside nothing.
 
     python -m benchmarks.watchers [--streams 64] [--rounds 5]
 
 The model computes nothing, so that the loop is all there is to slow down. Clients and watchers run in
 processes of their own. The processor time of the loop's thread per token is the figure to trust on a shared
-machine: tokens per second also say what else ran.
+machine: tokens per second also say what else ran. Beside nothing, it is a share of the wall time.
 """
 
 import argparse
@@ -12,6 +12,8 @@ import asyncio
 import statistics
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from benchmarks.common import parser, show
@@ -23,6 +25,7 @@ from engine.device.runner import ModelRunner
 from server.live import MAX_WATCHERS
 
 PROMPT_TOKENS = 128
+IDLE_SECONDS = 3.0
 WATCHERS = (0, 1, MAX_WATCHERS)
 # Arguments: host, port, number of watchers. Reads and throws away, until it is ended.
 READER = """
@@ -61,27 +64,47 @@ async def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         engine_around("null", config, make_runner, recorder) as engine,
         serving(engine, recorder) as url,
     ):
+        idle = {number: await measure_idle(url, number) for number in WATCHERS}
         lengths = [(PROMPT_TOKENS, args.output_tokens)] * args.streams
         await drive(url, lengths, args.streams)
         for index in range(args.rounds):
             for number in WATCHERS if index % 2 else reversed(WATCHERS):
                 found[number].append(await measure_with(url, number, lengths, args.streams))
-    return [row_of(number, rounds, found[0]) for number, rounds in found.items()]
+    return [
+        row_of(number, rounds, found[0]) | {"loop CPU % while idle": 100 * (idle[number] - idle[0])}
+        for number, rounds in found.items()
+    ]
+
+
+@asynccontextmanager
+async def watchers(url: str, number: int) -> AsyncIterator[None]:
+    """A process with a number of watchers, until the block ends."""
+    host, port = url.removeprefix("http://").split(":")
+    reader = await asyncio.create_subprocess_exec(sys.executable, "-c", READER, host, port, str(number))
+    try:
+        yield
+    finally:
+        reader.kill()
+        await reader.wait()
+
+
+async def measure_idle(url: str, num_watchers: int) -> float:
+    """Return the share of a core that the loop takes beside watchers alone."""
+    async with watchers(url, num_watchers):
+        await asyncio.sleep(0.5)  # until they have connected
+        started = time.thread_time()
+        await asyncio.sleep(IDLE_SECONDS)
+        return (time.thread_time() - started) / IDLE_SECONDS
 
 
 async def measure_with(
     url: str, num_watchers: int, lengths: list[tuple[int, int]], streams: int
 ) -> tuple[float, float]:
     """Run the streams beside watchers; return tokens/s and the loop's µs of processor time per token."""
-    host, port = url.removeprefix("http://").split(":")
-    reader = await asyncio.create_subprocess_exec(sys.executable, "-c", READER, host, port, str(num_watchers))
-    try:
+    async with watchers(url, num_watchers):
         started = time.thread_time()
         report = await drive(url, lengths, streams)
         seconds = time.thread_time() - started
-    finally:
-        reader.kill()
-        await reader.wait()
     if report["errors"]:
         raise RuntimeError(f"requests failed: {report['error_messages']}")
     tokens = report["output_tokens"]

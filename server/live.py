@@ -124,6 +124,7 @@ def pages_of(stats: EngineStats, cells: PageCells) -> LivePages:
     """Return the page pool of a snapshot."""
     size = cells.pages_per_cell
     counts = zip(cells.used, cells.shared, cells.cached, strict=True)
+    digits = [f"{-(-15 * count // size):x}" for count in range(size + 1)]
     return LivePages(
         page_size=stats.page_size,
         used=stats.pages_used,
@@ -132,7 +133,7 @@ def pages_of(stats: EngineStats, cells: PageCells) -> LivePages:
         free=stats.pages_free,
         predicted=stats.pages_predicted,
         pages_per_cell=size,
-        cells="".join(f"{-(-15 * count // size):x}" for cell in counts for count in cell),
+        cells="".join([digits[count] for cell in counts for count in cell]),
     )
 
 

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server.connections import Connection, chunk_connection
 from server.context import ServerContext, context_of
 from server.endpoint import Endpoint
 from server.live import Watcher
@@ -32,13 +33,16 @@ class LiveStream(Response):
         with context.live.watch() as watcher, context.watching():
             watch.begin(receive, None)
             with suppress(TimeoutError), watch:  # a client that no longer reads
-                await self._send_events(watcher, send)
+                await self._send_events(watcher, send, chunk_connection(scope))
 
-    async def _send_events(self, watcher: Watcher, send: Send) -> None:
+    async def _send_events(self, watcher: Watcher, send: Send, connection: Connection | None) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         while (event := await watcher.get()) is not None:
             async with asyncio.timeout(self._context.config.send_timeout_seconds):
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+                if connection is None:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                else:
+                    await connection.send_chunk(event)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
