@@ -72,7 +72,8 @@ def middleware(context: ServerContext) -> list[Middleware]:
     layers += [Middleware(BodyLimit, context=context), Middleware(ConnectionLimit, context=context)]
     if config.api_key:
         keys = [key.get_secret_value() for key in config.api_key]
-        layers.append(Middleware(ApiKeys, context=context, keys=keys, open_paths=open_paths()))
+        opened = config.open_paths or open_paths()
+        layers.append(Middleware(ApiKeys, context=context, keys=keys, open_paths=opened))
     if any((config.key_requests, config.key_requests_per_minute, config.key_tokens_per_minute)):
         allowances = [Allowance(config) for _ in config.api_key or (None,)]
         layers.append(Middleware(KeyLimits, context=context, allowances=allowances))

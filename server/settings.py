@@ -103,6 +103,11 @@ class ServerConfig(BaseModel):
         description="keys, one of which clients must send; prefer the environment, since other users see the "
         "flags of a process; default: no key is needed",
     )
+    open_paths: Names = Field(
+        (),
+        description="paths that can be read (GET) without an API key, none for no path; default: /health and "
+        "/ready under all their names, /metrics, /version, /docs, and the page with its files",
+    )
     key_requests: int | None = Field(
         None,
         ge=1,

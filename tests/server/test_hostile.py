@@ -119,6 +119,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     (chat(stop=""), "stop"),
     (chat(stop=["a", ""]), "stop"),
     (chat(stop=["a"] * 17), "stop"),
+    (chat(stop=[f"stop {number}" for number in range(10_000)]), "stop"),
     (chat(stop=5), "stop"),
     (chat(stop=[1]), "stop"),
     (chat(stop="x" * 2000), "stop"),

@@ -109,6 +109,27 @@ async def test_only_probes_are_open(engine: FakeEngine, path: str, is_open: bool
             assert (response.status_code == 200) is is_open, response.text
 
 
+async def test_open_paths_are_a_setting(engine: FakeEngine) -> None:
+    for opened, is_open in (
+        ((), {"/health": True, "/metrics": True, "/v1/models": False}),
+        (("/health", "/v1/models"), {"/health": True, "/metrics": False, "/v1/models": True}),
+        (("none",), {"/health": False, "/metrics": False, "/v1/models": False}),
+    ):
+        async with client_for(engine, api_key=KEYS, open_paths=opened) as client:
+            for path, expected in is_open.items():
+                assert ((await client.get(path)).status_code == 200) is expected, (opened, path)
+            assert (await client.post("/v1/models")).status_code == 401, "other methods are never open"
+
+
+async def test_cors_is_off_by_default(client: httpx.AsyncClient) -> None:
+    page = {"origin": "http://page", "access-control-request-method": "POST"}
+    for response in (
+        await client.options("/v1/chat/completions", headers=page),
+        await client.get("/v1/models", headers={"origin": "http://page"}),
+    ):
+        assert not [name for name in response.headers if name.startswith("access-control-")]
+
+
 @pytest.mark.parametrize(
     ("target", "status", "told"),
     [

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.errors import ModelError
 from server import cli
 from server.commands import serve
 from server.flags import SettingsError
-from server.settings import FlatSettings, ServerConfig, parse, sample_yaml
+from server.settings import FlatSettings, ServerConfig, load, parse, sample_yaml
 from tests.server.conftest import ROOT
 
 
@@ -134,6 +136,42 @@ def test_what_the_engine_cannot_meet_is_named_as_it_was_given(
         (ValueError("chat_template: /chat_template/x is"), "--chat-template: /chat_template/x is"),
     ):
         assert str(settings.explain(error)) == message
+
+
+TEXTS = st.text(max_size=8) | st.sampled_from(
+    ["none", "auto", "1e9", "-1", "0x1F", "~", "2024-01-01", "!!int a"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=5,
+)
+FILES = st.one_of(
+    st.dictionaries(st.sampled_from(sorted(FlatSettings.model_fields)) | TEXTS, VALUES, max_size=3).map(
+        lambda values: yaml.safe_dump(values).encode()
+    ),
+    st.lists(
+        st.sampled_from(
+            ["port", "host", ": ", "- ", "\n", "  ", "[", "{", "&a ", "*a", "!!python/name:os ", "|"]
+        )
+        | TEXTS,
+        max_size=12,
+    ).map(lambda parts: "".join(parts).encode("utf-8", "surrogatepass")),
+    st.binary(max_size=40),
+)
+
+
+@given(content=FILES)
+def test_any_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    """Any other exception than SettingsError fails the test."""
+    file = tmp_path_factory.getbasetemp() / "any.yaml"
+    file.write_bytes(content)
+    try:
+        found = load({}, file)
+    except SettingsError as error:
+        assert str(error)  # noqa: PT017 - success is as good
+    else:
+        assert isinstance(found.server.port, int)
 
 
 def test_missing_and_undecodable_files_are_named(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai._streaming import SSEDecoder
 from starlette.types import Message
 
 from engine.errors import EngineError
@@ -206,6 +208,24 @@ def test_prepared_bytes_are_the_schemas_own(text: str, index: int) -> None:
             assert frames.delta(index, delta) == frames.event(
                 [frames.choice(index, delta)], with_counts=frames.is_continuous
             )
+
+
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
+    cuts=st.lists(st.integers(0, 400), max_size=5),
+)
+def test_events_cut_anywhere_are_read_whole_by_the_official_client(text: str, cuts: list[int]) -> None:
+    for kind in (ChatFrames, CompletionFrames):
+        frames = make_frames(kind)
+        delta = frames.delta(1, TextDelta(text, 1))
+        body = frames.opening() + delta + frames.delta(0, TextDelta("", 1, FinishReason.STOP))
+        places = sorted({0, len(body), *(cut for cut in cuts if cut < len(body))})
+        pieces = [body[start:end] for start, end in pairwise(places)]
+        events = [event.data for event in SSEDecoder().iter_bytes(iter(pieces))]
+        assert events == data_lines(body.decode())
+        choices = [json.loads(event)["choices"][0] for event in events]
+        said = [choice.get("text") or choice.get("delta", {}).get("content") for choice in choices]
+        assert "".join(filter(None, said)) == text
 
 
 def test_every_event_parses_as_its_schema() -> None:
