@@ -223,6 +223,30 @@ def test_peers_without_tls_harm_nobody(start: Start, certificate: tuple[Path, Pa
     assert "Traceback" not in live.log, live.log
 
 
+@LOOPS
+@pytest.mark.parametrize("leaves", [True, False])
+def test_peers_of_tls_that_do_not_read_or_leave_are_noticed(
+    start: Start, certificate: tuple[Path, Path], loop: str, leaves: bool
+) -> None:
+    live = serve_tls(start, certificate, loop, "--send-timeout-seconds", "1", "--ping-seconds", "0.05")
+    content = "hang" if leaves else "tokens=4000 size=5000"
+    request = {"messages": [{"role": "user", "content": content}], "stream": True, "max_tokens": 4000}
+    body = json.dumps(request).encode()
+    any_name = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    any_name.check_hostname, any_name.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection(("127.0.0.1", live.port), timeout=20) as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with any_name.wrap_socket(peer) as tls:
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+            tls.sendall(head % len(body) + body)
+            if leaves:
+                assert tls.recv(1000).startswith(b"HTTP/1.1 200")
+            else:
+                live.wait_for("a client stopped reading")
+    live.wait_for("POST /v1/chat/completions ")
+    assert live.get("/load").json()["server_load"] == 0
+
+
 def test_wrong_files_are_named(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
     assert tls_context(ServerConfig()) is None
