@@ -31,7 +31,7 @@ logger = logging.getLogger("monoloop.engine")
 
 MAX_PENDING = 1_000_000  # pages in changes of the cache that wait for the thread: about 100 MB
 MAX_EVENTS = 256  # in one message
-MAX_UNSENT = 10_000  # messages that wait for a slow subscriber, who misses later ones
+MAX_UNSENT = 1_000  # messages that wait for a slow subscriber, who misses later ones
 LINGER_MILLISECONDS = 500
 MEDIUM = "GPU"  # the first tier of a cache, whatever its device
 
