@@ -74,8 +74,8 @@ export class Answer {
     this.tools.replaceChildren(...this.calls.map((made) => callCard(made)));
   }
 
-  // Ends the answer; `problem` says why it is not complete.
-  end(problem = null) {
+  // Ends the answer; `problem` says why it is not complete, and `isAsked` if the reader stopped it.
+  end(problem, isAsked) {
     this.node.setAttribute("aria-busy", "false");
     this.text.end();
     this.thought.end();
@@ -86,6 +86,7 @@ export class Answer {
     if (this.calls.length && problem === null) this.tools.append(this.resultForm());
     if (problem !== null) {
       this.note.hidden = false;
+      this.note.classList.toggle("calm", isAsked);
       setText(this.note, problem);
     }
     this.figures.replaceChildren(...this.items());

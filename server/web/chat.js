@@ -6,6 +6,7 @@ import { button, byId, element } from "./dom.js";
 import { askForKey } from "./key.js";
 
 const NEAR_END_PIXELS = 60;
+const STOPPED = "Stopped.";
 
 export class Chat {
   // `controls` has the settings; `onAnswer(id)` is called when the engine has given an answer its id.
@@ -114,9 +115,9 @@ export class Chat {
   async answer() {
     const body = { ...this.controls.fields(), messages: this.messages(), stream: true, stream_options: { include_usage: true } };
     const turn = {};
-    const copy = button("Copy", () => navigator.clipboard?.writeText(answer.message.content));
+    const copy = button("Copy", () => navigator.clipboard.writeText(answer.message.content));
     const again = button("Regenerate", () => this.regenerate(turn));
-    const answer = new Answer([again, copy], (results) => {
+    const answer = new Answer(navigator.clipboard ? [again, copy] : [again], (results) => {
       for (const message of results) this.addResult(message);
       this.answer();
     });
@@ -133,7 +134,7 @@ export class Chat {
     }
     this.abort = null;
     this.showRunning(false);
-    this.keepEndInView(() => answer.end(problem));
+    this.keepEndInView(() => answer.end(problem, problem === STOPPED));
   }
 
   messages() {
@@ -155,7 +156,7 @@ export class Chat {
   }
 
   problem(error) {
-    if (error.name === "AbortError") return "Stopped.";
+    if (error.name === "AbortError") return STOPPED;
     if (error.status === 401) askForKey();
     if (!(error instanceof ApiError)) console.error(error);
     return error.message;

@@ -23,6 +23,7 @@ export function setUpKey() {
 function open(problem) {
   const dialog = byId("key");
   setText(byId("key-problem"), problem);
+  byId("key-problem").classList.toggle("wrong", hasKey());
   if (!dialog.open) dialog.showModal();
   byId("key-field").focus();
 }
