@@ -12,7 +12,7 @@ from engine import search_beams
 from engine.errors import Draining, QueueTimeout, RequestTimeout
 from engine.outputs import FinishReason, TextDelta
 from engine.request import BeamParams, Request
-from server.errors import DeadlinePassed
+from server.errors import DeadlinePassed, RequestAborted
 from server.ids import new_id
 from server.limits import Limits, check_num_answers
 from server.parsing.answer_format import ParserSetup
@@ -33,6 +33,7 @@ ENDS: dict[type[BaseException], str] = {
     QueueTimeout: "overload",
     RequestTimeout: "timeout",
     DeadlinePassed: "timeout",
+    RequestAborted: "abort",
     Draining: "drain",
     SlowClient: "slow_client",
     ClientGone: "client_left",

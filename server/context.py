@@ -1,10 +1,8 @@
 """State that all routes of an application share: the engine once it is loaded, settings, metrics."""
 
-import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -18,6 +16,7 @@ from server.errors import OPENAI, BodyTimeout, Envelope, ModelNotFound, NotReady
 from server.limits import Limits
 from server.live import Interval, LiveFeed
 from server.metrics import Metrics
+from server.open_requests import OpenRequests
 from server.parsing.detect import NO_FORMATS, Formats
 from server.schema.dialects import Tables
 from server.schema.foreign import unknown_fields
@@ -45,9 +44,7 @@ class ServerContext:
         self.is_draining = False
         # The requests whose bodies are on their way.
         self.arriving: Deadlines[Watch] = Deadlines(config.body_timeout_seconds, end_late_body)
-        self.all_answered = asyncio.Event()
-        self.all_answered.set()
-        self._num_open_requests = 0
+        self.open_requests = OpenRequests()
         # Of the endpoints, by handler, path and body: what the application's table says.
         self.route_templates: Mapping[object, str] = {}
         self.envelopes: Mapping[str, Envelope] = {}
@@ -57,26 +54,6 @@ class ServerContext:
         self.live = LiveFeed(self._live_interval, self._has_ended)
         self._engine: Engine | None = None
         self._unknown_fields: set[str] = set()
-
-    def request_began(self) -> None:
-        """A request is being answered."""
-        self._num_open_requests += 1
-        self.all_answered.clear()
-
-    def request_ended(self) -> None:
-        """A request ended: its answer has been sent, or its client has left."""
-        self._num_open_requests -= 1
-        if not self._num_open_requests:
-            self.all_answered.set()
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """A block in which a request that began counts as none: the server is idle beside it."""
-        self.request_ended()
-        try:
-            yield
-        finally:
-            self.request_began()
 
     def _live_interval(self) -> Interval:
         return Interval(self.engine, self.metrics.histogram, self.model_names[0], time.perf_counter())

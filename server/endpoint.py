@@ -17,6 +17,8 @@ from server.watch import watch_of
 
 Body = TypeVar("Body", bound=ModelRequest)
 
+GIVEN_IDS = ("request_id", "rid", "group_request_id")
+
 
 class Endpoint(NamedTuple):
     """One handler at one path or several, the first of which names it in metrics.
@@ -56,6 +58,7 @@ async def read_request(http: HttpRequest, schema: type[Body]) -> tuple[Body, str
     """
     context = context_of(http)
     body = await read_json(http, schema, context.refused)
+    http.state.given_ids = given_ids(body)
     misspelled = context.note_unknown_fields(schema, body.model_extra)
     for name, nested in schema.NESTED.items():
         misspelled |= context.note_unknown_fields(nested, getattr(body, name).model_extra)
@@ -77,6 +80,12 @@ async def run_plain(
     watch.begin(http.receive, context.config.request_timeout_seconds)
     with watch:
         return await reply(context, body)
+
+
+def given_ids(body: ModelRequest) -> set[str]:
+    """Return the ids that a body gives its request, in the words of vLLM, SGLang and LightLLM."""
+    extra = body.model_extra or {}
+    return {str(extra[name]) for name in GIVEN_IDS if isinstance(extra.get(name), str | int)}
 
 
 async def run_generation(

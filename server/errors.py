@@ -15,7 +15,8 @@ The server's own errors, beside those that come out of the engine (`engine.error
     ├── TooManyWatchers     as many watch the engine as may
     ├── KeyLimitReached     the API key has used up what it may
     ├── UnsupportedMedia    the body is declared to be something else than plain JSON
-    └── DeadlinePassed      the request took longer than the server allows
+    ├── DeadlinePassed      the request took longer than the server allows
+    └── RequestAborted      somebody has ended the request by its id
     UnsupportedField        an InvalidRequest: a known field that would change the output but does not act
 """
 
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 INVALID = "invalid_request_error"
+CLIENT_CLOSED_REQUEST = 499  # of no standard, but known from nginx
 MAX_SHOWN_ERRORS = 3
 MAX_SHOWN_INPUT = 200
 MAX_COMPARED = 64  # fields that a missing one is compared with, and characters of each
@@ -120,6 +122,10 @@ class DeadlinePassed(ServerError):
     """The answer was not complete within `request_timeout_seconds`."""
 
 
+class RequestAborted(ServerError):
+    """The request was ended by POST /abort."""
+
+
 class Fault(NamedTuple):
     """Status, type and code of an error response. `retry_after` is in seconds."""
 
@@ -142,6 +148,8 @@ FAULTS: dict[type[Exception], Fault] = {
     QueueFull: Fault(429, "rate_limit_error", "slow_down", 1),
     TooManyWatchers: Fault(429, "rate_limit_error", "slow_down", 5),
     KeyLimitReached: Fault(429, "rate_limit_error", "slow_down", 1),
+    # 4xx, since clients send again what ends with 5xx, 408, 409 or 429.
+    RequestAborted: Fault(CLIENT_CLOSED_REQUEST, "aborted", "request_aborted"),
     TemplateFault: Fault(500, "server_error", "internal_error"),
     StepFailed: Fault(500, "server_error", "internal_error"),
     NoConnectionLeft: Fault(503, "server_error", "server_is_overloaded", 1),

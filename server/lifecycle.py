@@ -169,7 +169,7 @@ class Server:
         """Wait for a signal or a death, then end everything in order."""
         death = asyncio.create_task(engine.wait_dead(), name="engine death")
         throughput = asyncio.create_task(ThroughputLog(engine.stats).run(), name="throughput")
-        garbage = asyncio.create_task(IdleCollector(context.all_answered.is_set).run(), name="garbage")
+        garbage = asyncio.create_task(IdleCollector(context.open_requests.is_empty).run(), name="garbage")
         push = asyncio.create_task(self.push(context.metrics), name="metrics push")
         await asyncio.wait((stop, death, http), return_when=asyncio.FIRST_COMPLETED)
         died = not engine.is_alive or http.done()

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.errors import EngineError
 from server.connections import is_over_limit
 from server.context import ServerContext
-from server.errors import NoConnectionLeft, ServerError, Unauthorized
+from server.errors import CLIENT_CLOSED_REQUEST, NoConnectionLeft, ServerError, Unauthorized
 from server.ids import new_id
 from server.key_limits import STATE as KEY_INDEX
 from server.watch import ClientGone
@@ -25,7 +25,6 @@ from server.watch import ClientGone
 logger = logging.getLogger("monoloop.access")
 
 SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-CLIENT_CLOSED_REQUEST = 499
 ANTHROPIC_PREFIX = "/v1/messages"  # its clients look for the id under another name
 
 
@@ -43,7 +42,8 @@ class RequestScope:
         scope = without_last_slash(origin_form(scope))
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if SANE_REQUEST_ID.fullmatch(given) else new_id()
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
         status = 0
         started = time.perf_counter()
 
@@ -60,7 +60,7 @@ class RequestScope:
                     headers["Request-Id"] = request_id
             await send(message)
 
-        self.context.request_began()
+        self.context.open_requests.begin(state)
         try:
             await self.app(scope, receive, send_with_id)
         except (ClientGone, ClientDisconnect):
@@ -70,7 +70,7 @@ class RequestScope:
             if not status:
                 await self.context.error_response(error, scope)(scope, receive, send_with_id)
         finally:
-            self.context.request_ended()
+            self.context.open_requests.end(state)
             self.finish(scope, request_id, status or CLIENT_CLOSED_REQUEST, time.perf_counter() - started)
 
     def finish(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:

@@ -22,7 +22,7 @@ from engine.errors import EngineError
 from engine.outputs import FinishReason
 from server.answer import Answer, Delta, abort_all, is_heavy
 from server.connections import Connection, chunk_connection
-from server.errors import DeadlinePassed, envelope
+from server.errors import DeadlinePassed, RequestAborted, envelope
 from server.parsing.output import ParsedStream
 from server.settings import ServerConfig
 from server.watch import SlowClient, Watch, watch_of
@@ -193,7 +193,7 @@ class EventStream(Response):
         try:
             with self._watch:
                 await self._send_events()
-        except DeadlinePassed as error:
+        except (DeadlinePassed, RequestAborted) as error:
             self._frames.answer.note_error(error)
             if not self._has_begun:
                 raise

@@ -73,6 +73,13 @@ class Watch:
         if self._is_answering:
             self.interrupt(ClientGone())
 
+    def end_answer(self, reason: Exception) -> bool:
+        """Interrupt with `reason`; return False if no answer is under way, or it ends already."""
+        if not self._is_answering or self._reason is not None:
+            return False
+        self.interrupt(reason)
+        return True
+
     def interrupt(self, reason: Exception) -> None:
         """End the block that runs, or the next one, with `reason`; only the first reason counts."""
         if self._reason is None:

@@ -30,7 +30,7 @@ class LiveStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
-        with context.live.watch() as watcher, context.watching():
+        with context.live.watch() as watcher, context.open_requests.watching(scope["state"]):
             watch.begin(receive, None)
             with suppress(TimeoutError), watch:  # a client that no longer reads
                 await self._send_events(watcher, send, chunk_connection(scope))

@@ -1,7 +1,7 @@
 """The list of all endpoints: what the application routes and what /openapi.json describes."""
 
 from server.endpoint import Endpoint
-from server.routes import live, page, profile, status, tokenize
+from server.routes import abort, live, page, profile, status, tokenize
 from server.routes.anthropic import messages
 from server.routes.native import generate, get_score
 from server.routes.openai import chat, completions, embeddings, models, score
@@ -22,6 +22,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *profile.ENDPOINTS,
     *status.ENDPOINTS,
     live.ENDPOINT,
+    abort.ENDPOINT,
 )
 
 # What each request refuses follows from the fields of all others.
