@@ -10,7 +10,6 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 from hypercorn.asyncio.task_group import TaskGroup
@@ -358,8 +357,11 @@ class Connection:
     async def closed(self) -> None:
         """Close, and wait until all is sent."""
         self.close()
-        with suppress(OSError):
+        try:
             await self._writer.wait_closed()
+        except OSError as error:
+            # The reader keeps it, and it the frames of all who read: only the collector would free them.
+            error.__traceback__ = None
 
     def cut(self, reason: Exception | None = None) -> None:
         """Close without what has yet to be sent, and end the requests for a reason."""

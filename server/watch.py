@@ -61,9 +61,11 @@ class Watch:
     def end(self) -> None:
         """Watch no longer."""
         self.note_answered()
+        # The tracebacks of both refer to this: only the collector would free them.
+        self._reason = None
         if self._asking is not None:
             self._asking.cancel()
-            self._asking = None  # its traceback refers to this: only the collector would free them
+            self._asking = None
         if self._timer is not None:
             self._timer.cancel()
 

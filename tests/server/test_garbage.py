@@ -3,8 +3,10 @@
 import asyncio
 import gc
 import json
+import socket
+import struct
 import weakref
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
@@ -62,32 +64,60 @@ def test_what_start_up_made_is_not_walked() -> None:
     assert gc.get_freeze_count() > MIN_NEW_OBJECTS
 
 
-async def stream_once(port: int) -> bytes:
-    """Stream an answer over a connection of its own."""
-    body = json.dumps({"messages": [{"role": "user", "content": "tokens=5"}], "stream": True}).encode()
+async def begin(port: int, orders: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a request for a stream over a connection of its own."""
+    body = json.dumps({"messages": [{"role": "user", "content": orders}], "stream": True}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
         b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     )
+    return reader, writer
+
+
+async def all_ended(engine: FakeEngine) -> None:
+    """Wait until the engine has no request and the server no connection."""
+    async with asyncio.timeout(20):
+        while engine.live or any(  # noqa: ASYNC110 - nothing tells of the end of a connection
+            task.get_name() == "connection" for task in asyncio.all_tasks()
+        ):
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+
+
+async def stream_once(port: int) -> bytes:
+    """Stream an answer."""
+    reader, writer = await begin(port, "tokens=5")
     answer = await reader.read()
     writer.close()
     await writer.wait_closed()
     return answer
 
 
-async def test_a_streamed_request_leaves_no_cycles_of_ours(engine: FakeEngine) -> None:
+async def vanish(port: int) -> bytes:
+    """Begin a stream, and reset the connection in the middle of it."""
+    reader, writer = await begin(port, "tokens=1000 delay=0.01")
+    answer = await reader.readuntil(b"data: ")
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+    return answer + b"data: [DONE]"
+
+
+@pytest.mark.parametrize("act", [stream_once, vanish])
+async def test_a_stream_leaves_no_cycles_of_ours(
+    engine: FakeEngine, act: Callable[[int], Awaitable[bytes]]
+) -> None:
     listener = bind("127.0.0.1", 0)
     server = Server(Settings(EngineConfig(), ServerConfig()), listener)
     http = asyncio.create_task(server.serve_http(build_app(engine, ServerConfig())))
     port = listener.getsockname()[1]
-    assert b"data: [DONE]" in await stream_once(port)  # the first one fills caches
-    await asyncio.sleep(0.05)
+    assert b"data: [DONE]" in await act(port)  # the first one fills caches
+    await all_ended(engine)
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        await stream_once(port)
-        await asyncio.sleep(0.05)
+        await act(port)
+        await all_ended(engine)
         gc.collect()
         kinds = {type(found).__module__.partition(".")[0] for found in gc.garbage}
         names = sorted({type(found).__qualname__ for found in gc.garbage})
