@@ -102,6 +102,15 @@ class Served:
     pid: int
     ready_seconds: float
     log: Path
+    probe_path: Path
+
+    def probe(self) -> dict[str, Any]:
+        """Return the figures of benchmarks.probed_server about this server."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(self.probe_path))
+            with client.makefile() as answer:
+                found: dict[str, Any] = json.load(answer)
+        return found
 
     def rss_bytes(self) -> int:
         """Memory of the process that is resident now (Linux)."""
@@ -120,15 +129,19 @@ def rss_bytes(pid: int) -> int:
 
 
 @contextmanager
-def serve(*flags: str) -> Iterator[Served]:
-    """Run `monoloop serve` with these flags on a free port until the block ends."""
+def serve(*flags: str, probed: str = "") -> Iterator[Served]:
+    """Run `monoloop serve` with these flags on a free port until the block ends.
+
+    With `probed`, the name of a module with the command line of `server`, it runs that and answers probes.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "log")
-        command = [sys.executable, "-m", "server", "serve", "--port", str(port), *flags]
+        log, probe = Path(folder, "log"), Path(folder, "probe")
+        program = ["benchmarks.probed_server", str(probe), probed] if probed else ["server"]
+        command = [sys.executable, "-m", *program, "serve", "--port", str(port), *flags]
         started = time.perf_counter()
         with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
             try:
@@ -142,6 +155,7 @@ def serve(*flags: str) -> Iterator[Served]:
                     process.pid,
                     time.perf_counter() - started,
                     log,
+                    probe,
                 )
             finally:
                 process.terminate()

@@ -1,74 +1,107 @@
-"""Start-up time and resident memory of a server, over thousands of requests.
+"""Memory of a server over many mixed requests: what grows with each of them, and what comes back when idle.
 
-    python -m benchmarks.memory [--dtype auto] [--kv-tokens 16384] [--requests 2000]
+    python -m benchmarks.memory [--requests 5000] [--every 1000] [--concurrency 16] [-- FLAGS OF serve]
 
-After a few short requests the whole pool is touched by prompts that fill it together; from then on memory
-should stay where it is.
+Requests are chats, streams, schemas, tools and regular expressions, each with texts, names and a grammar of
+its own; some clients vanish, read slowly or send garbage. A row every so many requests: resident MiB; MiB
+that glibc's arenas took from the system, and those of them that are free; MiB of large blocks outside
+arenas; objects that Python's collector knows. The last row is the idle server, some seconds later.
 """
 
 import argparse
 import asyncio
-import statistics
+import itertools
+import random
+import time
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
+from benchmarks.clients import Client, Prepared, Shares, mixed_requests
 from benchmarks.common import Served, parser, serve, show
-from server.commands.bench.client import Client
-from server.commands.bench.load import drive
-from server.commands.bench.workload import jobs
 
-GIB = 2**30
-FEW_REQUESTS = 3
-FILL_PROMPT_TOKENS = 1_900
-LOG_MARK = "since start"
+MIB = 2**20
 
 
 def main() -> None:
-    """Time some starts, then watch one server."""
+    """Serve, send requests, and print the curve."""
     flags = parser(__doc__)
     flags.formatter_class = argparse.RawDescriptionHelpFormatter
-    flags.add_argument("--dtype", default="auto")
-    flags.add_argument("--kv-tokens", type=int, default=16_384)
-    flags.add_argument("--requests", type=int, default=2_000)
-    flags.add_argument("--starts", type=int, default=3)
-    arguments = flags.parse_args()
-    settings = ("--dtype", arguments.dtype, "--kv-tokens", str(arguments.kv_tokens))
-    ready = []
-    for _ in range(arguments.starts - 1):
-        with serve(*settings) as served:
-            ready.append(served.ready_seconds)
-    with serve(*settings) as served:
-        ready.append(served.ready_seconds)
-        print(
-            "".join(f"  {line}\n" for line in served.log.read_text().splitlines() if LOG_MARK in line), end=""
-        )
-        rows = asyncio.run(watch(served, arguments.kv_tokens, arguments.requests))
-    rows.insert(0, {"when": f"seconds to /ready, median of {len(ready)}", "value": statistics.median(ready)})
-    show(f"Memory with a pool of {arguments.kv_tokens:,} tokens, {arguments.dtype}", rows, arguments.json)
+    flags.add_argument("--requests", type=int, default=5_000)
+    flags.add_argument("--every", type=int, default=1_000, help="requests between two rows")
+    flags.add_argument("--seconds", type=float, default=3_600, help="end after them, whatever is left")
+    flags.add_argument("--max-tokens", type=int, default=6)
+    flags.add_argument("--concurrency", type=int, default=16)
+    flags.add_argument("--idle-seconds", type=float, default=5)
+    flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--server", default="server", help="module with the command line of `server`")
+    flags.add_argument("--kinds", action="store_true", help="print which Python objects have become more")
+    flags.add_argument("serve", nargs="*", metavar="FLAG", help="flags of `monoloop serve`")
+    args = flags.parse_args()
+    with serve(*args.serve, probed=args.server) as served:
+        first = served.probe()
+        rows = [row(0, first, first["rss_bytes"])]
+        rows += asyncio.run(curve(served, args))
+        if args.kinds:
+            after = served.probe()["kinds"]
+            for kind, number in sorted(
+                after.items(), key=lambda item: first["kinds"].get(item[0], 0) - item[1]
+            ):
+                print(f"{kind}: {first['kinds'].get(kind, 0)} -> {number}")
+    show(f"Memory over mixed requests, ready after {served.ready_seconds:.1f} s", rows, args.json)
 
 
-async def watch(served: Served, kv_tokens: int, requests: int) -> list[dict[str, Any]]:
-    """Resident GiB at the start, with the pool touched, and over the requests after that."""
-    client = Client(served.url)
-    rows = [{"when": "GiB, ready", "value": served.rss_bytes() / GIB}]
-    await drive(client, jobs([(128, 32)] * FEW_REQUESTS, served.model, seed=99), 1)
-    rows.append({"when": f"GiB, after {FEW_REQUESTS} requests", "value": served.rss_bytes() / GIB})
-    output_tokens = 64
-    streams = kv_tokens // (FILL_PROMPT_TOKENS + output_tokens)
-    fill = await drive(
-        client, jobs([(FILL_PROMPT_TOKENS, output_tokens)] * streams, served.model, seed=0), streams
-    )
-    assert not any(result.error for result in fill.results), [result.error for result in fill.results]
-    rows.append({"when": "GiB, pool touched", "value": served.rss_bytes() / GIB})
-    seen = []
-    for part in range(20):
-        run = await drive(client, jobs([(32, 8)] * (requests // 20), served.model, seed=1 + part), 16)
-        assert not any(result.error for result in run.results), [result.error for result in run.results]
-        seen.append(served.rss_bytes() / GIB)
-    middle = statistics.median(seen)
-    spread = max(max(seen) - middle, middle - min(seen)) / middle
-    rows.append({"when": f"GiB, median over {requests:,} requests after that", "value": middle})
-    rows.append({"when": "± %, largest distance from it", "value": 100 * spread})
+async def curve(served: Served, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Send the requests; return a row for every `args.every` of them, and one for the idle server."""
+    url = urlsplit(served.url)
+    assert url.hostname is not None and url.port is not None
+    client = Client(url.hostname, url.port, timeout_seconds=60)
+    requests = mixed_requests(args.max_tokens, args.seed)
+    rng = random.Random(args.seed)
+    rows: list[dict[str, Any]] = []
+    number, deadline = 0, time.monotonic() + args.seconds
+    while number < args.requests and time.monotonic() < deadline:
+        batch = itertools.islice(requests, args.every)
+        number += await send_all(client, batch, args.concurrency, rng, deadline)
+        rows.append(row(number, await asyncio.to_thread(served.probe), served.rss_bytes()))
+        print(rows[-1], flush=True)
+    await asyncio.sleep(args.idle_seconds)
+    figures = await asyncio.to_thread(served.probe)
+    rows.append(row(number, figures, figures["rss_bytes"]) | {"requests": f"{number:,}, idle"})
     return rows
+
+
+async def send_all(
+    client: Client, requests: Iterator[Prepared], concurrency: int, rng: random.Random, deadline: float
+) -> int:
+    """Send requests until the deadline; return their number. Raises RuntimeError if one has a fault."""
+    shares = Shares()
+
+    async def work() -> int:
+        number = 0
+        while time.monotonic() < deadline and (request := next(requests, None)) is not None:
+            outcome = await client.perform(request, shares.choose(rng), rng)
+            if outcome.fault:
+                raise RuntimeError(outcome.fault)
+            number += 1
+        return number
+
+    return sum(await asyncio.gather(*(work() for _ in range(concurrency))))
+
+
+def row(number: int, figures: dict[str, Any], rss_bytes: int) -> dict[str, Any]:
+    """Return a row of the table."""
+    heap = {f"{name} MiB": figures.get(f"{name}_bytes", 0) / MIB for name in ("arena", "free", "mapped")}
+    return {
+        "requests": f"{number:,}",
+        "RSS MiB": rss_bytes / MIB,
+        **heap,
+        "arenas": figures.get("num_arenas", 0),
+        "objects": figures["num_objects"],
+        "grammars": figures["kinds"]["CompiledGrammar"],
+        "files": figures["num_files"],
+        "threads": figures["num_threads"],
+    }
 
 
 if __name__ == "__main__":
