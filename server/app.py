@@ -76,7 +76,8 @@ def middleware(context: ServerContext) -> list[Middleware]:
         layers.append(Middleware(ApiKeys, context=context, keys=keys, open_paths=opened))
     if any((config.key_requests, config.key_requests_per_minute, config.key_tokens_per_minute)):
         allowances = [Allowance(config) for _ in config.api_key or (None,)]
-        layers.append(Middleware(KeyLimits, context=context, allowances=allowances))
+        paths = {path for endpoint in ENDPOINTS if endpoint.request is not None for path in endpoint.paths}
+        layers.append(Middleware(KeyLimits, context=context, allowances=allowances, paths=paths))
     layers.append(Middleware(RaisedErrors, context=context))
     return layers
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -74,16 +74,23 @@ class Allowance:
 class KeyLimits:
     """Refuses requests of a key beyond its limits; without keys all clients share one allowance.
 
-    Only POST asks for work. `ApiKeys` says which of the keys a request has.
+    Only POST to `paths` asks the model for work. `ApiKeys` says which of the keys a request has.
     """
 
-    def __init__(self, app: ASGIApp, context: ServerContext, allowances: Sequence[Allowance]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        context: ServerContext,
+        allowances: Sequence[Allowance],
+        paths: Collection[str],
+    ) -> None:
         self.app = app
         self.context = context
+        self.paths = paths
         self.allowances = allowances
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self.paths:
             await self.app(scope, receive, send)
             return
         state = scope["state"]

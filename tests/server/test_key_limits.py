@@ -137,6 +137,14 @@ async def test_clients_without_a_key_use_up_nothing(engine: FakeEngine) -> None:
         assert (await client.post(CHAT, json=HELLO, headers=bearer("one"))).status_code == 200
 
 
+async def test_what_asks_no_model_is_not_limited(engine: FakeEngine) -> None:
+    async with client_for(engine, key_requests_per_minute=1) as client:
+        assert (await client.post(CHAT, json=HELLO)).status_code == 200
+        for path in ("/get_model_name", "/stop_profile", "/nothing"):
+            assert (await client.post(path)).status_code != 429, path
+        assert (await client.post(CHAT + "/", json=HELLO)).status_code == 429
+
+
 async def test_requests_at_once_without_keys_are_those_of_all(engine: FakeEngine) -> None:
     async with client_for(engine, key_requests=2) as client:
         running = [asyncio.create_task(client.post(CHAT, json=HELLO)) for _ in range(5)]
