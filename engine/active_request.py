@@ -35,4 +35,5 @@ class ActiveRequest:
             queue_seconds=None if scheduled is None else scheduled - self.arrival,
             prefill_seconds=None if first is None or scheduled is None else first - scheduled,
             decode_seconds=None if first is None else (self.last_token or first) - first,
+            arrival_seconds=self.arrival,
         )

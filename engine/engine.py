@@ -482,7 +482,9 @@ class Engine:
         if not live.mailbox.is_closed:
             live.mailbox.fail(error or EngineError("The request was aborted."))
             self._wake_up()
-        self._observer.request_finished(live.times(reason))
+        times = live.times(reason)
+        live.stream.end(times)
+        self._observer.request_finished(times)
         self._note_empty()
 
     # Health

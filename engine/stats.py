@@ -107,7 +107,10 @@ class EngineView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """Durations and token counts of one finished request; None for a stage it never reached."""
+    """Durations and token counts of one finished request; None for a stage it never finished.
+
+    `arrival_seconds` is the time.perf_counter() of its arrival.
+    """
 
     finish_reason: FinishReason
     prompt_tokens: int
@@ -118,6 +121,7 @@ class RequestTimes:
     queue_seconds: float | None
     prefill_seconds: float | None
     decode_seconds: float | None
+    arrival_seconds: float
 
 
 class EngineObserver(Protocol):

@@ -7,6 +7,7 @@ from engine.errors import EngineError
 from engine.mailbox import Mailbox
 from engine.outputs import TextDelta
 from engine.readouts import Readout
+from engine.stats import RequestTimes
 
 
 class RequestStream:
@@ -35,6 +36,8 @@ class RequestStream:
         self._abort = abort
         self._on_collect = on_collect
         self._is_exhausted = False
+        self._times: RequestTimes | None = None
+        self._on_end: Callable[[RequestTimes], None] | None = None
 
     def add_readout(self, readout: Readout, result: Any) -> None:
         """Keep the result of a readout."""
@@ -50,6 +53,22 @@ class RequestStream:
     def abort(self) -> None:
         """Stop computing, and free all memory within a step. Does nothing after the end."""
         self._abort()
+
+    def end(self, times: RequestTimes) -> None:
+        """The request has ended, for whatever reason."""
+        self._times = times
+        if self._on_end is not None:
+            self._on_end(times)
+
+    def when_ended(self, take: Callable[[RequestTimes], None]) -> None:
+        """Call `take` with the request's times, now if it has ended, else at its end. It must not raise.
+
+        An aborted request ends within a step. Streams of a beam search have no times.
+        """
+        if self._times is None:
+            self._on_end = take
+        else:
+            take(self._times)
 
     def offer_to(self, take: Callable[[TextDelta], bool] | None) -> None:
         """Call `take` with each delta as it comes, if all before it were read; None ends that.

@@ -78,20 +78,20 @@ class Answer:
         self.streams: Sequence[RequestStream | ParsedStream] = ()
         self.n = 1
         self.is_parsed = False
-        self._end = "running"
+        self.end = "running"
 
     def __str__(self) -> str:
         """For the log: its id, its tokens, in and out, and how it ended."""
         counts = self.counts()
-        return f"{self.id} {counts.prompt}+{counts.completion} tokens ended={self._end}"
+        return f"{self.id} {counts.prompt}+{counts.completion} tokens ended={self.end}"
 
     def note_finish(self, reasons: Iterable[FinishReason | None]) -> None:
         """Note that all its texts are complete, and why they ended."""
-        self._end = ",".join(sorted({reason for reason in reasons if reason is not None}))
+        self.end = ",".join(sorted({reason for reason in reasons if reason is not None}))
 
     def note_error(self, error: BaseException) -> None:
         """Note that it ended by an error."""
-        self._end = next((ENDS[kind] for kind in type(error).__mro__ if kind in ENDS), "error")
+        self.end = next((ENDS[kind] for kind in type(error).__mro__ if kind in ENDS), "error")
 
     async def collect(self) -> "list[Delta]":
         """Wait for all texts, each as one delta."""

@@ -23,6 +23,7 @@ from server.settings import ServerConfig
 
 if TYPE_CHECKING:
     from engine import Engine
+    from server.tracing import Traces
 
 
 class Application(Starlette):
@@ -36,7 +37,12 @@ class Application(Starlette):
         return app
 
 
-def build_app(engine: "Engine | None", config: ServerConfig, metrics: Metrics | None = None) -> Starlette:
+def build_app(
+    engine: "Engine | None",
+    config: ServerConfig,
+    metrics: Metrics | None = None,
+    traces: "Traces | None" = None,
+) -> Starlette:
     """The application around `engine`, or around none yet: `app.state.context.attach()` brings it later.
 
     `metrics` is the observer the engine was (or will be) started with.
@@ -52,7 +58,7 @@ def build_app(engine: "Engine | None", config: ServerConfig, metrics: Metrics | 
             Route("/docs", docs.docs, methods=["GET"]),
             *page.ROUTES,
         ],
-        middleware=middleware(context),
+        middleware=middleware(context, traces),
     )
     application.router.redirect_slashes = False  # a redirect would be built from the Host header
     application.state.context = context
@@ -63,10 +69,12 @@ def build_app(engine: "Engine | None", config: ServerConfig, metrics: Metrics | 
     return application
 
 
-def middleware(context: ServerContext) -> list[Middleware]:
+def middleware(context: ServerContext, traces: "Traces | None") -> list[Middleware]:
     """From the outermost inwards."""
     config = context.config
     layers = [Middleware(RequestScope, context=context)]
+    if traces is not None:
+        layers.append(Middleware(traces.around, context=context))
     if config.cors_origins:
         layers.append(Middleware(Cors, context=context))
     layers += [Middleware(BodyLimit, context=context), Middleware(ConnectionLimit, context=context)]

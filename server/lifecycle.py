@@ -34,6 +34,7 @@ from server.app import build_app
 from server.connections import CUT_SECONDS, Connections
 from server.context import ServerContext
 from server.file_limit import raise_file_limit
+from server.flags import SettingsError, flag
 from server.garbage import IdleCollector, collect_rarely
 from server.listener import listen, remove, tls_context, url_of
 from server.metrics import Metrics
@@ -44,6 +45,7 @@ from server.throughput import ThroughputLog
 
 if TYPE_CHECKING:
     from engine import Engine
+    from server.tracing import Traces
 
 logger = logging.getLogger("monoloop.server")
 
@@ -89,6 +91,7 @@ class Server:
         self.settings = settings
         self.listener = listener
         self.tls = tls
+        self.traces = open_traces(settings.server.otlp_endpoint)
         self.url = url_of(listener, settings.server)
         self.stop_requested = asyncio.Event()
         self.http_may_end = asyncio.Event()
@@ -103,7 +106,7 @@ class Server:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.on_signal, number)
         metrics = Metrics()
-        app = build_app(None, self.settings.server, metrics)
+        app = build_app(None, self.settings.server, metrics, self.traces)
         context: ServerContext = app.state.context
         http = asyncio.create_task(self.serve_http(app), name="http")
         stop = asyncio.create_task(self.stop_requested.wait(), name="stop requested")
@@ -191,6 +194,8 @@ class Server:
         except TimeoutError:
             logger.error("the engine did not stop in time")
             died = True
+        if self.traces is not None:
+            await self.traces.close(FLUSH_SECONDS)
         if died:  # a thread that is stuck would hold the interpreter up, or crash it
             self.exit_now(ENGINE_DIED)
         return 0
@@ -254,6 +259,20 @@ async def start_engine(settings: Settings, metrics: Metrics, on_progress: Callab
         return engine
     finally:
         gc.enable()
+
+
+def open_traces(endpoint: str | None) -> "Traces | None":
+    """Return the traces that go to an OpenTelemetry collector, if one is set. Raises SettingsError."""
+    if endpoint is None:
+        return None
+    try:
+        from server.tracing import Traces
+    except ImportError as error:
+        install = "install it: pip install 'monoloop[otel]'"
+        raise SettingsError(
+            f"{flag('otlp_endpoint')} {endpoint}: OpenTelemetry is not installed ({error}); {install}"
+        ) from None
+    return Traces.to_collector(endpoint)
 
 
 def curl_url(url: str) -> str:

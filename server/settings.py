@@ -189,6 +189,12 @@ class ServerConfig(BaseModel):
     metrics_push_job: str = Field(
         "monoloop", min_length=1, description="name of the job under which the gateway keeps the metrics"
     )
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="address of an OpenTelemetry collector that takes OTLP over HTTP, such as "
+        "http://collector:4318; each request is traced to it (needs monoloop[otel]); default: no traces",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="lowest level of the messages that are logged"
     )

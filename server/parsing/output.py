@@ -1,11 +1,12 @@
 """Combines the parsers of one answer, and applies them to the engine's stream."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.control_tokens import strip
 from engine.outputs import FinishReason, OutputToken, TextDelta
+from engine.stats import RequestTimes
 from server.parsing.events import Content, Event, Reasoning, join
 from server.parsing.parser import ToolParser
 from server.parsing.reasoning import ReasoningParser
@@ -131,6 +132,10 @@ class ParsedStream:
     def abort(self) -> None:
         """Stop computing. Does nothing after the end."""
         self._stream.abort()
+
+    def when_ended(self, take: Callable[[RequestTimes], None]) -> None:
+        """See RequestStream."""
+        self._stream.when_ended(take)
 
     def __aiter__(self) -> AsyncIterator[ParsedDelta]:
         return self

@@ -32,6 +32,7 @@ from engine.stats import (
     RequestTimes,
     SequenceView,
 )
+from engine.stream import RequestStream
 from engine.text.infill import InfillTokens
 from engine.text.reasoning import ReasoningTracker
 
@@ -146,6 +147,8 @@ def fake_prompt(request: Request) -> tuple[OutputToken, ...]:
 class FakeStream:
     """What submit() returns; each __anext__ takes everything that waits."""
 
+    end, when_ended = RequestStream.end, RequestStream.when_ended
+
     def __init__(self, request: Request, abort: Callable[[], None]) -> None:
         self.request_id = request.request_id
         self.request = request
@@ -160,6 +163,9 @@ class FakeStream:
         self._tracker = ReasoningTracker({}, request.sampling.reasoning)
         self._abort = abort
         self._is_over = False
+        self._times: RequestTimes | None = None
+        self._on_end: Callable[[RequestTimes], None] | None = None
+        self._started = time.perf_counter()
         self._take: Callable[[TextDelta], bool] | None = None
 
     def offer_to(self, take: Callable[[TextDelta], bool] | None) -> None:
@@ -170,6 +176,22 @@ class FakeStream:
 
     def abort(self) -> None:
         self._abort()
+
+    def times(self, reason: FinishReason) -> RequestTimes:
+        """It waits in no queue, and all its time is decoding, which begins with the first token."""
+        seconds = time.perf_counter() - self._started
+        return RequestTimes(
+            finish_reason=reason,
+            prompt_tokens=self.num_prompt_tokens,
+            generation_tokens=self.num_output_tokens,
+            max_tokens=self.request.sampling.max_tokens,
+            preemptions=0,
+            end_to_end_seconds=seconds,
+            queue_seconds=0.0,
+            prefill_seconds=0.0 if self.num_output_tokens else None,
+            decode_seconds=seconds if self.num_output_tokens else None,
+            arrival_seconds=self._started,
+        )
 
     def put(self, delta: TextDelta) -> None:
         self.num_output_tokens += delta.num_tokens
@@ -365,19 +387,9 @@ class FakeEngine:
             stream.put(TextDelta(piece, 1, finish, stop, tokens, prompt_tokens))
             if is_last:
                 break
-        self.observer.request_finished(
-            RequestTimes(
-                finish_reason=FinishReason.STOP,
-                prompt_tokens=stream.num_prompt_tokens,
-                generation_tokens=stream.num_output_tokens,
-                max_tokens=limit,
-                preemptions=0,
-                end_to_end_seconds=time.perf_counter() - started,
-                queue_seconds=0.0,
-                prefill_seconds=0.0,
-                decode_seconds=time.perf_counter() - started,
-            )
-        )
+        times = stream.times(FinishReason.STOP)
+        stream.end(times)
+        self.observer.request_finished(times)
 
     def _abort(self, request_id: str) -> None:
         if request_id in self.live:
@@ -389,6 +401,7 @@ class FakeEngine:
     def _end(self, stream: FakeStream, error: EngineError) -> None:
         self.live.pop(stream.request_id, None)
         stream.fail(error)
+        stream.end(stream.times(FinishReason.ERROR))
 
     def die(self) -> None:
         """The step loop ends by a fault."""

@@ -180,8 +180,8 @@ def test_observer_fills_the_histograms(engine: FakeEngine) -> None:
     observer.first_token(0.2)
     observer.inter_token(0.06, 3)
     observer.loop_lag(0.002)
-    observer.request_finished(RequestTimes(FinishReason.ABORT, 5, 11, 100, 1, 2.0, 0.5, 0.5, 1.0))
-    observer.request_finished(RequestTimes(FinishReason.ABORT, 5, 0, 100, 0, 2.0, None, None, None))
+    observer.request_finished(RequestTimes(FinishReason.ABORT, 5, 11, 100, 1, 2.0, 0.5, 0.5, 1.0, 0.0))
+    observer.request_finished(RequestTimes(FinishReason.ABORT, 5, 0, 100, 0, 2.0, None, None, None, 0.0))
     found = samples(metrics.exposition().decode())
 
     def value(name: str, **labels: str) -> float:
