@@ -32,7 +32,7 @@ def main() -> None:
     flags.add_argument("--seconds", type=float, default=3_600, help="end after them, whatever is left")
     flags.add_argument("--max-tokens", type=int, default=6)
     flags.add_argument("--concurrency", type=int, default=16)
-    flags.add_argument("--idle-seconds", type=float, default=5)
+    flags.add_argument("--idle-seconds", type=float, default=15)
     flags.add_argument("--seed", type=int, default=0)
     flags.add_argument("--server", default="server", help="module with the command line of `server`")
     flags.add_argument("--kinds", action="store_true", help="print which Python objects have become more")

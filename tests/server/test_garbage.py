@@ -12,7 +12,13 @@ import pytest
 
 from engine.config import EngineConfig
 from server.app import build_app
-from server.garbage import MAX_NEW_OBJECTS, MIN_NEW_OBJECTS, IdleCollector, collect_rarely
+from server.garbage import (
+    MAX_NEW_OBJECTS,
+    MIN_NEW_OBJECTS,
+    TRIM_AFTER_CHECKS,
+    IdleCollector,
+    collect_rarely,
+)
 from server.lifecycle import Server
 from server.listener import bind
 from server.settings import ServerConfig, Settings
@@ -52,6 +58,22 @@ def test_few_new_objects_are_not_worth_a_collection() -> None:
     knot = weakref.ref(Knot())
     IdleCollector(lambda: True).check()
     assert knot() is not None
+
+
+def test_freed_memory_is_returned_once_in_an_idle_time() -> None:
+    is_idle = True
+    collector = IdleCollector(lambda: is_idle)
+
+    def checks(count: int) -> list[int]:
+        return [number for number in range(1, count + 1) if collector.check()]
+
+    assert checks(30) == [], "returned although no request has run"
+    is_idle = False
+    assert checks(30) == [], "returned beside a request"
+    is_idle = True
+    assert checks(30) == [TRIM_AFTER_CHECKS]
+    more = [[] for _ in range(MIN_NEW_OBJECTS)]  # requests between two checks
+    assert checks(30) == [TRIM_AFTER_CHECKS], f"not returned after {len(more):,} new objects"
 
 
 def test_cycles_beside_running_requests_are_bounded() -> None:
