@@ -71,9 +71,10 @@ def run(settings: Settings) -> int:
     warn_if_open(settings.server)
     raise_file_limit()
     tls = tls_context(settings.server)
+    traces = open_traces(settings.server.otlp_endpoint)
     listener = listen(settings.server)
     with asyncio.Runner(loop_factory=loop_factory(settings.server)) as runner:
-        code = runner.run(Server(settings, listener, tls).run())
+        code = runner.run(Server(settings, listener, tls, traces).run())
         if not runner.run(tasks_end()):  # the runner would wait for them
             exit_now(code)
     gc.unfreeze()  # or libraries that count their objects at exit report leaks
@@ -86,12 +87,16 @@ class Server:
     """One run: the HTTP side, the engine, and who ends what."""
 
     def __init__(
-        self, settings: Settings, listener: socket.socket, tls: ssl.SSLContext | None = None
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        tls: ssl.SSLContext | None = None,
+        traces: "Traces | None" = None,
     ) -> None:
         self.settings = settings
         self.listener = listener
         self.tls = tls
-        self.traces = open_traces(settings.server.otlp_endpoint)
+        self.traces = traces
         self.url = url_of(listener, settings.server)
         self.stop_requested = asyncio.Event()
         self.http_may_end = asyncio.Event()
