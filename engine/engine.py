@@ -455,10 +455,13 @@ class Engine:
         live.stream.num_reasoning_tokens = decoded.num_reasoning_tokens
         if live.first_token is None and delta.num_tokens:
             live.first_token = now
-            self._observer.first_token(now - live.arrival)
+            live.stream.ttft_seconds = now - live.arrival
+            self._observer.first_token(live.stream.ttft_seconds)
         elif live.last_token is not None and delta.num_tokens:
             self._observer.inter_token(now - live.last_token, delta.num_tokens)
         live.last_token = now
+        if live.first_token is not None:
+            live.stream.decode_seconds = now - live.first_token
         live.mailbox.put(delta)
         if delta.finish_reason is not None:
             if isinstance(delta.stop_reason, str):

@@ -31,6 +31,8 @@ class RequestStream:
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.num_reasoning_tokens = 0
+        self.ttft_seconds: float | None = None  # from its arrival to its first token
+        self.decode_seconds = 0.0  # from its first token to its last so far
         self._readouts: dict[type[Readout], Any] = {}
         self._mailbox = mailbox
         self._abort = abort

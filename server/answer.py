@@ -81,9 +81,27 @@ class Answer:
         self.end = "running"
 
     def __str__(self) -> str:
-        """For the log: its id, its tokens, in and out, and how it ended."""
+        """For the log: its id, its model, its tokens, in and out, its times, and how it ended."""
+        counts, ttft, itl = self.counts(), self._ttft_seconds(), self._itl_seconds()
+        cached = f" ({counts.cached} cached)" if counts.cached else ""
+        times = "" if ttft is None else f" ttft={1e3 * ttft:.0f}ms"
+        times += "" if itl is None else f" itl={1e3 * itl:.1f}ms"
+        tokens = f"{counts.prompt}+{counts.completion} tokens{cached}"
+        return f"{self.id} {self.model} {tokens}{times} ended={self.end}"
+
+    def log_fields(self) -> dict[str, str | float | None]:
+        """For the log in JSON: what the line says, by name; null for times that there are none of."""
         counts = self.counts()
-        return f"{self.id} {counts.prompt}+{counts.completion} tokens ended={self.end}"
+        return {
+            "id": self.id,
+            "model": self.model,
+            "prompt_tokens": counts.prompt,
+            "cached_tokens": counts.cached,
+            "output_tokens": counts.completion,
+            "ttft_seconds": rounded(self._ttft_seconds()),
+            "itl_seconds": rounded(self._itl_seconds()),
+            "ended": self.end,
+        }
 
     def note_finish(self, reasons: Iterable[FinishReason | None]) -> None:
         """Note that all its texts are complete, and why they ended."""
@@ -109,6 +127,17 @@ class Answer:
             completion += stream.num_output_tokens
             reasoning += stream.num_reasoning_tokens
         return Counts(prompt, cached, completion, reasoning)
+
+    def _ttft_seconds(self) -> float | None:
+        """Return the seconds from the arrival at the engine to the first token of any text; None without."""
+        return min(
+            (seconds for stream in self.streams if (seconds := stream.ttft_seconds) is not None), default=None
+        )
+
+    def _itl_seconds(self) -> float | None:
+        """Return the mean of the seconds between two tokens of a text; None if no text has two."""
+        gaps = sum(max(0, stream.num_output_tokens - 1) for stream in self.streams if stream.decode_seconds)
+        return sum(stream.decode_seconds for stream in self.streams) / gaps if gaps else None
 
     def usage(self) -> Usage:
         """Return the token counts as the `usage` of the answer."""
@@ -163,6 +192,11 @@ class Answer:
             abort_all(streams)
             raise
         self.requests, self.n, self.streams = requests, n, streams
+
+
+def rounded(seconds: float | None) -> float | None:
+    """Return a time in whole microseconds."""
+    return None if seconds is None else round(seconds, 6)
 
 
 def fingerprint(info: "ModelInfo") -> str:

@@ -37,10 +37,11 @@ from server.file_limit import raise_file_limit
 from server.flags import SettingsError, flag
 from server.garbage import IdleCollector, collect_rarely
 from server.listener import listen, remove, tls_context, url_of
+from server.logs import set_up_logging
 from server.metrics import Metrics
 from server.metrics_push import MetricsPush
 from server.settings import ServerConfig, Settings
-from server.terminal import print_status, printable
+from server.terminal import print_status
 from server.throughput import ThroughputLog
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ SHOWN_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 def run(settings: Settings) -> int:
     """Serve until a signal or a fault; return the exit code. Raises SettingsError."""
-    set_up_logging(settings.server.log_level)
+    set_up_logging(settings.server.log_level, settings.server.log_format)
     faulthandler.enable()  # a crash of a library shows where it was
     for warning in settings.warnings:
         logger.warning("%s", warning)
@@ -143,7 +144,7 @@ class Server:
         try:
             return loading.result()
         except FetchFailed as error:
-            print_status(f"error: {error}")
+            print_status(f"error: {error}", logging.ERROR)
             return None
         except (ModelError, ValueError) as error:  # a setting that cannot be met
             raise self.settings.explain(error) from error
@@ -307,24 +308,6 @@ def loop_factory(config: ServerConfig) -> Callable[[], asyncio.AbstractEventLoop
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
-
-
-class LineFormatter(logging.Formatter):
-    """Writes a message in one line; that of an exception's traceback is left as it is."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
-        """Return the line of a record, with control characters escaped."""
-        return printable(super().formatMessage(record))
-
-
-def set_up_logging(level: str) -> None:
-    """Everything of monoloop to stderr, one line per record; other libraries from warnings up."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    ours = logging.getLogger("monoloop")
-    ours.setLevel(level.upper())
-    ours.handlers = [handler]
-    ours.propagate = False
 
 
 def log_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

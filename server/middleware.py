@@ -81,11 +81,17 @@ class RequestScope:
             self.context.metrics.http_request(scope["method"], self.context.route_of(scope), status, seconds)
         level = logging.DEBUG if is_probe else logging.INFO
         if logger.isEnabledFor(level):
-            shown = path[:200].encode("unicode_escape").decode()
+            method, shown = scope["method"], path[:200].encode("unicode_escape").decode()
+            fields = {"request_id": request_id, "method": method, "path": shown, "status": status}
+            fields["seconds"] = round(seconds, 6)
             answer = scope["state"].get("answer")
-            tokens = f" {answer}" if answer is not None and answer.streams else ""
+            tokens = ""
+            if answer is not None:
+                fields |= answer.log_fields()
+                tokens = f" {answer}" if answer.streams else ""
+            line = "%s %s %s %d %.3fs%s"
             logger.log(
-                level, "%s %s %s %d %.3fs%s", request_id, scope["method"], shown, status, seconds, tokens
+                level, line, request_id, method, shown, status, seconds, tokens, extra={"fields": fields}
             )
 
 

@@ -47,6 +47,7 @@ from server.flags import (
     members,
     parse_arguments,
 )
+from server.logs import LogFormat
 from server.parsing.detect import ReasoningSetting, ToolSetting
 
 ENV_PREFIX = "MONOLOOP_"
@@ -197,6 +198,9 @@ class ServerConfig(BaseModel):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="lowest level of the messages that are logged"
+    )
+    log_format: LogFormat = Field(
+        "pretty", description="lines for people, or json: every message as one line with a JSON object"
     )
     uvloop: bool = Field(
         True, description="run on uvloop where it is installed, in place of asyncio's own loop"

@@ -1,10 +1,13 @@
 """Lines for the person at the terminal: on stderr, since results go to standard output."""
 
 import io
+import logging
 import os
 import select
 import sys
 from contextlib import suppress
+
+STATUS = logging.getLogger("monoloop.status")  # has a handler only if the log is JSON
 
 USAGE = 2  # exit code of argparse for wrong arguments; a wrong setting is one of those
 
@@ -76,8 +79,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def print_status(text: str) -> None:
-    """Print a line about what the command is doing."""
+def print_status(text: str, level: int = logging.INFO) -> None:
+    """Print a line about what the command is doing; where the log is JSON, it is a record of that level."""
+    if STATUS.handlers:
+        STATUS.log(level, "%s", text)
+        return
     sys.stderr.write(f"monoloop: {printable(text)}\n")
     sys.stderr.flush()
 
@@ -85,7 +91,7 @@ def print_status(text: str) -> None:
 def fail(message: str, code: int) -> int:
     """Print what is wrong, one error per line, and return the exit code."""
     for line in message.split("\n"):
-        print_status(f"error: {line}")
+        print_status(f"error: {line}", logging.ERROR)
     return code
 
 

@@ -24,6 +24,7 @@ from server.app import build_app
 from server.commands.batch_file import BadLine, BatchFileError, Job, Results, numbered_lines, read_job, shown
 from server.commands.serve import refuse_foreign_kernels
 from server.flags import SettingsError, parse_arguments
+from server.logs import set_up_logging
 from server.metrics import Metrics
 from server.routes.table import ENDPOINTS
 from server.settings import Settings, settings_of, settings_parser
@@ -71,7 +72,7 @@ def main(arguments: list[str]) -> int:
     refuse_foreign_kernels()
     # The log's line for each request would be one more for each result.
     level = settings.server.log_level if "log_level" in settings.origins else "warning"
-    lifecycle.set_up_logging(level)
+    set_up_logging(level, settings.server.log_format)
     try:
         next(numbered_lines(given.input), None)  # a wrong name leaves no file of results
         results = Results(given.output)

@@ -129,6 +129,14 @@ class ParsedStream:
     def num_reasoning_tokens(self) -> int:
         return self._stream.num_reasoning_tokens
 
+    @property
+    def ttft_seconds(self) -> float | None:
+        return self._stream.ttft_seconds
+
+    @property
+    def decode_seconds(self) -> float:
+        return self._stream.decode_seconds
+
     def abort(self) -> None:
         """Stop computing. Does nothing after the end."""
         self._stream.abort()

@@ -156,6 +156,8 @@ class FakeStream:
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.num_reasoning_tokens = 0
+        self.ttft_seconds: float | None = None
+        self.decode_seconds = 0.0
         self.readouts: dict[type[Readout], np.ndarray] = {}
         self.waiting: list[TextDelta] = []
         self.error: EngineError | None = None
@@ -194,6 +196,10 @@ class FakeStream:
         )
 
     def put(self, delta: TextDelta) -> None:
+        if self.ttft_seconds is None:
+            self.ttft_seconds = 0.0125
+        else:
+            self.decode_seconds += 0.0031
         self.num_output_tokens += delta.num_tokens
         if not self._tracker.is_answer:
             self._tracker.advance(delta.text)

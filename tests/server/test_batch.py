@@ -77,7 +77,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeEngine]]:
         return started[-1]
 
     monkeypatch.setattr(lifecycle, "start_engine", start)
-    monkeypatch.setattr(lifecycle, "set_up_logging", lambda level: None)
+    monkeypatch.setattr(batch, "set_up_logging", lambda *_: None)
     monkeypatch.setenv("MONOLOOP_API_KEY", "sesame")  # of a server; a batch needs none
     yield started
     assert all(engine.is_stopped for engine in started)
@@ -268,7 +268,7 @@ def test_models_that_cannot_be_started(
         raise error
 
     monkeypatch.setattr(lifecycle, "start_engine", fail)
-    monkeypatch.setattr(lifecycle, "set_up_logging", lambda level: None)
+    monkeypatch.setattr(batch, "set_up_logging", lambda *_: None)
     write(source, chat("a", "x"))
     assert run(source, target) == code
     assert message in capsys.readouterr().err

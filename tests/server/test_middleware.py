@@ -46,7 +46,8 @@ async def test_one_line_per_request_without_content(
     lines = [record.getMessage() for record in caplog.records if record.name == "monoloop.access"]
     assert len(lines) == 2, "probes are not worth a line"
     assert lines[0].startswith("id-1 POST /v1/chat/completions 200 ")
-    assert lines[0].endswith(" 7+5 tokens ended=stop")
+    words = f" {MODEL_NAME} 7+5 tokens ttft=12ms itl=3.1ms ended=stop"
+    assert lines[0].endswith(words), lines[0]
     assert "private" not in caplog.text
     assert "hidden" not in caplog.text
     assert "/evil\\nline\\x1b" in lines[1]
