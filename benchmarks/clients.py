@@ -209,9 +209,9 @@ class Client:
         reader, writer = await self._connect()
         try:
             writer.write(bad)
-            writer.write_eof()
             answer = b""
             with suppress(OSError):  # a server may reset what it does not read to the end
+                writer.write_eof()
                 answer = await reader.read()
             status = status_of(answer)
             if status and not 400 <= status < 500:
