@@ -9,6 +9,7 @@ from starlette.responses import Response
 from engine.errors import InvalidRequest
 from server.context import ServerContext, context_of
 from server.endpoint import Endpoint
+from server.ids import new_id
 from server.schema.models import ProfileFile
 
 
@@ -23,7 +24,7 @@ async def start_profile(http: Request) -> Response:
 async def stop_profile(http: Request) -> Response:
     """End the profile and write it on the server, for chrome://tracing or Perfetto."""
     context = context_of(http)
-    path = _folder(context) / f"profile-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**6:06}.json.gz"
+    path = _folder(context) / f"profile-{time.strftime('%Y%m%d-%H%M%S')}-{new_id()[:6]}.json.gz"
     try:
         await context.engine.profile.stop(path)
     except OSError as error:

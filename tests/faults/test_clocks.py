@@ -9,10 +9,12 @@ from tests.server.conftest import ROOT
 WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 # Files that show a date, and what they call.
 DATES = {
+    "engine/kv_events.py": {"time.time"},  # when events were sent
     "engine/record/writer.py": {"time.time"},  # when a record began
     "engine/startup.py": {"time.time"},  # `created` of a model
     "engine/text/template_sandbox.py": {"datetime.now"},  # strftime_now() of chat templates
     "server/answer.py": {"time.time"},  # `created` of an answer
+    "server/tracing.py": {"time.time_ns"},  # when a span began
 }
 
 

@@ -98,7 +98,7 @@ async def test_anthropic_async_client_leaves_in_the_middle(live: LiveServer) -> 
     ):
         async for _ in stream.text_stream:
             break
-    live.wait_for(r"POST /v1/messages 200 .* msg_\w+ 22\+\d{1,2} tokens")
+    live.wait_for(r"POST /v1/messages 200 .* msg_\w+ fake-model 22\+\d{1,2} tokens")
 
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
