@@ -88,7 +88,7 @@ class Streams:
         self._news.set()
 
     async def have(self, num_deltas: int) -> None:
-        """Return when each has got so many more deltas."""
+        """Return when each has got this number of further deltas."""
         wanted = [len(times) + num_deltas for times in self.seen]
         while any(len(times) < number for times, number in zip(self.seen, wanted, strict=True)):
             self._news.clear()

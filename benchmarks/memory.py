@@ -3,9 +3,10 @@
     python -m benchmarks.memory [--requests 5000] [--every 1000] [--concurrency 16] [-- FLAGS OF serve]
 
 Requests are chats, streams, schemas, tools and regular expressions, each with texts, names and a grammar of
-its own; some clients vanish, read slowly or send garbage. A row every so many requests: resident MiB; MiB
-that glibc's arenas took from the system, and those of them that are free; MiB of large blocks outside
-arenas; objects that Python's collector knows. The last row is the idle server, some seconds later.
+its own; some clients vanish, read slowly or send garbage. Each row, one for every `--every` requests, has
+resident MiB; MiB that glibc's arenas took from the system, and those of them that are free; MiB of large
+blocks outside arenas; objects that Python's collector knows. The last row is the idle server, some seconds
+later.
 """
 
 import argparse

@@ -18,6 +18,8 @@ import statistics
 import tempfile
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -93,14 +95,19 @@ def layer_of(filename: str, by_file: bool) -> str:
     return "/".join(parts[first:]) if by_file else parts[first].removesuffix(".py")
 
 
-async def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """One warm-up and one run; returns the METRICS, and "layers": µs per request of each."""
-    max_len = args.prompt_tokens + args.output_tokens
+@asynccontextmanager
+async def null_server(
+    args: argparse.Namespace, max_len: int, kv_tokens: int
+) -> AsyncIterator[tuple[str, Recorder]]:
+    """Serve a NarrowNullModel until the block ends; yields the server's URL and its metrics.
+
+    `args` has `streams`, the largest batch, and `step_milliseconds`.
+    """
     config = EngineConfig(
         device="cpu",
         max_num_seqs=args.streams,
         token_budget=8192,
-        kv_tokens=args.streams * (max_len + 16),
+        kv_tokens=kv_tokens,
         prefix_cache=False,
     )
 
@@ -111,11 +118,18 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         return ModelRunner.around(model, config, 8192, ())
 
     recorder = Recorder()
-    lengths = [(args.prompt_tokens, args.output_tokens)]
     async with (
         engine_around("null", config, make_runner, recorder) as engine,
         serving(engine, recorder) as url,
     ):
+        yield url, recorder
+
+
+async def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """One warm-up and one run; returns the METRICS, and "layers": µs per request of each."""
+    max_len = args.prompt_tokens + args.output_tokens
+    lengths = [(args.prompt_tokens, args.output_tokens)]
+    async with null_server(args, max_len, kv_tokens=args.streams * (max_len + 16)) as (url, recorder):
         await drive(url, lengths * args.streams, args.streams)
         recorder.clear()
         loop_start, process_start = time.thread_time(), time.process_time()

@@ -72,7 +72,7 @@ def main() -> int:
     flags.formatter_class = argparse.RawDescriptionHelpFormatter
     flags.add_argument("--clients", type=int, default=1_000, help="clients at a time")
     flags.add_argument("--seconds", type=float, default=600)
-    flags.add_argument("--requests", type=int, default=10**9, help="end after so many")
+    flags.add_argument("--requests", type=int, default=10**9, help="end after this number of requests")
     flags.add_argument("--prompts", type=int, default=64, help="different requests")
     flags.add_argument("--max-tokens", type=int, default=48)
     flags.add_argument("--timeout-seconds", type=float, default=300, help="a longer request hangs")

@@ -17,11 +17,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from benchmarks.common import parser, show
-from benchmarks.in_process import Recorder, drive, engine_around, run, serving
-from benchmarks.requests import NarrowNullModel
-from engine.config import EngineConfig
-from engine.device.devices import choose_device, set_up_thread
-from engine.device.runner import ModelRunner
+from benchmarks.in_process import drive, run
+from benchmarks.requests import null_server
 from server.live import MAX_WATCHERS
 
 PROMPT_TOKENS = 128
@@ -44,26 +41,8 @@ while True:
 async def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for each number of watchers: medians over the rounds, ratios to none in the same round."""
     max_len = PROMPT_TOKENS + args.output_tokens
-    config = EngineConfig(
-        device="cpu",
-        max_num_seqs=args.streams,
-        token_budget=8192,
-        kv_tokens=args.streams * (max_len + 16) * 4,
-        prefix_cache=False,
-    )
-
-    def make_runner() -> ModelRunner:
-        device = choose_device(config)
-        set_up_thread(config, device)
-        model: Any = NarrowNullModel(args.step_milliseconds / 1e3, args.streams, max_len, device)
-        return ModelRunner.around(model, config, 8192, ())
-
-    recorder = Recorder()
     found: dict[int, list[tuple[float, float]]] = {number: [] for number in WATCHERS}
-    async with (
-        engine_around("null", config, make_runner, recorder) as engine,
-        serving(engine, recorder) as url,
-    ):
+    async with null_server(args, max_len, kv_tokens=args.streams * (max_len + 16) * 4) as (url, _):
         idle = {number: await measure_idle(url, number) for number in WATCHERS}
         lengths = [(PROMPT_TOKENS, args.output_tokens)] * args.streams
         await drive(url, lengths, args.streams)

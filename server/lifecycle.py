@@ -229,7 +229,7 @@ class Server:
         await connections.serve(self.listener, self.http_may_end)
 
     async def end_http(self, http: "asyncio.Task[None]") -> None:
-        """Let hypercorn close its connections; those that will not are cut."""
+        """Close all connections; those still open after FLUSH_SECONDS are cut."""
         remove(self.listener)
         self.http_may_end.set()
         await asyncio.wait([http], timeout=FLUSH_SECONDS + CUT_SECONDS)

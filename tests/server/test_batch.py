@@ -29,7 +29,7 @@ Line = dict[str, Any]
 
 
 def chat(custom_id: str, says: str, **body: Any) -> Line:
-    """Return a line of a batch: a chat that the fake engine is told the answer of."""
+    """Return a line of a batch: a chat whose message tells the fake engine what to answer."""
     body = {"messages": [{"role": "user", "content": says}], **body}
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
 

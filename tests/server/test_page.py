@@ -1,4 +1,4 @@
-"""The page at / and its files: whole, offline, harmless, and open to nobody's API."""
+"""The page at / and its files: all are served, none loads from elsewhere, and only GET needs no API key."""
 
 import re
 
