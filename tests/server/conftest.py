@@ -138,6 +138,13 @@ class LiveServer:
         """A POST."""
         return self._http.post(self.url + path, **options)
 
+    def wait_until_idle(self, seconds: float = 20) -> None:
+        """Wait until no request is left: each was ended, whatever its client did."""
+        deadline = time.monotonic() + seconds
+        while (load := self.get("/load").json())["server_load"] or load["running"] or load["pages_used"]:
+            assert time.monotonic() < deadline, f"requests are left, {load}:\n{self.log}"
+            time.sleep(0.02)
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal."""
         self.process.send_signal(number)

@@ -34,14 +34,6 @@ def num_running(live: LiveServer) -> int:
     return load["server_load"]
 
 
-def wait_until_idle(live: LiveServer) -> None:
-    """Nothing is left running: every request was ended, whatever its client did."""
-    deadline = time.monotonic() + 10
-    while num_running(live):
-        assert time.monotonic() < deadline, f"requests are left:\n{live.log}"
-        time.sleep(0.02)
-
-
 # The official client
 
 
@@ -138,7 +130,7 @@ async def test_async_sdk_leaves_in_the_middle(live: LiveServer) -> None:
                 break
         assert await asyncio.to_thread(num_running, live) == 1
         await stream.close()
-        await asyncio.to_thread(wait_until_idle, live)
+        await asyncio.to_thread(live.wait_until_idle)
 
 
 # curl
@@ -213,7 +205,7 @@ def test_peer_that_leaves_is_not_computed_for(live: LiveServer, stream: bool) ->
         deadline = time.monotonic() + 10
         while num_running(live) != 1:
             assert time.monotonic() < deadline, live.log
-    wait_until_idle(live)
+    live.wait_until_idle()
 
 
 def test_peer_that_leaves_while_its_prompt_is_encoded(live: LiveServer) -> None:
@@ -260,7 +252,7 @@ def test_reader_that_stops_is_given_up(live: LiveServer) -> None:
         request = {"messages": user("tokens=4000 size=5000"), "stream": True, "max_tokens": 4000}
         peer.sendall(post(json.dumps(request).encode()))
         live.wait_for("a client stopped reading")
-    wait_until_idle(live)
+    live.wait_until_idle()
 
 
 def test_a_length_given_in_two_ways_is_refused_and_nothing_smuggled(live: LiveServer) -> None:
@@ -321,7 +313,7 @@ async def test_many_streams_at_once(live: LiveServer) -> None:
         chunks = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
         text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
         assert text == "".join(f"t{number} " for number in range(20))
-    await asyncio.to_thread(wait_until_idle, live)
+    await asyncio.to_thread(live.wait_until_idle)
 
 
 def test_keys_are_asked_for_and_never_logged(start: Callable[..., LiveServer]) -> None:

@@ -94,6 +94,7 @@ def test_tokens_stream_and_stop_ends_the_request(open_page: Any, server: LiveSer
     answer = ask(page, "tokens=2000 delay=0.01")
     expect(answer.locator(".content")).to_contain_text("t5 ")
     assert answer.get_attribute("aria-busy") == "true", "20 s of text came in one piece"
+    expect(page.locator("#sequences tr.mine")).to_have_count(1)
     expect(page.get_by_role("button", name="Send")).to_be_hidden()
     if with_key:
         page.keyboard.press("Escape")
@@ -103,7 +104,7 @@ def test_tokens_stream_and_stop_ends_the_request(open_page: Any, server: LiveSer
     expect(answer.get_by_role("alert")).to_have_text("Stopped.")
     expect(answer.locator(".content")).to_contain_text("t5 ")
     expect(page.locator("#sequences tr")).to_have_count(0)
-    assert server.get("/load").json()["running"] == 0
+    server.wait_until_idle()
 
 
 def test_regenerate_and_edit_replace_what_came_after(open_page: Any, server: LiveServer) -> None:
