@@ -1,51 +1,36 @@
 """The engine: requests in, text out. Everything here runs on the event loop.
 
-submit() queues a Sequence; the step loop plans, launches, awaits and commits steps; the tokens of a step go
-to the detokenizer thread in one job; its text goes to the mailboxes that the streams read from.
+Its step loop plans, launches, awaits and commits steps. `ActiveRequests` queues the requests and delivers
+the text of what a step computed.
 """
 
 import asyncio
 import faulthandler
 import importlib
 import logging
-import secrets
 import time
 from collections import abc, deque
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
-from engine.active_request import ActiveRequest
+from engine.active_requests import ActiveRequests
 from engine.config import EngineConfig
 from engine.constraints.grammar import GrammarCompiler
-from engine.constraints.prepare import is_prepared, prepare
+from engine.constraints.prepare import prepare
 from engine.counters import Counters
-from engine.delivery import Delivery
 from engine.device.thread import DeviceThread
-from engine.errors import (
-    DeviceLost,
-    Draining,
-    EngineDead,
-    EngineError,
-    InvalidRequest,
-    QueueTimeout,
-    RequestTimeout,
-    StepFailed,
-)
+from engine.errors import DeviceLost, EngineDead, StepFailed
 from engine.kv_events import KVEvents
 from engine.listener import StepListener
-from engine.mailbox import Mailbox
 from engine.model_info import ModelInfo
-from engine.outputs import FinishReason, StepOutput, StepPlan, logprobs_by_sequence
+from engine.outputs import StepOutput, StepPlan
 from engine.profile import Profile
-from engine.readouts import PromptLogprobs
 from engine.record.writer import Recorder
 from engine.request import Request
 from engine.schedule.scheduler import Scheduler
-from engine.schedule.sequence import RequestChain, Sequence
+from engine.schedule.sequence import RequestChain
 from engine.stats import EngineObserver, EngineStats, EngineView, NullObserver
 from engine.stream import RequestStream
-from engine.text.detokenizer import Decoded
 from engine.text.tokenizer_pool import TokenizerPool
 from engine.view import cells_of, view_of
 from engine.watchdog import CHECK_SECONDS, Watchdog
@@ -103,21 +88,20 @@ class Engine:
         )
         self._scheduler.prefix_cache.listeners = self._listeners
         self._loop = asyncio.get_running_loop()
-        self._delivery = Delivery(
-            tokenizer.decoder,
-            tokenizer.pieces,
-            config.max_chunks_per_second,
-            self._deliver,
-            self._on_undecodable,
+        self._counters = Counters(time.perf_counter())
+        self._requests = ActiveRequests(
+            config,
+            model,
+            tokenizer,
+            self._scheduler,
+            self._counters,
+            self._observer,
+            self._listeners,
+            self._wake_up,
         )
-        self._live: dict[int, ActiveRequest] = {}
-        self._chains: set[RequestChain] = set()
+        self._delivery = self._requests.delivery
         self._in_flight: deque[StepPlan] = deque()
         self._wake = asyncio.Event()
-        self._is_empty = asyncio.Event()
-        self._is_empty.set()
-        self._is_draining = False
-        self._counters = Counters(time.perf_counter())
         self._has_ended = asyncio.Event()  # the step loop, by a fault or by stop()
         self._is_stuck = False
         self._death = EngineDead("The engine has stopped after a fault.")
@@ -192,78 +176,20 @@ class Engine:
         Raises as submit() does, but for later requests of a `chain` never QueueFull, and Draining only after
         drain() has timed out.
         """
-        self._check_open(chain)
-        for request in requests:
-            if chain is None or chain.first is None:  # else the new tokens are the model's own
-                request.check(self.model.vocab_size)
-                request.check_heads(self.model.num_labels)
-            if not is_prepared(request):
-                raise ValueError("a request with constraints goes through prepare() before it is submitted")
-        now = time.perf_counter()
-        seeds = [request.sampling.seed for request in requests]
-        sequences = self._scheduler.add_group(
-            [self._with_time_limit(request) for request in requests],
-            seeds=[secrets.randbits(63) if seed is None else seed for seed in seeds],
-            now=now,
-            chain=chain,
-        )
-        for listener in self._listeners:
-            listener.arrived(sequences, now)
-        streams = [self._open(sequence, now) for sequence in sequences]
-        self._counters.idle_meter.work_arrived(now)
-        self._is_empty.clear()
-        self._wake_up()
-        return streams
+        self.check_alive()
+        return self._requests.submit(requests, chain)
 
     def begin_chain(self) -> RequestChain:
         """Begin a chain of requests that depend on each other; drain() waits for its end_chain().
 
         Raises Draining, EngineDead.
         """
-        self._check_open()
-        chain = RequestChain()
-        self._chains.add(chain)
-        self._is_empty.clear()
-        return chain
+        self.check_alive()
+        return self._requests.begin_chain()
 
     def end_chain(self, chain: RequestChain) -> None:
         """End a chain: no more of its requests will come."""
-        self._chains.discard(chain)
-        self._note_empty()
-
-    def _check_open(self, chain: RequestChain | None = None) -> None:
-        self.check_alive()
-        if self._is_draining and chain not in self._chains:
-            raise Draining("The server is shutting down and takes no new requests.")
-
-    def _note_empty(self) -> None:
-        if not self._live and not self._chains:
-            self._is_empty.set()
-
-    def _with_time_limit(self, request: Request) -> Request:
-        if request.queue_timeout_seconds is None and self.config.queue_timeout_seconds is not None:
-            return replace(request, queue_timeout_seconds=self.config.queue_timeout_seconds)
-        return request
-
-    def _open(self, sequence: Sequence, now: float) -> RequestStream:
-        """Return the stream of a sequence that was queued."""
-        mailbox = Mailbox()
-        stream = RequestStream(
-            sequence.request.request_id,
-            sequence.num_prompt_tokens,
-            mailbox,
-            abort=lambda: self._abort(sequence.id),
-            on_collect=lambda: self._delivery.collect(sequence),
-        )
-        self._live[sequence.id] = ActiveRequest(sequence, stream, mailbox, now)
-        self._delivery.open(sequence)
-        self._counters.num_prompt_tokens += sequence.num_prompt_tokens
-        return stream
-
-    def _abort(self, sequence_id: int) -> None:
-        if sequence_id in self._live:
-            self._scheduler.mark(sequence_id, FinishReason.ABORT)
-            self._wake_up()
+        self._requests.end_chain(chain)
 
     # State
 
@@ -280,12 +206,12 @@ class Engine:
     @property
     def is_draining(self) -> bool:
         """True if new requests are refused because the engine is shutting down."""
-        return self._is_draining
+        return self._requests.is_draining
 
     def stats(self) -> EngineStats:
         """Return a snapshot of live state."""
         return self._counters.snapshot(
-            self._scheduler, time.perf_counter(), alive=self.is_alive, draining=self._is_draining
+            self._scheduler, time.perf_counter(), alive=self.is_alive, draining=self.is_draining
         )
 
     def view(self, max_sequences: int, max_cells: int) -> EngineView:
@@ -302,16 +228,11 @@ class Engine:
 
     async def drain(self, timeout_seconds: float | None = None) -> None:
         """Refuse new requests and wait for the running ones; after the time-out they end with Draining."""
-        self._is_draining = True
-        try:
-            await asyncio.wait_for(self._is_empty.wait(), timeout_seconds)
-        except TimeoutError:
-            self._end_all(Draining("The server is shutting down."))
+        await self._requests.drain(timeout_seconds)
 
     async def stop(self) -> None:
         """End all running requests, then the step loop and the threads, except one that is stuck."""
-        self._is_draining = True
-        self._end_all(Draining("The server is shutting down."))
+        self._requests.close()
         self._has_ended.set()
         for timer in self._timers:
             timer.cancel()
@@ -323,13 +244,6 @@ class Engine:
         self._delivery.stop()
         self._grammars.close()
         self.tokenizer.close()
-
-    def _end_all(self, error: EngineError) -> None:
-        self._chains.clear()
-        for sequence in self._scheduler.end_all(FinishReason.ERROR):
-            self._end(sequence.id, FinishReason.ERROR, error)
-        for sequence_id in list(self._live):  # ended in the scheduler, but their last text is on its way
-            self._end(sequence_id, FinishReason.ERROR, error)
 
     # The step loop
 
@@ -358,13 +272,13 @@ class Engine:
         """End the step loop and every request; no more are taken."""
         self._death = error
         self._has_ended.set()
-        self._end_all(error)
+        self._requests.fail_all(error)
         self.tokenizer.close()  # it may be what is stuck
 
     def _launch_steps(self) -> None:
         """Plan and launch steps until one has to be awaited, or there is no work."""
         while True:
-            self._reap()
+            self._requests.reap()
             plan = self._scheduler.plan(time.perf_counter())
             if plan is not None:
                 for listener in self._listeners:
@@ -397,98 +311,15 @@ class Engine:
                 listener.failed(plan, time.perf_counter())
             error = output if isinstance(output, StepFailed) else StepFailed("Computing this request failed.")
             for sequence in self._scheduler.fail(plan):
-                self._end(sequence.id, FinishReason.ERROR, error)
+                self._requests.fail(sequence, error)
             return
-        now = time.perf_counter()
         for listener in self._listeners:
             listener.completed(output)
-        for index, results in output.readouts.items():
-            if (live := self._live.get(plan.sequence_ids[index])) is not None:
-                for part, result in zip(plan.readouts[index], results, strict=True):
-                    if isinstance(part.readout, PromptLogprobs):
-                        self._delivery.add_prompt_tokens(live.sequence.id, part.next_token_ids, result)
-                    elif part.is_last:
-                        live.stream.add_readout(part.readout, result)
-        progress = self._scheduler.commit(plan, output)
-        for sequence in [
-            sequence for sequence, _ in progress if sequence.finish_reason is FinishReason.ERROR
-        ]:
-            self._counters.num_corrupted += not sequence.request.constraints
-            problem = output.problems.get(sequence.id)
-            self._end(sequence.id, FinishReason.ERROR, _no_token(sequence, problem))
-        self._delivery.add(progress, now, logprobs_by_sequence(plan, output))
+        self._requests.add_output(plan, output, self._scheduler.commit(plan, output))
         self._counters.step(plan, output)
         self._observer.step_finished(
             output.end_seconds - output.start_seconds, plan.num_tokens, plan.num_rows
         )
-
-    def _reap(self) -> None:
-        """Apply aborts, stop strings and time limits."""
-        for sequence in self._scheduler.reap():
-            if sequence.finish_reason is FinishReason.ABORT:
-                self._end(sequence.id, FinishReason.ABORT, None)
-        for sequence, is_for_start in self._scheduler.expire(time.perf_counter()):
-            error = (
-                QueueTimeout("The request has waited longer than this server allows: it is overloaded.")
-                if is_for_start
-                else RequestTimeout("The answer took longer than the request allows.")
-            )
-            self._end(sequence.id, FinishReason.ERROR, error)
-
-    # Text
-
-    def _on_undecodable(self, sequence_ids: set[int]) -> None:
-        for sequence_id in sequence_ids:
-            self._scheduler.mark(sequence_id, FinishReason.ERROR)
-            self._end(sequence_id, FinishReason.ERROR, StepFailed("Decoding this request's text failed."))
-        self._wake_up()
-
-    def _deliver(self, decoded: Decoded, now: float) -> None:
-        """Count new text of a request and put it into its mailbox."""
-        live = self._live.get(decoded.sequence_id)
-        if live is None:
-            return
-        delta = decoded.delta
-        self._counters.num_generation_tokens += decoded.num_output_tokens - live.stream.num_output_tokens
-        live.stream.num_output_tokens = decoded.num_output_tokens
-        live.stream.num_cached_tokens = live.sequence.num_cached_tokens
-        live.stream.num_reasoning_tokens = decoded.num_reasoning_tokens
-        if live.first_token is None and delta.num_tokens:
-            live.first_token = now
-            live.stream.ttft_seconds = now - live.arrival
-            self._observer.first_token(live.stream.ttft_seconds)
-        elif live.last_token is not None and delta.num_tokens:
-            self._observer.inter_token(now - live.last_token, delta.num_tokens)
-        live.last_token = now
-        if live.first_token is not None:
-            live.stream.decode_seconds = now - live.first_token
-        live.mailbox.put(delta)
-        if delta.finish_reason is not None:
-            if isinstance(delta.stop_reason, str):
-                self._scheduler.mark(
-                    decoded.sequence_id,
-                    delta.finish_reason,
-                    stop_reason=delta.stop_reason,
-                    num_output_tokens=decoded.num_output_tokens,
-                )
-                self._wake_up()
-            self._end(decoded.sequence_id, delta.finish_reason, None)
-
-    def _end(self, sequence_id: int, reason: FinishReason, error: EngineError | None) -> None:
-        """End a request, whatever the reason: close its stream and its text, and notify listeners."""
-        live = self._live.pop(sequence_id, None)
-        if live is None:
-            return
-        for listener in self._listeners:
-            listener.ended(sequence_id, reason, time.perf_counter())
-        self._delivery.close(sequence_id, has_ended=live.mailbox.is_closed)
-        if not live.mailbox.is_closed:
-            live.mailbox.fail(error or EngineError("The request was aborted."))
-            self._wake_up()
-        times = live.times(reason)
-        live.stream.end(times)
-        self._observer.request_finished(times)
-        self._note_empty()
 
     # Health
 
@@ -517,7 +348,7 @@ class Engine:
         """Measure how late a 10 ms timer fires, while there is work."""
         with suppress(asyncio.CancelledError):
             while True:
-                if not self._live:
+                if not self._requests:
                     self._counters.loop_lag_seconds = 0.0
                     await self._wake.wait()
                 due = self._loop.time() + LAG_TIMER_SECONDS
@@ -536,16 +367,3 @@ def open_listeners(config: EngineConfig) -> list[StepListener]:
             listener.discard()
         raise
     return listeners
-
-
-def _no_token(sequence: Sequence, problem: str | None) -> EngineError:
-    """Return the error of a sequence without a next token; `problem` as in StepOutput.problems."""
-    if not sequence.request.constraints:
-        return StepFailed("The model computed no finite probabilities for this request.")
-    if problem == "":
-        return StepFailed("Computing this request failed.")
-    grammar = sequence.request.sampling.grammar
-    if grammar is not None and problem:
-        return InvalidRequest(f"{grammar.label} cannot be followed any further: {problem}", grammar.param)
-    message = "No token that the model can produce satisfies all that the request asks of its output."
-    return InvalidRequest(message, None if grammar is None else grammar.param)

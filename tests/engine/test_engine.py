@@ -1,70 +1,17 @@
-"""The whole engine around a toy model: every way a request can end, without leaks.
-
-Covers engine/delivery.py.
-"""
+"""The step loop around a toy model: texts, preemption, shared prompts, and steps that fail, without leaks."""
 
 import asyncio
 import gc
 import logging
-import threading
-import time
-from dataclasses import replace
 
 import pytest
 
 from engine.control_tokens import MARK
-from engine.errors import (
-    ContextLengthExceeded,
-    DeviceLost,
-    Draining,
-    EngineDead,
-    EngineError,
-    InvalidRequest,
-    QueueFull,
-    QueueTimeout,
-    RequestTimeout,
-    StepFailed,
-)
+from engine.errors import DeviceLost, EngineDead, StepFailed
 from engine.outputs import NO_TOKEN, FinishReason, StepPlan
-from engine.request import ReasoningSpan, Request, SamplingParams
-from engine.stats import RequestTimes
+from engine.request import ReasoningSpan
 from tests.engine.toy import reference
-from tests.engine.toy_engine import CHARS, idle, to_text, toy_engine
-
-
-def request(prompt: list[int], max_tokens: int = 10, *, seed: int = 7, **sampling) -> Request:
-    return Request("r", tuple(prompt), SamplingParams(max_tokens=max_tokens, seed=seed, **sampling))
-
-
-def expected(prompt: list[int], max_tokens: int = 10, **kwargs) -> str:
-    return to_text(reference(prompt, max_tokens, seed=7, **kwargs))
-
-
-class Recorder:
-    """Keeps what the engine reports."""
-
-    def __init__(self):
-        self.finished: list[RequestTimes] = []
-        self.first_tokens = 0
-        self.tokens = 0
-        self.steps = 0
-
-    def step_finished(self, seconds, num_tokens, num_rows):
-        assert seconds >= 0
-        assert num_tokens >= num_rows
-        self.steps += 1
-
-    def first_token(self, seconds):
-        self.first_tokens += 1
-
-    def inter_token(self, seconds, num_tokens):
-        self.tokens += num_tokens
-
-    def request_finished(self, times):
-        self.finished.append(times)
-
-    def loop_lag(self, seconds):
-        assert seconds >= 0
+from tests.engine.toy_engine import CHARS, Recorder, expected, idle, request, to_text, toy_engine
 
 
 async def test_streams_join_to_the_models_text(run_ahead):
@@ -156,53 +103,6 @@ async def test_a_prompt_is_computed_once_for_its_samples_and_for_those_who_come_
         assert stats.pages_predicted == 0
 
 
-async def test_time_limits_end_requests_with_an_error_of_their_own(run_ahead):
-    async with toy_engine(
-        run_ahead=run_ahead,
-        max_num_seqs=1,
-        queue_timeout_seconds=0.03,
-        before_step=lambda _: time.sleep(0.002),
-    ) as engine:
-        running = engine.submit(replace(request([1], 200, ignore_eos=True), timeout_seconds=0.2))
-        await anext(running)
-        with pytest.raises(QueueTimeout):
-            await engine.submit(request([3, 4], 5)).collect()
-        with pytest.raises(RequestTimeout):
-            await running.collect()
-        await idle(engine)
-
-
-async def test_abort_frees_everything_at_once(run_ahead):
-    recorder = Recorder()
-    async with toy_engine(run_ahead=run_ahead, max_num_seqs=1, observer=recorder) as engine:
-        running = engine.submit(request([1, 2], 200, ignore_eos=True))
-        waiting = engine.submit(request([3, 4], 200, ignore_eos=True))
-        await anext(running)
-        running.abort()
-        running.abort()
-        waiting.abort()
-        await idle(engine)
-        with pytest.raises(EngineError, match="aborted"):
-            await waiting.collect()
-        assert [times.finish_reason for times in recorder.finished] == [FinishReason.ABORT] * 2
-        again = engine.submit(request([1, 2], 5, ignore_eos=True))
-        assert (await again.collect()).text == expected([1, 2], 5, ignore_eos=True)
-        again.abort()
-
-
-async def test_a_cancelled_reader_aborts(run_ahead):
-    async with toy_engine(run_ahead=run_ahead) as engine:
-        stream = engine.submit(request([1, 2], 200, ignore_eos=True))
-        await anext(stream)
-        task = asyncio.create_task(stream.collect())
-        await asyncio.sleep(0)  # it waits now
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await idle(engine)
-        assert engine.stats().generation_tokens_total < 200
-
-
 async def test_a_failed_step_ends_its_requests_and_the_engine_goes_on(run_ahead, caplog):
     def fail_on_marked_prompt(plan: StepPlan) -> None:
         if any(init.prompt_token_ids[0] == 66 for init in plan.inits.values()):
@@ -285,58 +185,6 @@ async def test_a_dead_step_loop_ends_every_stream(caplog):
             engine.submit(request([1]))
 
 
-async def test_drain_finishes_what_runs_and_refuses_the_rest():
-    async with toy_engine() as engine:
-        stream = engine.submit(request([1, 2], 50, ignore_eos=True))
-        collected = asyncio.create_task(stream.collect())
-        await engine.drain(10)
-        assert (await collected).text == expected([1, 2], 50, ignore_eos=True)
-        with pytest.raises(Draining):
-            engine.submit(request([1]))
-
-
-async def test_drain_ends_what_does_not_finish_in_time():
-    release = threading.Event()
-    async with toy_engine(before_step=lambda plan: release.wait(5) and None) as engine:
-        stream = engine.submit(request([1, 2], 50))
-        drained = asyncio.create_task(engine.drain(0.05))
-        with pytest.raises(Draining):
-            await stream.collect()
-        release.set()
-        await drained
-
-
-@pytest.mark.parametrize(
-    ("bad", "error", "param"),
-    [
-        ({"prompt": []}, InvalidRequest, "prompt"),
-        ({"prompt": [97]}, InvalidRequest, "prompt"),
-        ({"prompt": [-1]}, InvalidRequest, "prompt"),
-        ({"prompt": [1], "stop_token_ids": frozenset([1000])}, InvalidRequest, "stop_token_ids"),
-        ({"prompt": [1], "logit_bias": ((97, 1.0),)}, InvalidRequest, "logit_bias"),
-        ({"prompt": [1] * 250, "max_tokens": 7}, ContextLengthExceeded, None),
-    ],
-)
-async def test_what_cannot_run_is_refused_by_name(bad, error, param):
-    async with toy_engine() as engine:
-        with pytest.raises(error) as caught:
-            engine.submit(request(**bad))
-        assert caught.value.param == param
-        assert engine.stats().waiting == 0
-
-
-async def test_a_full_queue_refuses():
-    hold = threading.Event()
-    async with toy_engine(
-        max_num_seqs=1, max_waiting=2, before_step=lambda plan: hold.wait(5) and None
-    ) as engine:
-        streams = [engine.submit(request([n], 1)) for n in range(3)]
-        with pytest.raises(QueueFull):
-            engine.submit(request([1]))
-        hold.set()
-        await asyncio.gather(*(stream.collect() for stream in streams))
-
-
 async def test_a_reader_that_comes_late_gets_everything_in_one_delta():
     async with toy_engine() as engine:
         stream = engine.submit(request([1, 2], 40, ignore_eos=True))
@@ -349,11 +197,3 @@ async def test_a_reader_that_comes_late_gets_everything_in_one_delta():
         assert delta.num_tokens == 40
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
-
-
-async def test_detokenizer_faults_end_the_requests_of_the_step(caplog):
-    async with toy_engine() as engine:
-        engine._delivery._detokenizer.process = lambda jobs: 1 / 0
-        with caplog.at_level(logging.CRITICAL, "monoloop.engine"), pytest.raises(StepFailed):
-            await engine.submit(request([1, 2], 5)).collect()
-        await idle(engine)

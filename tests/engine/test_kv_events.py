@@ -11,8 +11,7 @@ import pytest
 from engine import kv_events
 from engine.config import EngineConfig
 from engine.kv_events import Blocks, Cached, Cleared, Evicted, KVEvents, block_hash
-from tests.engine.test_engine import request
-from tests.engine.toy_engine import idle, toy_engine
+from tests.engine.toy_engine import idle, request, toy_engine
 
 PAGE_SIZE = 4
 

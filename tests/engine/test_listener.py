@@ -8,8 +8,7 @@ from engine.engine import open_listeners
 from engine.errors import StepFailed
 from engine.listener import StepListener
 from engine.outputs import FinishReason
-from tests.engine.test_engine import request
-from tests.engine.toy_engine import toy_engine
+from tests.engine.toy_engine import request, toy_engine
 
 
 class Notes(StepListener):

@@ -14,9 +14,11 @@ from engine.constraints.grammar import GrammarCompiler
 from engine.device.thread import DeviceThread
 from engine.engine import open_listeners
 from engine.outputs import StepPlan
+from engine.request import Request, SamplingParams
+from engine.stats import RequestTimes
 from engine.text.token_bytes import TokenPieces
 from engine.text.tokenizer_pool import TokenizerPool
-from tests.engine.toy import EOS, HIDDEN_SIZE, VOCAB_SIZE, ToyRunner
+from tests.engine.toy import EOS, HIDDEN_SIZE, VOCAB_SIZE, ToyRunner, reference
 
 CHARS = [chr(0x4E00 + token_id) for token_id in range(VOCAB_SIZE)]
 
@@ -31,6 +33,43 @@ def toy_tokenizer(chars: Sequence[str] = CHARS) -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel({char: i for i, char in enumerate(chars)}, unk_token=chars[0]))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer
+
+
+def request(prompt: list[int], max_tokens: int = 10, *, seed: int = 7, **sampling: Any) -> Request:
+    """A request with prompt and settings for sampling."""
+    return Request("r", tuple(prompt), SamplingParams(max_tokens=max_tokens, seed=seed, **sampling))
+
+
+def expected(prompt: list[int], max_tokens: int = 10, **kwargs: Any) -> str:
+    """The text of that request."""
+    return to_text(reference(prompt, max_tokens, seed=7, **kwargs))
+
+
+class Recorder:
+    """Keeps what the engine reports."""
+
+    def __init__(self):
+        self.finished: list[RequestTimes] = []
+        self.first_tokens = 0
+        self.tokens = 0
+        self.steps = 0
+
+    def step_finished(self, seconds, num_tokens, num_rows):
+        assert seconds >= 0
+        assert num_tokens >= num_rows
+        self.steps += 1
+
+    def first_token(self, seconds):
+        self.first_tokens += 1
+
+    def inter_token(self, seconds, num_tokens):
+        self.tokens += num_tokens
+
+    def request_finished(self, times):
+        self.finished.append(times)
+
+    def loop_lag(self, seconds):
+        assert seconds >= 0
 
 
 @asynccontextmanager
