@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import EngineError
-from server.connections import is_over_limit
+from server.connection import is_over_limit
 from server.context import ServerContext
 from server.errors import CLIENT_CLOSED_REQUEST, NoConnectionLeft, ServerError, Unauthorized
 from server.ids import new_id

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.connections import Connection, chunk_connection
+from server.connection import Connection, chunk_connection
 from server.context import ServerContext, context_of
 from server.endpoint import Endpoint
 from server.live import Watcher

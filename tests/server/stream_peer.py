@@ -5,7 +5,7 @@ import math
 
 from starlette.types import Message
 
-from server.connections import STATE as CONNECTION
+from server.connection import STATE as CONNECTION
 from server.stream import EventStream, Frames
 from server.watch import STATE, Watch
 

@@ -12,7 +12,8 @@ import uvloop
 from hypercorn.config import Config
 
 from server import http1
-from server.connections import Connections, chunk_connection
+from server.connection import chunk_connection
+from server.connections import Connections
 from server.http1 import MAX_EARLY_BYTES, Http1
 from server.watch import STATE as WATCH
 from server.watch import ClientGone, SlowClient, Watch
