@@ -5,7 +5,6 @@ Each dialect makes the bytes of its events in a class of its own below `Frames`.
 
 import asyncio
 import logging
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -25,7 +24,7 @@ from server.connection import Connection, chunk_connection
 from server.errors import DeadlinePassed, RequestAborted, envelope
 from server.parsing.output import ParsedStream
 from server.settings import ServerConfig
-from server.watch import SlowClient, Watch, watch_of
+from server.watch import Watch, watch_of
 
 if TYPE_CHECKING:
     from engine import RequestStream
@@ -161,17 +160,16 @@ class EventStream(Response):
 
     The head and the opening leave with the first event or ping: an error before that is raised, and has a
     status of its own. The last event leaves with the end of the body. In between, text is
-    sent without waking the task where nothing needs to be waited for. A timer pings, and looks for a client
-    of HTTP/2 that has stopped reading; connections look for those of HTTP/1.1.
+    sent without waking the task where nothing needs to be waited for. A timer pings. Connections look for
+    clients that have stopped reading, and interrupt the watch with SlowClient.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: Frames, *, ping_seconds: float, send_timeout_seconds: float) -> None:
+    def __init__(self, frames: Frames, ping_seconds: float) -> None:
         # Not the base's: there is no body yet, and the head is always the same.
         self._frames = frames
-        self._ping_seconds = ping_seconds or math.inf
-        self._send_timeout_seconds = send_timeout_seconds
+        self._ping_seconds = ping_seconds
         self._num_open = len(frames.answer.streams)
         self._finish_reasons: list[FinishReason] = []
         self._opening = b""
@@ -182,7 +180,7 @@ class EventStream(Response):
         self._connection: Connection | None
         self._send: Send
         self._watch: Watch
-        self._timer: asyncio.TimerHandle
+        self._timer: asyncio.TimerHandle | None = None
         self._pinging: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -205,7 +203,8 @@ class EventStream(Response):
         finally:
             abort_all(self._frames.answer.streams)
             self._offer_to(None)
-            self._timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
             if self._pinging is not None:
                 self._pinging.cancel()
 
@@ -305,22 +304,16 @@ class EventStream(Response):
         self._is_sending = False
 
     def _set_timer(self) -> None:
-        seconds = min(self._ping_seconds, self._send_timeout_seconds) / 4
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+        if self._ping_seconds:
+            self._timer = asyncio.get_running_loop().call_later(self._ping_seconds / 4, self._ping_if_quiet)
 
-    def _look(self) -> None:
-        """Every now and then: has a send been stuck for too long, or nothing been sent?"""
-        seconds = time.monotonic() - self._sent_at
-        if self._is_sending:
-            if self._connection is None and seconds >= self._send_timeout_seconds:
-                self._watch.interrupt(SlowClient())
-        elif seconds >= self._ping_seconds:
+    def _ping_if_quiet(self) -> None:
+        """Send a ping if nothing is being sent, and nothing has been for `ping_seconds`."""
+        if not self._is_sending and time.monotonic() - self._sent_at >= self._ping_seconds:
             self._pinging = asyncio.create_task(self._write(self._frames.ping), name="ping")
         self._set_timer()
 
 
 def stream_answer(config: ServerConfig, frames: Frames) -> EventStream:
     """The response that streams an answer."""
-    return EventStream(
-        frames, ping_seconds=config.ping_seconds, send_timeout_seconds=config.send_timeout_seconds
-    )
+    return EventStream(frames, config.ping_seconds)

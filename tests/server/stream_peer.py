@@ -36,11 +36,9 @@ class Peer:
     def body(self) -> bytes:
         return b"".join(message.get("body", b"") for message in self.messages)
 
-    async def read(
-        self, frames: Frames, *, ping_seconds: float = 0, send_timeout_seconds: float = 60
-    ) -> None:
+    async def read(self, frames: Frames, *, ping_seconds: float = 0) -> None:
         """Read the stream of an answer, to its end."""
-        response = EventStream(frames, ping_seconds=ping_seconds, send_timeout_seconds=send_timeout_seconds)
+        response = EventStream(frames, ping_seconds)
         async with asyncio.timeout(20):
             await response(self.scope, self.receive, self.send)
 

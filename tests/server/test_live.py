@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from tests.server.conftest import LiveServer
+from tests.server.h2_client import H2Client
 
 
 @pytest.fixture
@@ -246,13 +247,31 @@ def test_long_body_nobody_reads_does_not_stall_the_connection(live: LiveServer) 
             assert client.get(f"{live.url}/health").status_code == 200
 
 
-def test_reader_that_stops_is_given_up(live: LiveServer) -> None:
+ENDLESS = {"messages": user("tokens=4000 size=5000"), "stream": True, "max_tokens": 4000}
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_reader_that_stops_is_given_up(live: LiveServer, version: bytes) -> None:
+    name = b"reads-" + version
     with connect(live) as peer:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        request = {"messages": user("tokens=4000 size=5000"), "stream": True, "max_tokens": 4000}
-        peer.sendall(post(json.dumps(request).encode()))
-        live.wait_for("a client stopped reading")
+        head = b"HTTP/%b\r\nX-Request-Id: %b\r\n" % (version, name)
+        peer.sendall(post(json.dumps(ENDLESS).encode()).replace(b"HTTP/1.1\r\n", head))
+        live.wait_for(rf"{name.decode()} .* ended=slow_client")
     live.wait_until_idle()
+
+
+@pytest.mark.parametrize("window", [0, 2**31 - 1], ids=["keeps its window shut", "reads nothing"])
+async def test_reader_of_http2_that_stops_is_given_up(live: LiveServer, window: int) -> None:
+    name = f"reads-2-{window}"
+    client = await H2Client.connect(live.port, window)
+    client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.frames.increment_flow_control_window(2**31 - 2**16)
+    body = json.dumps(ENDLESS).encode()
+    client.send("/v1/chat/completions", body, content_type="application/json", x_request_id=name)
+    await asyncio.to_thread(live.wait_for, rf"{name} .* ended=slow_client")
+    await client.close()
+    await asyncio.to_thread(live.wait_until_idle)
 
 
 def test_a_length_given_in_two_ways_is_refused_and_nothing_smuggled(live: LiveServer) -> None:

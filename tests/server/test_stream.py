@@ -257,9 +257,10 @@ def frames_of(engine: FakeEngine, *prompts: str, kind: Any = ChatFrames) -> Any:
 
 async def test_client_that_stops_reading_is_given_up() -> None:
     engine, peer = FakeEngine(), Peer(10)
+    peer.on_stop = lambda: peer.watch.interrupt(SlowClient())  # type: ignore[method-assign]
     frames = frames_of(engine, "tokens=1000 delay=0.001")
     with pytest.raises(SlowClient):
-        await peer.read(frames, send_timeout_seconds=0.05)
+        await peer.read(frames)
     assert str(frames.answer).endswith(" ended=slow_client")
     assert engine.aborted, "the request is aborted"
     assert len(peer.messages) == 11
