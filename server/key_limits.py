@@ -9,9 +9,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.answer import Answer
 from server.context import ServerContext
 from server.errors import KeyLimitReached
+from server.open_requests import API_KEY
 from server.settings import ServerConfig
 
-STATE = "api_key_index"  # in the scope's state
 BUSY_SECONDS = 1  # until a client asks again that has too many requests at once
 Clock = Callable[[], float]
 
@@ -94,7 +94,7 @@ class KeyLimits:
             await self.app(scope, receive, send)
             return
         state = scope["state"]
-        allowance = self.allowances[state.get(STATE, 0)]
+        allowance = self.allowances[state.get(API_KEY, 0)]
         try:
             allowance.begin()
         except KeyLimitReached as error:

@@ -19,7 +19,7 @@ from server.connection import is_over_limit
 from server.context import ServerContext
 from server.errors import CLIENT_CLOSED_REQUEST, NoConnectionLeft, ServerError, Unauthorized
 from server.ids import new_id
-from server.key_limits import STATE as KEY_INDEX
+from server.open_requests import API_KEY
 from server.watch import ClientGone
 
 logger = logging.getLogger("monoloop.access")
@@ -184,7 +184,7 @@ class ApiKeys:
                 )
                 await self.context.error_response(Unauthorized(message), scope)(scope, receive, send)
                 return
-            scope["state"][KEY_INDEX] = index
+            scope["state"][API_KEY] = index
         await self.app(scope, receive, send)
 
     def is_open(self, scope: Scope) -> bool:

@@ -9,6 +9,7 @@ from server.watch import STATE as WATCH
 from server.watch import Watch
 
 State = MutableMapping[str, Any]  # of a scope
+API_KEY = "api_key_index"  # in the state: which of the API keys the request was sent with
 
 
 class OpenRequests:
@@ -38,12 +39,16 @@ class OpenRequests:
         """Return True if no request is being answered."""
         return not self._states
 
-    def abort(self, wanted: str | None) -> int:
-        """End the requests with an id, or all if it is None, with RequestAborted; return their number."""
+    def abort(self, wanted: str | None, asker: State) -> int:
+        """End the requests with an id, or all if it is None, with RequestAborted; return their number.
+
+        Only those count that were sent with the same API key as the request `asker`.
+        """
+        key = asker.get(API_KEY)
         watches: list[Watch] = [
             state[WATCH]
             for state in self._states.values()
-            if WATCH in state and (wanted is None or wanted in ids_of(state))
+            if WATCH in state and state.get(API_KEY) == key and (wanted is None or wanted in ids_of(state))
         ]
         return sum(watch.end_answer(RequestAborted("The request was aborted.")) for watch in watches)
 

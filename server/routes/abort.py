@@ -9,9 +9,9 @@ from server.schema.abort import AbortRequest, AbortResponse
 
 
 async def abort(http: Request) -> Response:
-    """Number of the requests that are ended: those with an id, or all."""
+    """Number of the requests that are ended: those of the API key with an id, or all of them."""
     body, _ = await read_request(http, AbortRequest)
-    aborted = context_of(http).open_requests.abort(body.wanted)
+    aborted = context_of(http).open_requests.abort(body.wanted, http.scope["state"])
     return Response(AbortResponse(aborted=aborted).model_dump_json(), media_type="application/json")
 
 

@@ -21,7 +21,7 @@ class AbortRequest(ModelRequest):
     )
     rid: Id | None = Field(None, description="SGLang's name of request_id")
     abort_all: Annotated[bool | None, Wire(neutral=(False,))] = Field(
-        None, description="end every request; default false"
+        None, description="end every request of the API key; default false"
     )
 
     @property
@@ -39,6 +39,6 @@ class AbortRequest(ModelRequest):
 
 
 class AbortResponse(WireResponse):
-    """How many requests are ended: 0 if none has the id (any more)."""
+    """How many requests are ended: 0 if none of the API key has the id (any more)."""
 
     aborted: int

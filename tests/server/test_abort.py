@@ -36,14 +36,18 @@ BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
 class Call:
     """A request over ASGI whose answer can be looked at while it comes."""
 
-    def __init__(self, app: Any, path: str, body: dict[str, Any], request_id: str) -> None:
+    def __init__(self, app: Any, path: str, body: dict[str, Any], request_id: str, api_key: str = "") -> None:
         self.num_answers = body.get("n", 1)
         self.sent: list[Message] = []
         self.received: asyncio.Queue[Message] = asyncio.Queue()
         self.received.put_nowait(
             {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
         )
-        headers = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())]
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"x-request-id", request_id.encode()),
+            (b"x-api-key", api_key.encode()),
+        ]
         scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": path, "headers": headers}
         self.task = asyncio.create_task(app({**scope, "query_string": b""}, self.received.get, self.send))
 
@@ -161,6 +165,27 @@ async def test_key_is_needed(engine: FakeEngine) -> None:
     async with client_for(engine, api_key=("secret",)) as client:
         for path in ("/abort", "/abort_request"):
             assert (await client.post(path, json={"abort_all": True})).status_code == 401
+
+
+async def test_key_ends_its_own_requests_alone(engine: FakeEngine) -> None:
+    keys = ("first", "second")
+    async with server_of(engine, api_key=keys) as (app, client):
+        calls = [
+            Call(app, "/v1/completions", {"prompt": "hang"}, request_id, key)
+            for key in keys
+            for request_id in ("same", "other")
+        ]
+        await calls[0].until(lambda: len(engine.live) == 4)
+        client.headers["x-api-key"] = "second"
+        assert [await abort(client, request_id="same") for _ in range(2)] == [1, 0], "it has one of that id"
+        await calls[2].end()
+        assert await abort(client, abort_all=True) == 1
+        await calls[3].end()
+        assert not calls[0].task.done() and not calls[1].task.done(), "those of the first key go on"
+        client.headers["x-api-key"] = "first"
+        assert await abort(client, abort_all=True) == 2
+        await asyncio.gather(*(call.end() for call in calls))
+        assert not engine.live
 
 
 async def test_pages_return_and_the_others_go_on() -> None:
