@@ -27,12 +27,13 @@ from engine.device.thread import DeviceThread
 from engine.text.token_bytes import TokenPieces
 from engine.text.tokenizer_pool import TokenizerPool
 from server.app import build_app
+from server.config import ServerConfig
 from server.context import ServerContext
 from server.garbage import collect_rarely
 from server.lifecycle import Server, loop_factory, raise_file_limit
 from server.listener import bind, url_of
 from server.metrics import Metrics
-from server.settings import ServerConfig, Settings
+from server.settings import Settings
 
 HOST = "127.0.0.1"
 MAX_CHUNKS_PER_SECOND = EngineConfig().max_chunks_per_second

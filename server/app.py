@@ -11,6 +11,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from server.body import BodyLimit
+from server.config import ServerConfig
 from server.context import ServerContext
 from server.endpoint import EndpointApp
 from server.key_limits import Allowance, KeyLimits
@@ -19,7 +20,6 @@ from server.middleware import ApiKeys, ConnectionLimit, Cors, RaisedErrors, Requ
 from server.openapi import document
 from server.routes import docs, page
 from server.routes.table import ENDPOINTS, REFUSED, open_paths
-from server.settings import ServerConfig
 
 if TYPE_CHECKING:
     from engine import Engine

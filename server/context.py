@@ -11,6 +11,7 @@ from starlette.types import Scope
 
 from engine.errors import Draining, InvalidRequest
 from server.arrivals import ArrivalLimiter
+from server.config import ServerConfig
 from server.deadlines import Deadlines
 from server.errors import OPENAI, BodyTimeout, Envelope, ModelNotFound, NotReady, error_response
 from server.limits import Limits
@@ -22,7 +23,6 @@ from server.schema.dialects import Tables
 from server.schema.foreign import unknown_fields
 from server.schema.misspelled import meant_fields
 from server.schema.wire import WireRequest
-from server.settings import ServerConfig
 from server.watch import Watch
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.answer import Answer
+from server.config import ServerConfig
 from server.context import ServerContext
 from server.errors import KeyLimitReached
 from server.open_requests import API_KEY
-from server.settings import ServerConfig
 
 BUSY_SECONDS = 1  # until a client asks again that has too many requests at once
 Clock = Callable[[], float]

@@ -31,6 +31,7 @@ from starlette.applications import Starlette
 
 from engine.errors import FetchFailed, ModelError
 from server.app import build_app
+from server.config import ServerConfig
 from server.connections import CUT_SECONDS, Connections
 from server.context import ServerContext
 from server.file_limit import raise_file_limit
@@ -40,7 +41,7 @@ from server.listener import listen, remove, tls_context, url_of
 from server.logs import set_up_logging
 from server.metrics import Metrics
 from server.metrics_push import MetricsPush
-from server.settings import ServerConfig, Settings
+from server.settings import Settings
 from server.terminal import print_status
 from server.throughput import ThroughputLog
 

@@ -8,8 +8,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from server.config import ServerConfig
 from server.flags import SettingsError
-from server.settings import ServerConfig
 
 BACKLOG = 2048
 UNIX_MODE = 0o660  # its user and group, such as that of a proxy, may connect

@@ -20,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 from engine.errors import EngineError
 from engine.outputs import FinishReason
 from server.answer import Answer, Delta, abort_all, is_heavy
+from server.config import ServerConfig
 from server.connection import Connection, chunk_connection
 from server.errors import DeadlinePassed, RequestAborted, envelope
 from server.parsing.output import ParsedStream
-from server.settings import ServerConfig
 from server.watch import Watch, watch_of
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from server.config import ServerConfig
 from server.routes.table import ENDPOINTS
-from server.settings import ServerConfig, parse, variables
+from server.settings import parse, variables
 from tests.test_deployment import ROOT, exported_metrics
 
 DEPLOY = ROOT / "deploy"

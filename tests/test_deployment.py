@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from engine.stats import EngineStats
+from server.config import ServerConfig
 from server.metrics import Metrics
-from server.settings import ServerConfig
 
 ROOT = Path(__file__).parent.parent
 STATS = EngineStats(

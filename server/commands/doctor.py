@@ -10,12 +10,13 @@ from engine.config import EngineConfig
 from engine.errors import FetchFailed, ModelError, NotFetched
 from engine.machine_check import Finding
 from server.commands.serve import refuse_foreign_kernels
+from server.config import ServerConfig
 from server.file_limit import file_limit, raise_file_limit
 from server.flags import SettingsError, parse_arguments
 from server.lifecycle import loop_factory
 from server.listener import listen, remove, tls_context
 from server.logs import set_up_logging
-from server.settings import ServerConfig, Settings, add_positional_model, settings_of, settings_parser
+from server.settings import Settings, add_positional_model, settings_of, settings_parser
 from server.terminal import printable
 
 FEW_FILES = 4096

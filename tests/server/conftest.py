@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from server.app import build_app
-from server.settings import ServerConfig
+from server.config import ServerConfig
 from tests.server.fake_engine import FakeEngine
 from tests.server.tool_chat import THINKING
 

@@ -16,8 +16,8 @@ from starlette.types import Message
 
 from engine.outputs import StepPlan
 from server.app import build_app
+from server.config import ServerConfig
 from server.schema.abort import AbortRequest
-from server.settings import ServerConfig
 from tests.engine.toy_engine import idle, toy_engine
 from tests.server.conftest import LiveServer, client_for
 from tests.server.fake_engine import FakeEngine

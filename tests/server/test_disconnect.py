@@ -11,7 +11,7 @@ from starlette.types import Message
 from engine.request import Request
 from server.app import build_app
 from server.body import IncomingBody
-from server.settings import ServerConfig
+from server.config import ServerConfig
 from server.watch import Watch
 from tests.server.fake_engine import FakeEngine, FakeStream
 

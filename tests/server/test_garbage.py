@@ -12,6 +12,7 @@ import pytest
 
 from engine.config import EngineConfig
 from server.app import build_app
+from server.config import ServerConfig
 from server.garbage import (
     MAX_NEW_OBJECTS,
     MIN_NEW_OBJECTS,
@@ -21,7 +22,7 @@ from server.garbage import (
 )
 from server.lifecycle import Server
 from server.listener import bind
-from server.settings import ServerConfig, Settings
+from server.settings import Settings
 from tests.server.fake_engine import FakeEngine
 
 

@@ -10,9 +10,9 @@ import openai
 import pytest
 from pydantic import SecretStr
 
+from server.config import ServerConfig
 from server.errors import KeyLimitReached
 from server.key_limits import Allowance, TokenBucket
-from server.settings import ServerConfig
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
 

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from server.config import ServerConfig
 from server.context import ServerContext
 from server.lifecycle import (
     ONE_SIGNAL_SECONDS,
@@ -26,7 +27,7 @@ from server.lifecycle import (
 )
 from server.listener import bind
 from server.metrics import Metrics
-from server.settings import ServerConfig, parse
+from server.settings import parse
 from tests.server.conftest import LiveServer
 from tests.server.fake_engine import FakeEngine
 

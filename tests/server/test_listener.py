@@ -21,9 +21,9 @@ from server import healthcheck
 from server.commands.bench.client import Client
 from server.commands.bench.workload import Job
 from server.commands.client import ClientSettings
+from server.config import ServerConfig
 from server.flags import SettingsError
 from server.listener import bind, bind_unix, remove, tls_context, url_of
-from server.settings import ServerConfig
 from tests.server.conftest import ROOT, LiveServer
 
 Start = Callable[..., LiveServer]

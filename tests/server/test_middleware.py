@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from server.app import build_app
+from server.config import ServerConfig
 from server.routes.table import ENDPOINTS
 from server.schema.errors import AnthropicError, ErrorResponse
-from server.settings import ServerConfig
 from tests.server.conftest import client_for
 from tests.server.fake_engine import MODEL_NAME, FakeEngine
 

@@ -7,8 +7,8 @@ import pytest
 from engine.device.thread import DeviceThread
 from engine.profile import Profile
 from server.app import build_app
+from server.config import ServerConfig
 from server.metrics import Metrics
-from server.settings import ServerConfig
 from tests.server.fake_engine import FakeEngine
 
 

@@ -17,8 +17,9 @@ from engine.config import EngineConfig
 from engine.errors import ModelError
 from server import cli
 from server.commands import serve
+from server.config import ServerConfig
 from server.flags import SettingsError
-from server.settings import FlatSettings, ServerConfig, load, parse, sample_yaml
+from server.settings import FlatSettings, load, parse, sample_yaml
 from tests.server.conftest import ROOT
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.errors import Draining, EngineError, QueueTimeout, RequestTimeout, StepFailed
 from server.app import build_app
-from server.settings import ServerConfig
+from server.config import ServerConfig
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
 

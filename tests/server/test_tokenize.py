@@ -9,8 +9,8 @@ import pytest
 from starlette.types import Message
 
 from server.app import build_app
+from server.config import ServerConfig
 from server.schema.tokenize import TokenizerInfo
-from server.settings import ServerConfig
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine, FakeTokenizer
 

@@ -23,8 +23,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from engine.request import Request, SamplingParams
 from server import lifecycle
 from server.app import build_app
+from server.config import ServerConfig
 from server.flags import SettingsError
-from server.settings import ServerConfig
 from server.tracing import MAX_TRACED_STREAMS, Traces
 from tests.engine.toy_engine import toy_engine
 from tests.server.conftest import LiveServer

@@ -14,8 +14,9 @@ from rich.table import Table
 from engine.config import DeviceKind, Dtype, EngineConfig, KVDtype
 from engine.request import SamplingParams
 from server.commands.bench.command import check_writable
+from server.config import Names, split_commas
 from server.flags import SettingsError, flag
-from server.settings import Names, split_commas, to_int
+from server.settings import to_int
 
 Counts = Annotated[
     tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(split_commas), Field(min_length=1)
