@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 from anthropic.types import Message as SdkMessage
 
-from server.schema.anthropic import Message, MessageEvent
+from server.schema.message_events import Message, MessageEvent
 
 PATH = "/v1/messages"
 WEATHER = {

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.schema.anthropic import CountTokensResponse
+from server.schema.message_events import CountTokensResponse
 from tests.server.fake_engine import FakeEngine
 from tests.server.messages_api import PATH, ask, body, stream
 

@@ -11,7 +11,7 @@ from server.errors import anthropic_envelope
 from server.parsing import content_blocks
 from server.parsing.content_blocks import Block, BlockEvent, ContentBlocks, Kind, blocks_of
 from server.parsing.output import ParsedDelta
-from server.schema.anthropic import (
+from server.schema.message_events import (
     BlockDelta,
     BlockStart,
     BlockStop,

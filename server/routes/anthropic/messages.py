@@ -13,13 +13,8 @@ from server.prompt import encode_chat
 from server.routes.anthropic.convert import chat_request
 from server.routes.anthropic.events import MessageFrames, whole_message
 from server.routes.openai.chat import submit
-from server.schema.anthropic import (
-    CountTokensRequest,
-    CountTokensResponse,
-    Message,
-    MessageEvent,
-    MessagesRequest,
-)
+from server.schema.anthropic import CountTokensRequest, MessagesRequest
+from server.schema.message_events import CountTokensResponse, Message, MessageEvent
 from server.stream import stream_answer
 
 
