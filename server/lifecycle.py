@@ -193,7 +193,7 @@ class Server:
             print_status(f"finishing what runs, for up to {limit:g} s; once more to end at once")
             await engine.drain(limit)
         await self.end_http(http)
-        for task in (death, throughput, garbage, push):
+        for task in (death, throughput, garbage):
             task.cancel()
         died = died or not engine.is_alive  # it may have happened while draining
         try:
@@ -201,6 +201,8 @@ class Server:
         except TimeoutError:
             logger.error("the engine did not stop in time")
             died = True
+        push.cancel()
+        await asyncio.wait((push,), timeout=FLUSH_SECONDS)  # for what it sends at the end
         if self.traces is not None:
             await self.traces.close(FLUSH_SECONDS)
         if died:  # a thread that is stuck would hold the interpreter up, or crash it
@@ -211,7 +213,7 @@ class Server:
         """Push the metrics if a gateway is set."""
         config = self.settings.server
         if config.metrics_push_url is not None:
-            port = self.listener.getsockname()[1]
+            port = None if config.uds else self.listener.getsockname()[1]
             push = MetricsPush(metrics, config.metrics_push_url, config.metrics_push_job, port)
             await push.run(config.metrics_push_seconds)
 

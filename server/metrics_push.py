@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from base64 import urlsafe_b64encode
 from urllib.parse import quote
 
 import httpx
@@ -17,18 +18,22 @@ TIMEOUT_SECONDS = 10.0
 class MetricsPush:
     """Replaces the metrics of this server at a gateway, which keeps those of other hosts and jobs apart."""
 
-    def __init__(self, metrics: Metrics, url: str, job: str, port: int) -> None:
-        instance = f"{socket.gethostname()}:{port}"
-        self._url = f"{url.rstrip('/')}/metrics/job/{quote(job, safe='')}/instance/{quote(instance, safe='')}"
+    def __init__(self, metrics: Metrics, url: str, job: str, port: int | None) -> None:
+        """Name this server by its host and `port`, if it has one."""
+        instance = socket.gethostname() if port is None else f"{socket.gethostname()}:{port}"
+        self._url = f"{url.rstrip('/')}/metrics/{in_path('job', job)}/{in_path('instance', instance)}"
         self._metrics = metrics
         self._has_failed = False
 
     async def run(self, seconds: float) -> None:
-        """Push every `seconds`, until cancelled."""
+        """Push every `seconds` until cancelled, and then once more: the gateway keeps the last values."""
         async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS) as client:
-            while True:
+            try:
+                while True:
+                    await self.push(client)
+                    await asyncio.sleep(seconds)
+            finally:
                 await self.push(client)
-                await asyncio.sleep(seconds)
 
     async def push(self, client: httpx.AsyncClient) -> None:
         """Push once. A gateway that cannot be reached is logged, once until it can be again."""
@@ -44,3 +49,10 @@ class MetricsPush:
         if self._has_failed:
             logger.info("the metrics are pushed again")
         self._has_failed = False
+
+
+def in_path(label: str, value: str) -> str:
+    """Return a label as part of a path. A gateway refuses values with a slash, quoted or not."""
+    if "/" in value:
+        return f"{label}@base64/{urlsafe_b64encode(value.encode()).decode()}"
+    return f"{label}/{quote(value, safe='')}"

@@ -1,3 +1,6 @@
+import asyncio
+from base64 import urlsafe_b64decode
+
 import httpx
 import pytest
 
@@ -22,6 +25,37 @@ async def test_the_metrics_replace_those_of_this_server_at_the_gateway() -> None
     assert request.headers["content-type"] == CONTENT_TYPE
     assert b"process_cpu_seconds_total" in request.content
     assert request.content.endswith(b"\n")
+
+
+async def test_a_job_with_a_slash_is_encoded_and_a_server_without_a_port_is_its_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "host")
+    paths: list[str] = []
+
+    def take(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.path)
+        return httpx.Response(200)
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(take)) as client:
+        await MetricsPush(Metrics(), "http://gateway:9091", "a/b?c", None).push(client)
+    [path] = paths
+    _, _, key, job, *instance = path.split("/")
+    assert (key, urlsafe_b64decode(job), instance) == ("job@base64", b"a/b?c", ["instance", "host"])
+
+
+async def test_the_last_values_are_pushed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed = asyncio.Queue[None]()
+
+    async def note(self: MetricsPush, client: httpx.AsyncClient) -> None:
+        pushed.put_nowait(None)
+
+    monkeypatch.setattr(MetricsPush, "push", note)
+    task = asyncio.create_task(MetricsPush(Metrics(), "http://gateway:9091", "a", 1).run(600))
+    await asyncio.wait_for(pushed.get(), 10)
+    task.cancel()
+    await asyncio.wait((task,), timeout=10)
+    assert task.cancelled() and pushed.qsize() == 1
 
 
 async def test_a_gateway_that_fails_is_logged_once_until_it_works_again(
