@@ -70,6 +70,13 @@ def test_the_dashboard_reads_the_provisioned_data_source() -> None:
     assert used == {source["uid"] for source in sources}
 
 
+def test_colours_of_single_values_have_thresholds_of_their_own() -> None:
+    dashboard = json.loads((ROOT / "configs/grafana/dashboards/monoloop.json").read_text())
+    values = [panel for panel in dashboard["panels"] if panel["type"] == "stat"]
+    without = [panel["title"] for panel in values if "thresholds" not in panel["fieldConfig"]["defaults"]]
+    assert not without, f"Grafana's own threshold shows values from 80 on in red: {without}"
+
+
 @pytest.mark.parametrize("name", ["monoloop", "monoloop-gpu"])
 def test_compose_drains_limits_memory_and_grants_little(name: str) -> None:
     service = read_yaml("docker-compose.yml")["services"][name]

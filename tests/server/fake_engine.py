@@ -372,6 +372,7 @@ class FakeEngine:
             finish = (FinishReason.LENGTH if len(pieces) > limit else FinishReason.STOP) if is_last else None
             self._num_tokens += 1
             self.observer.step_finished(delay, 1, 1)
+            self.observer.loop_lag(0.0)
             if number:
                 self.observer.inter_token(delay, 1)
             else:
@@ -469,7 +470,7 @@ class FakeEngine:
             preemptions_total=0,
             prompt_tokens_total=sum(len(request.prompt_token_ids) for request in self.requests),
             cached_prompt_tokens_total=0,
-            queried_prompt_tokens_total=0,
+            queried_prompt_tokens_total=sum(len(request.prompt_token_ids) for request in self.requests),
             evicted_pages_total=0,
             generation_tokens_total=self._num_tokens,
             steps_total=self._num_tokens,
