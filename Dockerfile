@@ -14,7 +14,8 @@ RUN python -m venv /opt/monoloop
 COPY pyproject.toml constraints.txt ./
 RUN python -c "import tomllib; \
         project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-        print(*project['dependencies'], *project['optional-dependencies']['kv-events'], sep='\n')" > requirements.txt \
+        extras = project['optional-dependencies']; \
+        print(*project['dependencies'], *extras['kv-events'], *extras['otel'], sep='\n')" > requirements.txt \
     && /opt/monoloop/bin/pip install --no-cache-dir -c constraints.txt -r requirements.txt
 COPY . .
 RUN /opt/monoloop/bin/pip install --no-cache-dir --no-deps .

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,13 @@ def test_the_image_writes_below_its_volume_only() -> None:
     assert len(folders) == 4
     assert all(Path(folder).is_relative_to("/models") for folder in folders), folders
     assert "\nUSER monoloop\n" in image
+
+
+def test_the_image_has_the_packages_of_all_settings() -> None:
+    image = (ROOT / "Dockerfile").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(re.findall(r"extras\['([\w-]+)'\]", image))
+    assert extras == project["optional-dependencies"].keys() - {"dev"}
 
 
 def test_compose_sets_only_settings_that_exist() -> None:
