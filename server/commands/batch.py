@@ -21,7 +21,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from engine.errors import FetchFailed, ModelError
 from server import lifecycle
 from server.app import build_app
-from server.commands.batch_file import BadLine, BatchFileError, Job, Results, numbered_lines, read_job, shown
+from server.commands.batch_file import (
+    BadLine,
+    BatchFileError,
+    Job,
+    Results,
+    check_files,
+    numbered_lines,
+    read_job,
+    shown,
+)
 from server.commands.serve import refuse_foreign_kernels
 from server.flags import SettingsError, parse_arguments
 from server.logs import set_up_logging
@@ -74,6 +83,7 @@ def main(arguments: list[str]) -> int:
     level = settings.server.log_level if "log_level" in settings.origins else "warning"
     set_up_logging(level, settings.server.log_format)
     try:
+        check_files(given.input, given.output)
         next(numbered_lines(given.input), None)  # a wrong name leaves no file of results
         results = Results(given.output)
     except BatchFileError as error:

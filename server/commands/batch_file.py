@@ -1,5 +1,6 @@
 """The files of `monoloop batch`: requests and results in OpenAI's batch format, one JSON object a line."""
 
+import codecs
 import fcntl
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -11,6 +12,10 @@ import orjson
 from server.ids import new_id
 
 MAX_SHOWN = 100  # characters of a value in a message
+# How each result begins, which tells one that was cut off from a line of some other file.
+RESULT_ID = "batch_req_"
+RESULT_MARK = f'{{"id":"{RESULT_ID}'.encode()
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 class BatchFileError(Exception):
@@ -60,15 +65,38 @@ def shown(value: Any) -> str:
     return f"{value!r:.{MAX_SHOWN}}"
 
 
+def check_files(source: Path, target: Path) -> None:
+    """Check that requests can be read twice, and are not where results go. Raises BatchFileError."""
+    for path in (source, target):
+        if str(path) == "-":
+            raise BatchFileError("-: neither stdin nor stdout can be used; name a file")
+    try:
+        if not source.is_file() and source.exists():
+            raise BatchFileError(f"{source}: is no regular file, and requests are read twice: name a file")
+        if target.exists() and source.samefile(target):
+            raise BatchFileError(f"{target}: holds the requests; name another file for the results")
+    except OSError as error:
+        raise BatchFileError(f"{error.filename}: cannot be read ({error.strerror})") from None
+
+
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file that are not blank, with their numbers from 1. Raises BatchFileError."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
+                if number == 1:
+                    if line.startswith(UTF_16):
+                        raise BatchFileError(f"{path}: is text in UTF-16; save it as UTF-8")
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if line := line.strip():
                     yield number, line
     except OSError as error:
         raise BatchFileError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def is_torn(line: bytes, *, is_first: bool) -> bool:
+    """Check that a file's last line is a part of a result, or the zeros that a crash leaves after one."""
+    return RESULT_MARK.startswith(line[: len(RESULT_MARK)]) or (not is_first and not line.strip(b"\0\n"))
 
 
 class Results:
@@ -78,7 +106,7 @@ class Results:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file, and drop a last line that is not whole. Raises BatchFileError."""
+        """Open or create the file, and drop a last result that is not whole. Raises BatchFileError."""
         self.custom_ids: set[str] = set()
         self.lines: set[int] = set()  # of the input, with errors that have no custom_id
         self.num_errors = 0
@@ -107,18 +135,20 @@ class Results:
         size = 0
         for number, line in enumerate(self._file, 1):
             try:
-                result = orjson.loads(line) if line.endswith(b"\n") else None
+                result = orjson.loads(line)
             except ValueError:
                 result = None
-            if result is None and not self._file.peek(1):  # the last: an earlier run was cut off in it
-                break
             if not isinstance(result, dict) or not {"custom_id", "response", "error"} <= result.keys():
+                if is_torn(line, is_first=number == 1) and not self._file.peek(1):
+                    self._file.truncate(size)
+                    return
                 raise BatchFileError(
                     f"{self._path}: line {number} is no result of a batch; name another file"
                 )
             self._note(result)
             size += len(line)
-        self._file.truncate(size)
+        if size and not line.endswith(b"\n"):  # an editor's file
+            self._file.write(b"\n")
 
     def _note(self, result: dict[str, Any]) -> None:
         custom_id, response, error = result["custom_id"], result["response"], result["error"]
@@ -146,7 +176,7 @@ class Results:
         self, custom_id: str | None, response: dict[str, Any] | None, error: dict[str, Any] | None
     ) -> None:
         result = {
-            "id": f"batch_req_{new_id()}",
+            "id": f"{RESULT_ID}{new_id()}",
             "custom_id": custom_id,
             "response": response,
             "error": error,

@@ -158,18 +158,81 @@ def test_a_run_goes_on_where_the_last_one_stopped(
     assert len(engines[1].requests) == 4, "the torn one, and three that are new"
 
 
-@pytest.mark.parametrize("last", [b'{"custom_id": "a"', b"\0\0\0\0\n", b"\0"])
-def test_a_last_line_that_is_not_whole_is_dropped(target: Path, last: bytes) -> None:
+def earlier_results(target: Path) -> bytes:
+    """Write a file with the result of request a; return what it holds."""
     earlier = Results(target)
     earlier.add_response(Job("a", "", b""), 200, "r", b"{}")
     earlier.close()
-    whole = target.read_bytes()
+    return target.read_bytes()
+
+
+@pytest.mark.parametrize("last", [b'{"id":"batch_req_1', b'{"id":"', b"\0\0\0\0\n", b"\0"])
+def test_a_last_line_that_is_not_whole_is_dropped(target: Path, last: bytes) -> None:
+    whole = earlier_results(target)
     target.write_bytes(whole + last)
     again = Results(target)
     assert (again.custom_ids, again.num_errors, target.read_bytes()) == ({"a"}, 0, whole)
     with pytest.raises(BatchFileError, match="another process writes to it"):
         Results(target)
     again.close()
+
+
+def test_a_whole_result_without_a_line_break_is_kept(target: Path) -> None:
+    whole = earlier_results(target)
+    target.write_bytes(whole.rstrip())
+    again = Results(target)
+    again.close()
+    assert (again.custom_ids, target.read_bytes()) == ({"a"}, whole)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"notes",
+        b"notes\n",
+        b'{"custom_id":"1","body":{}}',
+        b"{}",
+        b"\0\0",
+        b"\x89PNG\r\n",
+        b'{"custom_id": "a"',
+    ],
+)
+def test_a_file_without_results_is_left_as_it_was(target: Path, content: bytes) -> None:
+    for before in (b"", earlier_results(target) + content + b"\n"):
+        target.write_bytes(before + content)
+        with pytest.raises(BatchFileError, match="is no result of a batch; name another file"):
+            Results(target)
+        assert target.read_bytes() == before + content
+
+
+def test_requests_that_can_be_read_only_once_are_refused(
+    source: Path, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(source)
+    for pipe in (source, Path("/dev/null"), source.parent):
+        assert run(pipe, target) == 2
+        assert f"error: {pipe}: is no regular file" in capsys.readouterr().err
+    for names in ((Path("-"), target), (source, Path("-"))):
+        assert run(*names) == 2
+        assert "error: -: neither stdin nor stdout can be used" in capsys.readouterr().err
+    assert not target.exists() and not Path("-").exists()
+
+
+def test_files_of_other_systems(
+    engines: list[FakeEngine], source: Path, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = orjson.dumps(chat("a", "say:fine"))
+    source.write_bytes(b"\xef\xbb\xbf" + line + b"\r\n")
+    assert run(source, target) == 0
+    assert texts(target) == {"a": "fine"}
+    source.write_text(line.decode(), "utf-16")
+    assert run(source, target) == 2
+    assert f"error: {source}: is text in UTF-16; save it as UTF-8" in capsys.readouterr().err
+
+
+def test_the_documentation_lists_the_endpoints() -> None:
+    documented = (ROOT / "docs" / "offline.md").read_text("utf-8")
+    assert not [url for url in batch.URLS if f"`{url}`" not in documented]
 
 
 def test_files_that_cannot_be_used(
@@ -180,9 +243,12 @@ def test_files_that_cannot_be_used(
     assert not target.exists()
     write(source, chat("a", "x"), chat("b", "x"))
     text = source.read_bytes()
-    assert run(source, source) == 2
-    assert f"error: {source}: line 1 is no result of a batch" in capsys.readouterr().err
+    target.hardlink_to(source)
+    for same in (source, target):
+        assert run(source, same) == 2
+        assert f"error: {same}: holds the requests" in capsys.readouterr().err
     assert source.read_bytes() == text, "it is left as it was"
+    target.unlink()
     assert run(source, source.parent / "missing" / "out.jsonl") == 2
     assert "cannot be written" in capsys.readouterr().err
     assert run(source, Path("/dev/null")) == 2
