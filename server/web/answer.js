@@ -1,7 +1,7 @@
 // One answer on the page: reasoning folded, text, tool calls, and the figures of how it was made.
 
 import { button, count, digits, duration, element, setText } from "./dom.js";
-import { StreamedText, jsonBlock, parseJson } from "./text.js";
+import { StreamedText, indented, jsonBlock } from "./text.js";
 
 export class Answer {
   // `actions`: buttons that a complete answer has; `returnResults(results)` goes on after tool calls.
@@ -112,12 +112,9 @@ export class Answer {
     const fields = this.calls.map((call) =>
       element("textarea", { rows: "1", placeholder: `Result of ${call.function.name}`, "aria-label": `Result of ${call.function.name}` }),
     );
-    const go = button("Return results", () => {
-      form.remove();
-      this.returnResults(this.calls.map((call, place) => ({ role: "tool", tool_call_id: call.id, content: fields[place].value })));
-    });
-    const form = element("div", { class: "results" }, ...fields, go);
-    return form;
+    const results = () => this.calls.map((call, place) => ({ role: "tool", tool_call_id: call.id, content: fields[place].value }));
+    const go = button("Return results", () => this.returnResults(results()), { class: "quiet starts" });
+    return element("div", { class: "results" }, ...fields, go);
   }
 }
 
@@ -126,7 +123,6 @@ function item(before, value, after = "") {
 }
 
 function callCard(call) {
-  const parsed = parseJson(call.function.arguments);
-  const shown = parsed === undefined ? element("pre", {}, element("code", {}, call.function.arguments)) : jsonBlock(parsed);
-  return element("div", { class: "call" }, element("div", { class: "call-name" }, "Tool call ", element("b", {}, call.function.name)), shown);
+  const name = element("div", { class: "call-name" }, "Tool call ", element("b", {}, call.function.name));
+  return element("div", { class: "call" }, name, jsonBlock(indented(call.function.arguments) ?? call.function.arguments));
 }

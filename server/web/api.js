@@ -1,6 +1,8 @@
 // Requests to this server: the key, errors in words, server-sent events.
 
-const KEY = "monoloop-key";
+import { Kept } from "./store.js";
+
+const kept = new Kept("sessionStorage", "monoloop-key");
 
 export class ApiError extends Error {
   constructor(message, status) {
@@ -10,17 +12,15 @@ export class ApiError extends Error {
 }
 
 export function setKey(key) {
-  if (key) sessionStorage.setItem(KEY, key);
-  else sessionStorage.removeItem(KEY);
+  kept.set(key || null);
 }
 
-export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+export const hasKey = () => kept.text !== null;
 
 // Paths are relative, so that the page also works below a prefix of a proxy.
 export async function request(path, { body, signal } = {}) {
   const headers = {};
-  const key = sessionStorage.getItem(KEY);
-  if (key) headers.Authorization = `Bearer ${asBytes(key)}`;
+  if (hasKey()) headers.Authorization = `Bearer ${asBytes(kept.text)}`;
   if (body) headers["Content-Type"] = "application/json";
   let response;
   try {

@@ -29,16 +29,26 @@ export class Chat {
     byId("stop").addEventListener("click", () => this.stop());
     byId("clear").addEventListener("click", () => this.clear());
     addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.stop();
+      if (event.key === "Escape" && !event.target.closest("dialog")) this.stop();
     });
   }
 
   send() {
     const text = this.prompt.value.trim();
-    if (!text || this.abort || this.controls.fields() === null) return;
-    this.prompt.value = "";
-    this.addUser(text);
-    this.answer();
+    if (!text) return;
+    this.go(() => {
+      this.prompt.value = "";
+      this.addUser(text);
+    });
+  }
+
+  // Changes the turns, and asks for an answer to them. Does nothing while an answer runs or a setting is wrong.
+  go(change) {
+    if (this.abort) return;
+    const fields = this.controls.fields();
+    if (fields === null) return;
+    change();
+    this.answer(fields);
   }
 
   stop() {
@@ -81,45 +91,41 @@ export class Chat {
 
   // Turns a message into a field; what comes after it is answered anew.
   edit(turn, shown) {
-    if (this.abort) return;
     const field = element("textarea", { "aria-label": "Edited message", rows: "2" });
     field.value = turn.message.content;
     const cancel = () => turn.node.replaceChildren(...before);
     const save = () => {
       const text = field.value.trim();
-      if (!text || this.controls.fields() === null) return;
-      this.cut(this.turns.indexOf(turn));
-      this.addUser(text);
-      this.answer();
-      this.prompt.focus();
+      if (!text) return;
+      this.go(() => {
+        this.cut(this.turns.indexOf(turn));
+        this.addUser(text);
+        this.prompt.focus();
+      });
     };
     field.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") cancel();
+      if (event.key === "Escape") {
+        event.stopPropagation();
+        cancel();
+      }
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
       save();
     });
     const before = [...turn.node.children];
-    const actions = element("div", { class: "actions" }, button("Cancel", cancel), button("Send again", save, { class: "main" }));
+    const actions = element("div", { class: "actions" }, button("Cancel", cancel), button("Send again", save, { class: "main starts" }));
     turn.node.replaceChildren(field, actions);
     field.focus();
   }
 
-  regenerate(turn) {
-    if (this.abort || this.controls.fields() === null) return;
-    this.cut(this.turns.indexOf(turn));
-    this.answer();
-  }
-
   // Asks for the answer to all turns, and shows it as it comes.
-  async answer() {
-    const body = { ...this.controls.fields(), messages: this.messages(), stream: true, stream_options: { include_usage: true } };
+  async answer(fields) {
+    const body = { ...fields, messages: this.messages(), stream: true, stream_options: { include_usage: true } };
     const turn = {};
     const copy = button("Copy", () => navigator.clipboard.writeText(answer.message.content));
-    const again = button("Regenerate", () => this.regenerate(turn));
+    const again = button("Regenerate", () => this.go(() => this.cut(this.turns.indexOf(turn))), { class: "quiet starts" });
     const answer = new Answer(navigator.clipboard ? [again, copy] : [again], (results) => {
-      for (const message of results) this.addResult(message);
-      this.answer();
+      this.go(() => results.forEach((message) => this.addResult(message)));
     });
     turn.message = answer.message;
     turn.node = answer.node;
@@ -165,6 +171,7 @@ export class Chat {
   showRunning(isRunning) {
     byId("send").hidden = isRunning;
     byId("stop").hidden = !isRunning;
+    this.list.classList.toggle("running", isRunning);
   }
 
   // Scrolls with the text, unless the reader has scrolled up.

@@ -1,18 +1,22 @@
 // The settings of the chat: system prompt, sampling, tools and schema. They are kept in this browser.
 
 import { byId, element } from "./dom.js";
+import { Kept } from "./store.js";
+import { parseAsWritten } from "./text.js";
 
-const STORE = "monoloop-settings";
+const MAX_INT = 2 ** 31 - 1;
+const fraction = (arrow) => ({ step: "any", "data-arrow": arrow });
+// The ranges of the API; a seed is as large as a number can be without a loss.
 const NUMBERS = [
-  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05 },
-  { name: "top_p", label: "Top p", min: 0, max: 1, step: 0.01 },
-  { name: "top_k", label: "Top k", min: 0, step: 1 },
-  { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01 },
-  { name: "max_tokens", label: "Max tokens", min: 1, step: 1 },
-  { name: "seed", label: "Seed", min: 0, step: 1 },
-  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1 },
-  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1 },
-  { name: "repetition_penalty", label: "Repetition penalty", min: 0.1, max: 2, step: 0.05 },
+  { name: "temperature", label: "Temperature", min: 0, max: 2, ...fraction(0.05) },
+  { name: "top_p", label: "Top p", min: 0, max: 1, ...fraction(0.01) },
+  { name: "top_k", label: "Top k", min: -1, max: MAX_INT },
+  { name: "min_p", label: "Min p", min: 0, max: 1, ...fraction(0.01) },
+  { name: "max_tokens", label: "Max tokens", min: 1, max: MAX_INT },
+  { name: "seed", label: "Seed", min: Number.MIN_SAFE_INTEGER, max: Number.MAX_SAFE_INTEGER },
+  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, ...fraction(0.1) },
+  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, ...fraction(0.1) },
+  { name: "repetition_penalty", label: "Repetition penalty", min: 0.01, max: 100, ...fraction(0.01) },
 ];
 const TEXTS = [
   { name: "system", label: "System prompt", placeholder: "None" },
@@ -26,12 +30,17 @@ export class Controls {
     this.form = byId("controls");
     this.toggle = byId("controls-button");
     this.inputs = {};
-    const numbers = NUMBERS.map(({ label, ...rest }) => this.field(label, "input", { type: "number", inputmode: "decimal", placeholder: "default", ...rest }));
+    this.kept = new Kept("localStorage", "monoloop-settings");
+    const numbers = NUMBERS.map(({ label, ...rest }) =>
+      // The number pads of some phones have no minus.
+      this.field(label, "input", { type: "number", inputmode: rest.min < 0 ? "text" : "decimal", placeholder: "default", ...rest }),
+    );
     const texts = TEXTS.map(({ label, isJson, ...rest }) => this.field(label, "textarea", { rows: "2", ...(isJson ? { class: "code", spellcheck: "false" } : {}), ...rest }));
     const reset = element("button", { type: "reset", class: "quiet" }, "Reset all");
     this.form.append(texts[0], element("div", { class: "numbers-grid" }, ...numbers), ...texts.slice(1), reset);
     this.restore();
     this.form.addEventListener("input", () => this.keep());
+    this.form.addEventListener("keydown", (event) => this.step(event));
     this.form.addEventListener("reset", () => setTimeout(() => this.keep()));
     this.form.addEventListener("submit", (event) => event.preventDefault());
     this.toggle.addEventListener("click", () => this.show(this.form.hidden));
@@ -43,6 +52,18 @@ export class Controls {
     return element("label", { class: tag }, element("span", {}, label), input);
   }
 
+  // The arrow keys change a fraction in steps of `data-arrow`; typed, it may have any digits.
+  step(event) {
+    const input = event.target;
+    if (!input.dataset.arrow || (event.key !== "ArrowUp" && event.key !== "ArrowDown")) return;
+    event.preventDefault();
+    input.step = input.dataset.arrow;
+    if (event.key === "ArrowUp") input.stepUp();
+    else input.stepDown();
+    input.step = "any";
+    this.keep();
+  }
+
   show(isShown) {
     this.form.hidden = !isShown;
     this.toggle.setAttribute("aria-expanded", String(isShown));
@@ -51,16 +72,16 @@ export class Controls {
   keep() {
     for (const { name } of TEXTS) this.inputs[name].setCustomValidity("");
     const values = Object.entries(this.inputs).map(([name, input]) => [name, input.value]);
-    localStorage.setItem(STORE, JSON.stringify(Object.fromEntries(values.filter(([, value]) => value !== ""))));
+    this.kept.set(JSON.stringify(Object.fromEntries(values.filter(([, value]) => value !== ""))));
     this.mark();
   }
 
   restore() {
     let kept = {};
     try {
-      kept = JSON.parse(localStorage.getItem(STORE)) ?? {};
+      kept = JSON.parse(this.kept.text) ?? {};
     } catch {
-      localStorage.removeItem(STORE);
+      this.kept.set(null);
     }
     for (const [name, input] of Object.entries(this.inputs)) input.value = kept[name] ?? "";
     this.mark();
@@ -96,7 +117,7 @@ export class Controls {
     const input = this.inputs[name];
     if (input.value.trim() === "") return undefined;
     try {
-      return JSON.parse(input.value);
+      return parseAsWritten(input.value);
     } catch (error) {
       input.setCustomValidity(`This is not JSON: ${error.message}`);
       return undefined;

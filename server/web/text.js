@@ -1,75 +1,98 @@
-// Text of an answer as it streams in: paragraphs, and blocks of code between fences of backquotes.
+// Text of an answer as it streams in: paragraphs, and blocks of code between fences of backquotes or tildes.
 
 import { element } from "./dom.js";
 
-const FENCE = /^```[^`]*$/;
+// Indent, marks and language of a line that is a fence, and the begin of a line that may become one.
+const FENCE = /^([ \t]*)(`{3,}|~{3,})([^`]*)$/;
+const FENCE_BEGIN = /^[ \t]*(`{0,2}|~{0,2}|(`{3,}|~{3,})[^`]*)$/;
 
 export class StreamedText {
   constructor(node) {
     this.node = node;
-    this.restart();
-  }
-
-  restart() {
-    this.node.replaceChildren();
-    this.target = null;
     this.text = "";
     this.held = ""; // the begin of a line that may become a fence
     this.atLineStart = true;
-    this.isCode = false;
-    this.open(false);
+    this.open(null);
   }
 
-  open(isCode) {
+  // Begins a block of code after `fence`, or a paragraph if it is null.
+  open(fence) {
     if (this.target) this.target.data = this.target.data.trimEnd();
-    this.isCode = isCode;
+    this.fence = fence;
     this.target = document.createTextNode("");
-    const block = isCode ? element("code", {}, this.target) : element("p", {}, this.target);
-    this.node.append(isCode ? element("pre", { tabindex: "0" }, block) : block);
+    const block = element(fence ? "code" : "p", {}, this.target);
+    this.node.append(fence ? element("pre", { tabindex: "0" }, block) : block);
   }
 
   append(text) {
     this.text += text;
-    const lines = (this.held + text).split(/(?<=\n)/);
-    this.held = "";
-    lines.forEach((line, index) => {
+    for (const line of (this.held + text).split(/(?<=\n)/)) {
       const isWhole = line.endsWith("\n");
-      if (this.atLineStart && FENCE.test(line.trimEnd()) && isWhole) {
-        this.open(!this.isCode);
-      } else if (this.atLineStart && !isWhole && index === lines.length - 1 && mayBeFence(line)) {
-        this.held = line;
-      } else if (line) {
-        const isFirst = !this.isCode && this.target.length === 0;
-        this.target.appendData(isFirst ? line.trimStart() : line);
-        this.atLineStart = isWhole;
-      }
-    });
+      this.held = this.atLineStart && !isWhole && FENCE_BEGIN.test(line) ? line : "";
+      if (this.held) continue;
+      const fence = this.atLineStart && isWhole ? this.fenceIn(line) : null;
+      if (fence) this.open(this.fence ? null : fence);
+      else this.write(line);
+    }
   }
 
-  // Writes what was held back; an answer that is JSON is shown indented.
+  // The fence that a line is: outside of code one that opens, inside one that closes (CommonMark 0.31, 4.5).
+  fenceIn(line) {
+    const [, indent, marks, language] = FENCE.exec(line.trimEnd()) ?? [];
+    if (marks === undefined) return null;
+    const closes = () => language === "" && marks.startsWith(this.fence.marks) && indent.length < this.fence.indent + 4;
+    return this.fence === null || closes() ? { indent: indent.length, marks } : null;
+  }
+
+  write(text) {
+    let shown = text;
+    if (this.fence === null) shown = this.target.length === 0 ? text.trimStart() : text;
+    else if (this.atLineStart) shown = text.slice(Math.min(this.fence.indent, text.search(/[^ \t]|$/)));
+    this.target.appendData(shown);
+    if (text) this.atLineStart = text.endsWith("\n");
+  }
+
+  // Writes what was held back, unless it closes the code; an answer that is JSON is shown indented.
   end() {
-    if (this.held && !FENCE.test(this.held)) this.target.appendData(this.held);
+    if (this.fence && this.fenceIn(this.held)) this.open(null);
+    else this.write(this.held);
     this.held = "";
-    const parsed = parseJson(this.text);
-    if (parsed !== undefined) this.node.replaceChildren(jsonBlock(parsed));
+    const json = indented(this.text);
+    if (json !== undefined) this.node.replaceChildren(jsonBlock(json));
     for (const paragraph of this.node.querySelectorAll("p:empty")) paragraph.remove();
   }
 }
 
-function mayBeFence(line) {
-  return "```".startsWith(line.slice(0, 3)) && !line.slice(3).includes("`");
-}
+const JSON_TOKEN = /"[^"\\]*(?:\\.[^"\\]*)*"|[[\]{},:]|[^\s[\]{},:"]+/g;
 
-// The object or list that a text is, or undefined.
-export function parseJson(text) {
+// A JSON object or list with line breaks and indents, its numbers and keys as written; undefined if it is neither.
+export function indented(text) {
   if (!/^\s*[[{]/.test(text)) return undefined;
   try {
-    return JSON.parse(text);
+    JSON.parse(text);
   } catch {
     return undefined;
   }
+  let made = "";
+  let before = "";
+  let depth = 0;
+  for (const [token] of text.matchAll(JSON_TOKEN)) {
+    const opened = before === "{" || before === "[";
+    const closes = token === "}" || token === "]";
+    if (closes) depth--;
+    if (closes ? !opened : opened || before === ",") made += `\n${"  ".repeat(depth)}`;
+    made += token === ":" ? ": " : token;
+    if (token === "{" || token === "[") depth++;
+    before = token;
+  }
+  return made;
 }
 
-export function jsonBlock(value) {
-  return element("pre", { class: "json", tabindex: "0" }, element("code", {}, JSON.stringify(value, null, 2)));
+export function jsonBlock(json) {
+  return element("pre", { class: "json", tabindex: "0" }, element("code", {}, json));
+}
+
+// Parses JSON whose numbers JSON.stringify() writes as they were: 12345678901234567890 does not end in zeros.
+export function parseAsWritten(text) {
+  return JSON.parse(text, (_, value, context) => (typeof value === "number" && JSON.rawJSON ? JSON.rawJSON(context.source) : value));
 }

@@ -1,5 +1,6 @@
-"""The page at / in a headless Chromium, with a fake model. Without a browser these tests are skipped."""
+"""The page at / in a headless Chromium, with a fake model; skipped where there is no browser."""
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from server.schema.chat import ChatRequest
 from tests.server.conftest import LiveServer
 from tests.server.tool_chat import CALL, THINKING, TOOL
 
@@ -19,8 +21,9 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(BROWSER is None, reason="there is no Chromium: apt-get install chromium"),
 ]
-WIDTHS = {"phone": (390, 844), "tablet": (820, 1180), "desktop": (1440, 900)}
+WIDTHS = {"phone": (375, 812), "tablet": (820, 1180), "desktop": (1440, 900)}
 WAIT_MILLISECONDS = 20_000
+MODEL = "SmolLM2-135M-Instruct"
 KEY_PROMPT = "This server asks for a key."
 
 
@@ -41,9 +44,10 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     contexts: list[Any] = []
     problems: list[str] = []
 
-    def open_one(server: LiveServer, width: str = "desktop", **options: Any) -> Any:
+    def open_one(server: LiveServer, width: str = "desktop", script: str = "", **options: Any) -> Any:
         size = dict(zip(("width", "height"), WIDTHS[width], strict=True))
         contexts.append(browser.new_context(viewport=size, **options))
+        contexts[-1].add_init_script(script)
         page = contexts[-1].new_page()
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda line: problems.append(line.text) if "Policy" in line.text else None)
@@ -59,7 +63,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     """A server whose model thinks and calls tools."""
-    started = LiveServer(FAKE_CHAT_TEMPLATE=THINKING).ready()
+    started = LiveServer("--served-model-name", MODEL, FAKE_CHAT_TEMPLATE=THINKING).ready()
     yield started
     started.close()
     assert "Traceback" not in started.log, started.log
@@ -68,14 +72,43 @@ def server() -> Iterator[LiveServer]:
 def ask(page: Any, text: str) -> Any:
     """Send a message, and return its answer."""
     number = page.locator("article.assistant").count()
-    page.get_by_label("Message").fill(text)
-    page.get_by_label("Message").press("Enter")
+    page.get_by_label("Message", exact=True).fill(text)
+    page.get_by_label("Message", exact=True).press("Enter")
     return page.locator("article.assistant").nth(number)
 
 
 def wait_until_done(answer: Any) -> None:
     """Wait until an answer is complete."""
     expect(answer).to_have_attribute("aria-busy", "false")
+
+
+def answer_with(page: Any, *deltas: dict[str, Any]) -> list[str]:
+    """Answer each request in the server's place, by one chunk of each delta in turn; the last ones never end.
+
+    Returns the list of their bodies, which grows.
+    """
+    bodies: list[str] = []
+
+    def take(route: Any) -> None:
+        bodies.append(route.request.post_data)
+        if len(bodies) <= len(deltas):
+            chunk = {"id": "chatcmpl-x", "choices": [{"index": 0, "delta": deltas[len(bodies) - 1]}]}
+            body = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+            route.fulfill(content_type="text/event-stream", body=body)
+
+    page.route("**/v1/chat/completions", take)
+    return bodies
+
+
+def a_call(arguments: str) -> dict[str, Any]:
+    """The delta of an answer that calls a tool."""
+    function = {"name": "get_weather", "arguments": arguments}
+    return {"tool_calls": [{"index": 0, "id": "call-1", "type": "function", "function": function}]}
+
+
+def roles(body: str) -> list[str]:
+    """The roles of a request's messages."""
+    return [message["role"] for message in json.loads(body)["messages"]]
 
 
 def test_figures_follow_the_text(open_page: Any, server: LiveServer) -> None:
@@ -125,6 +158,62 @@ def test_regenerate_and_edit_replace_what_came_after(open_page: Any, server: Liv
     expect(page.locator("article")).to_have_count(0)
 
 
+def test_one_answer_runs_at_a_time_and_results_stay_behind_their_calls(
+    open_page: Any, server: LiveServer
+) -> None:
+    page = open_page(server)
+    bodies = answer_with(page, a_call("{}"))
+    first = ask(page, "one")
+    wait_until_done(first)
+    expect(first.get_by_label("Result of get_weather")).to_be_visible()
+    page.locator("article.user").get_by_role("button", name="Edit").click()
+    ask(page, "two")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    expect(first.get_by_label("Result of get_weather")).to_be_hidden()
+    # None of what starts an answer does so beside another: hidden ones are pressed, too.
+    page.locator(".starts").evaluate_all("(buttons) => buttons.forEach((button) => button.click())")
+    edited = page.get_by_label("Edited message")
+    edited.press("Enter")
+    ask(page, "three")
+    expect(page.locator("article")).to_have_count(4)
+    edited.press("Escape")  # ends the editing alone
+    page.get_by_role("button", name="API key").click()
+    page.get_by_label("Key of this server").press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    assert [roles(body) for body in bodies] == [["user"], ["user", "assistant", "user"]]
+    page.locator("article.user").first.get_by_role("button", name="Edit").click()
+    page.get_by_role("button", name="Send again").click()
+    expect(page.locator("article")).to_have_count(2)
+    assert roles(bodies[-1]) == ["user"] and len(bodies) == 3
+
+
+def test_settings_take_what_the_api_takes(open_page: Any, server: LiveServer) -> None:
+    page = open_page(server)
+    bodies = answer_with(page, {"content": "done"})
+    page.get_by_role("button", name="Settings").click()
+    fields = ChatRequest.model_json_schema()["properties"]
+    for box in page.locator("input[type=number]").all():
+        name = box.get_attribute("name")
+        limits = fields[name]["anyOf"][0]
+        least = limits.get("minimum", limits.get("exclusiveMinimum"))
+        most = limits.get("maximum", limits.get("exclusiveMaximum", 1) - 1)
+        if name == "seed":  # the browser's numbers are exact up to here
+            least, most = 1 - 2**53, 2**53 - 1
+        assert [float(box.get_attribute(bound)) for bound in ("min", "max")] == [least, most], name
+        box.fill("2" if limits["type"] == "integer" else "0.123")
+    page.get_by_label("Seed").fill("-1")
+    page.get_by_label("Temperature").press("ArrowUp")
+    number = "12345678901234567890"
+    page.get_by_label("JSON schema").fill(f'{{"const": {number}}}')
+    wait_until_done(ask(page, "hi"))
+    sent = json.loads(bodies[0])
+    assert (sent["top_p"], sent["repetition_penalty"], sent["seed"]) == (0.123, 0.123, -1)
+    assert sent["temperature"] == 0.15, "an arrow key goes to the next step"
+    assert number in bodies[0]
+
+
 def test_settings_reach_the_request_and_wrong_ones_are_shown(open_page: Any, server: LiveServer) -> None:
     page = open_page(server)
     page.get_by_role("button", name="Settings").click()
@@ -166,10 +255,52 @@ def test_reasoning_is_folded_and_tool_calls_are_shown(open_page: Any, server: Li
     expect(page.locator("article.assistant")).to_have_count(2)
 
 
-def test_json_is_shown_indented(open_page: Any, server: LiveServer) -> None:
-    answer = ask(open_page(server), 'say:{"a": [1, 2]}')
+def test_json_is_indented_and_else_shown_as_written(open_page: Any, server: LiveServer) -> None:
+    page = open_page(server)
+    content = '{"a": [12345678901234567890, 1.0], "a": {}, "b\\"[": "\\u00e9: {,"}'
+    answer_with(page, {"content": content}, a_call('{"id":1e2}'))
+    answer = ask(page, "hi")
     wait_until_done(answer)
-    expect(answer.locator("pre.json")).to_have_text('{\n  "a": [\n    1,\n    2\n  ]\n}')
+    shown = '{\n  "a": [\n    12345678901234567890,\n    1.0\n  ],\n  "a": {},\n  "b\\"[": "\\u00e9: {,"\n}'
+    assert answer.locator("pre.json").text_content() == shown
+    answer = ask(page, "again")
+    wait_until_done(answer)
+    assert answer.locator(".call pre").text_content() == '{\n  "id": 1e2\n}'
+
+
+# A text, and its parts: paragraphs, and blocks of code as lists.
+FENCED: list[tuple[str, list[str | list[str]]]] = [
+    ("a\n```py\nx\n\ny\n```\nb", ["a", ["x\n\ny"], "b"]),
+    ("```hello in one line", ["```hello in one line"]),
+    ("a\n```", ["a\n```"]),
+    ("```\nx\n```", [["x"]]),
+    ("```\nx", [["x"]]),
+    ("t\n````md\n```py\nx\n```\n````\nafter", ["t", ["```py\nx\n```"], "after"]),
+    ("```\n~~~\n```sh\n```\nb", [["~~~\n```sh"], "b"]),
+    ("~~~\n```\n~~~~\nb", [["```"], "b"]),
+    ("- a\n  ```py\n  x\n    y\n z\n  ```\n- b", ["- a", ["x\n  y\nz"], "- b"]),
+    ("use ```x``` or `y`\n```x``` too", ["use ```x``` or `y`\n```x``` too"]),
+]
+
+
+def test_blocks_of_code_are_told_from_text_however_it_is_split(open_page: Any, server: LiveServer) -> None:
+    shown = open_page(server).evaluate(
+        """async (texts) => {
+            const { StreamedText } = await import("./web/text.js");
+            const render = (pieces) => {
+                const node = document.createElement("div");
+                const streamed = new StreamedText(node);
+                for (const piece of pieces) streamed.append(piece);
+                streamed.end();
+                const part = ({ tagName, textContent }) => (tagName === "PRE" ? [textContent] : textContent);
+                return [...node.children].map(part);
+            };
+            return texts.map((text) => [render([text]), render([...text])]);
+        }""",
+        [text for text, _ in FENCED],
+    )
+    for (text, parts), (at_once, by_characters) in zip(FENCED, shown, strict=True):
+        assert at_once == by_characters == parts, text
 
 
 def test_the_engine_shows_the_answer_and_the_pool_drains(open_page: Any, server: LiveServer) -> None:
@@ -178,7 +309,7 @@ def test_the_engine_shows_the_answer_and_the_pool_drains(open_page: Any, server:
     answer = ask(page, "tokens=2000 delay=0.01")
     expect(page.locator("#sequences tr.mine")).to_contain_text("this chatdecode")
     expect(page.get_by_role("img", name=re.compile("1,000 pages 1 are used by one sequence"))).to_be_visible()
-    expect(page.locator("#model")).to_have_text("fake-model")
+    expect(page.locator("#model")).to_have_text(MODEL)
     page.keyboard.press("Escape")
     wait_until_done(answer)
     expect(page.locator("#sequences tr")).to_have_count(0)
@@ -226,6 +357,18 @@ def test_a_connection_that_drops_leaves_the_text_and_says_so(
     page.keyboard.press("Escape")
 
 
+def test_the_page_works_where_the_browser_keeps_nothing(open_page: Any, server: LiveServer) -> None:
+    blocked = """for (const name of ["localStorage", "sessionStorage"])
+        Object.defineProperty(window, name, { get() { throw new DOMException("", "SecurityError"); } });"""
+    page = open_page(server, script=blocked)
+    expect(page.locator("#status")).to_have_text("live")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Max tokens").fill("2")
+    answer = ask(page, "tokens=9")
+    wait_until_done(answer)
+    expect(answer.locator(".numbers")).to_contain_text("finish length")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_is_wider_than_the_window(
@@ -237,9 +380,14 @@ def test_nothing_is_wider_than_the_window(
         if width != "desktop":
             page.get_by_role("button", name=view, exact=True).click()
             expect(page.get_by_role("region", name="Chat")).to_be_visible(visible=view == "Chat")
-        for part in ("body", ".bar", "#turns", "#engine"):
-            box = page.locator(part).evaluate("(node) => [node.scrollWidth, node.clientWidth]")
-            assert box[0] <= box[1], f"{part} is {box[0]} pixels wide on a {width}"
+        for part in ("body", ".bar", "#model", "#glance", "#turns", "#engine"):
+            assert_fits(page, part)
+
+
+def assert_fits(page: Any, part: str) -> None:
+    """Nothing in a part of the page is cut or has to be scrolled sideways."""
+    box = page.locator(part).evaluate("(node) => [node.scrollWidth, node.clientWidth]")
+    assert box[0] <= box[1], f"{part} is {box[0]} pixels wide, of which {box[1]} are seen"
 
 
 def test_every_control_has_a_name_and_can_be_reached_by_keyboard(open_page: Any, server: LiveServer) -> None:
@@ -249,7 +397,7 @@ def test_every_control_has_a_name_and_can_be_reached_by_keyboard(open_page: Any,
         "(nodes) => nodes.map((node) => node.ariaLabel || node.labels?.[0]?.textContent || node.textContent)"
     )
     assert all(name.strip() for name in names), names
-    page.get_by_label("Message").focus()
+    page.get_by_label("Message", exact=True).focus()
     reached = set()
     for _ in range(20):
         page.keyboard.press("Tab")
