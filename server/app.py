@@ -18,7 +18,7 @@ from server.key_limits import Allowance, KeyLimits
 from server.metrics import Metrics
 from server.middleware import ApiKeys, ConnectionLimit, Cors, RaisedErrors, RequestScope
 from server.openapi import document
-from server.routes import docs, page
+from server.routes import page
 from server.routes.table import ENDPOINTS, REFUSED, open_paths
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ def build_app(
         routes=[
             *(Route(path, app, methods=[app.endpoint.method]) for app in apps for path in app.endpoint.paths),
             Route("/openapi.json", openapi, methods=["GET"]),
-            Route("/docs", docs.docs, methods=["GET"]),
             *page.ROUTES,
         ],
         middleware=middleware(context, traces),

@@ -1,4 +1,4 @@
-"""GET /: the page for people, and the files it loads; for other clients a line of text.
+"""GET / and /docs: the pages for people, and the files they load; for other clients of / a line of text.
 
 The files are read once, and a path is looked up among them: nothing else can be reached.
 """
@@ -14,7 +14,6 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 PREFIX = "/web/"
-PAGE = "page.html"
 MEDIA_TYPES = {
     "css": "text/css; charset=utf-8",
     "html": "text/html; charset=utf-8",
@@ -45,11 +44,11 @@ class WebFile(NamedTuple):
 
 @cache
 def web_files() -> dict[str, WebFile]:
-    """Return the files of the page by name, as they lie in the package; /docs has its own route."""
+    """Return the files of both pages by name, as they lie in the package."""
     found = {}
     for path in files("server").joinpath("web").iterdir():
         media_type = MEDIA_TYPES.get(path.name.rpartition(".")[2])
-        if media_type is not None and path.name != "docs.html":
+        if media_type is not None:
             body = path.read_bytes()
             etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
             found[path.name] = WebFile(body, {**HEADERS, "Content-Type": media_type, "ETag": etag})
@@ -57,8 +56,13 @@ def web_files() -> dict[str, WebFile]:
 
 
 def paths() -> set[str]:
-    """Return the paths that need no API key: they show nothing without /live_stats, which needs one."""
-    return {"/", *(PREFIX + name for name in web_files())}
+    """Return the paths that need no API key: what the pages show comes from others, which need one."""
+    return {"/", "/docs", *(PREFIX + name for name in web_files() if not is_page(name))}
+
+
+def is_page(name: str) -> bool:
+    """Return whether a file is a page: it has a path of its own, from which it names its other files."""
+    return name.endswith(".html")
 
 
 def respond(http: Request, name: str, **headers: str) -> Response:
@@ -73,19 +77,27 @@ def respond(http: Request, name: str, **headers: str) -> Response:
 async def root(http: Request) -> Response:
     """The page for clients that accept HTML; for probes a line of text."""
     if "text/html" in http.headers.get("accept", ""):
-        return respond(http, PAGE, Vary="Accept")
+        return respond(http, "page.html", Vary="Accept")
     return PlainTextResponse("monoloop is running; its API is at /docs\n", headers={"Vary": "Accept"})
 
 
+async def docs(http: Request) -> Response:
+    """The API's description. /docs/ leads to /docs, since its files are named relative to that."""
+    if http.scope.get("raw_path", b"").endswith(b"/"):
+        return Response(status_code=307, headers={"Location": "../docs"})
+    return respond(http, "docs.html")
+
+
 async def web_file(http: Request) -> Response:
-    """A file that the page loads."""
+    """A file that a page loads."""
     name = http.path_params["name"]
-    if name not in web_files():
+    if name not in web_files() or is_page(name):
         raise HTTPException(404)
     return respond(http, name)
 
 
 ROUTES = (
     Route("/", root, methods=["GET"]),
+    Route("/docs", docs, methods=["GET"]),
     Route(PREFIX + "{name}", web_file, methods=["GET"]),
 )

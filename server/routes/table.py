@@ -35,4 +35,4 @@ def open_paths() -> set[str]:
     The pages show nothing without /openapi.json and /live_stats, which need one.
     """
     opened = {path for endpoint in ENDPOINTS if endpoint.is_open for path in endpoint.paths}
-    return opened | {"/docs"} | page.paths()
+    return opened | page.paths()

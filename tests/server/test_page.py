@@ -1,4 +1,4 @@
-"""The page at / and its files: all are served, none loads from elsewhere, and only GET needs no API key."""
+"""The pages at / and /docs: their files are served and load nothing from elsewhere; only GET needs no key."""
 
 import re
 
@@ -11,6 +11,7 @@ from tests.server.fake_engine import FakeEngine
 
 HTML = {"accept": "text/html,application/xhtml+xml"}
 TEXTS = {name: file.body.decode() for name, file in web_files().items()}
+PATHS = {"/", "/docs", *(f"/web/{name}" for name in TEXTS if not name.endswith(".html"))}
 
 
 async def test_people_get_a_page_and_probes_a_line(client: httpx.AsyncClient) -> None:
@@ -28,17 +29,23 @@ async def test_people_get_a_page_and_probes_a_line(client: httpx.AsyncClient) ->
 
 async def test_only_reading_is_open(engine: FakeEngine) -> None:
     async with client_for(engine, api_key=("k",)) as client:
-        assert (await client.get("/", headers=HTML)).status_code == 200
-        for name in web_files():
-            assert (await client.get(f"/web/{name}")).status_code == 200
+        for path in PATHS:
+            assert (await client.get(path, headers=HTML)).status_code == 200
         assert (await client.post("/", json={"inputs": "tokens=1"})).status_code == 401
-        assert (await client.get("/live_stats")).status_code == 401
+        for path in ("/live_stats", "/openapi.json"):
+            assert (await client.get(path)).status_code == 401
     assert not engine.requests
 
 
-async def test_the_page_is_there_while_the_model_loads() -> None:
+async def test_the_pages_are_there_while_the_model_loads() -> None:
     async with client_for(None) as client:
-        assert (await client.get("/", headers=HTML)).status_code == 200
+        for path in ("/", "/docs", "/openapi.json"):
+            assert (await client.get(path, headers=HTML)).status_code == 200
+
+
+async def test_docs_with_a_last_slash_lead_to_where_its_files_are_found(client: httpx.AsyncClient) -> None:
+    response = await client.get("/docs/")
+    assert (response.status_code, response.headers["location"]) == (307, "../docs")
 
 
 @pytest.mark.parametrize(
@@ -47,6 +54,7 @@ async def test_the_page_is_there_while_the_model_loads() -> None:
         "",
         "nothing.js",
         "docs.html",
+        "page.html",
         "../app.py",
         "..%2fapp.py",
         "%2e%2e/app.py",
@@ -64,7 +72,7 @@ async def test_nothing_else_can_be_reached(client: httpx.AsyncClient, path: str)
 
 
 async def test_files_have_strict_headers_and_are_sent_once(client: httpx.AsyncClient) -> None:
-    for path in ("/", *(f"/web/{name}" for name in web_files())):
+    for path in PATHS:
         response = await client.get(path, headers=HTML)
         policy = response.headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; ")
@@ -93,11 +101,15 @@ def test_a_file_loads_nothing_from_elsewhere_and_makes_no_markup_of_text(name: s
 
 
 def test_what_the_page_loads_is_there() -> None:
-    loaded = re.findall(r'(?:src|href)="web/([^"]+)"', TEXTS["page.html"])
-    assert len(loaded) > 2
+    loaded = []
+    for name, text in TEXTS.items():
+        loaded += re.findall(r'(?:src|href)="web/([^"]+)"', text) if name.endswith(".html") else []
+    assert len(loaded) > 4
     for name, text in TEXTS.items():
         loaded += re.findall(r'from "\./([^"]+)"', text) if name.endswith(".js") else []
-    assert set(loaded) | {"page.html"} == set(TEXTS), "files that are missing, or that nothing loads"
+    assert set(loaded) | {"page.html", "docs.html"} == set(TEXTS), (
+        "files that are missing, or that nothing loads"
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name.endswith((".js", ".css"))])

@@ -1,4 +1,4 @@
-"""The page at / in a headless Chromium, with a fake model; skipped where there is no browser."""
+"""The pages at / and /docs in a headless Chromium, with a fake model; skipped where there is no browser."""
 
 import json
 import os
@@ -369,6 +369,25 @@ def test_the_page_works_where_the_browser_keeps_nothing(open_page: Any, server: 
     expect(answer.locator(".numbers")).to_contain_text("finish length")
 
 
+def test_docs_know_the_key_and_hold_their_files_at_any_spelling(
+    open_page: Any, start: Callable[..., LiveServer]
+) -> None:
+    server = start("--api-key", "k").ready()
+    page = open_page(server)
+    page.goto(f"{server.url}/docs/")
+    page.get_by_label("Key of this server").fill("k")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator(".endpoint").first).to_contain_text("/v1/chat/completions")
+    page.goto(server.url)
+    expect(page.locator("#status")).to_have_text("live")
+    page.get_by_role("link", name="API docs").click()
+    page.locator(".endpoint").first.click()
+    expect(page.locator(".endpoint pre").first).to_contain_text(f"curl {server.url}/v1/chat/completions")
+    expect(page.get_by_text("seed", exact=True).locator("..")).to_contain_text("< 9223372036854775808")
+    page.get_by_label("Filter").fill("live_stats")
+    expect(page.locator(".endpoint:visible")).to_have_count(1)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_is_wider_than_the_window(
@@ -382,6 +401,11 @@ def test_nothing_is_wider_than_the_window(
             expect(page.get_by_role("region", name="Chat")).to_be_visible(visible=view == "Chat")
         for part in ("body", ".bar", "#model", "#glance", "#turns", "#engine"):
             assert_fits(page, part)
+    page.goto(f"{server.url}/docs")
+    page.locator(".endpoint").first.click()
+    page.locator("details details").evaluate_all("(nodes) => nodes.forEach((node) => (node.open = true))")
+    expect(page.locator("details details .field").first).to_be_visible()
+    assert_fits(page, "html")
 
 
 def assert_fits(page: Any, part: str) -> None:
