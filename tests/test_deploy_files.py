@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from server.config import ServerConfig
+from server.routes import live, profile, status
 from server.routes.table import ENDPOINTS
 from server.settings import parse, variables
 from tests.test_deployment import ROOT, exported_metrics
@@ -135,3 +136,14 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         timeout=30,
     )
     assert rated.returncode == 0, rated.stdout[-2000:]
+
+
+def test_nginx_hides_what_one_process_says_of_itself() -> None:
+    [pattern] = re.findall(r"location ~ (\S+) \{", (DEPLOY / "nginx.conf").read_text())
+    hidden = [
+        path for endpoint in (*status.ENDPOINTS, *profile.ENDPOINTS, live.ENDPOINT) for path in endpoint.paths
+    ]
+    passed_on = [path for endpoint in ENDPOINTS for path in endpoint.paths if path not in hidden]
+    for slash in ("", "/"):
+        assert [path for path in hidden if not re.search(pattern, path + slash)] == []
+        assert [path for path in passed_on if re.search(pattern, path + slash)] == []
