@@ -5,6 +5,7 @@ import { afterNextKey, askForKey } from "./key.js";
 
 const FIRST_RETRY_SECONDS = 0.5;
 const LONGEST_RETRY_SECONDS = 8;
+const LONGEST_SILENCE_SECONDS = 5; // four events come a second; a network that is gone says nothing
 
 export class Feed {
   // `show(event)` gets each event, `note(state, text)` how the connection is.
@@ -28,9 +29,11 @@ export class Feed {
     this.rest();
     if (document.hidden) return;
     const abort = (this.abort = new AbortController());
+    this.expectEvent();
     try {
       const response = await request("live_stats", { signal: abort.signal });
       for await (const data of events(response)) {
+        this.expectEvent();
         this.retrySeconds = FIRST_RETRY_SECONDS;
         const event = JSON.parse(data);
         this.note(event.draining ? "draining" : "live", event.draining ? "draining" : "live");
@@ -42,8 +45,16 @@ export class Feed {
     }
   }
 
+  expectEvent() {
+    this.after(LONGEST_SILENCE_SECONDS, () => {
+      this.rest();
+      this.retry("lost", "reconnecting");
+    });
+  }
+
   fail(error) {
     if (error.status === 401) {
+      this.rest();
       this.note("locked", "needs a key");
       afterNextKey(() => this.connect());
       askForKey();
@@ -59,7 +70,13 @@ export class Feed {
 
   retry(state, text) {
     this.note(state, text);
-    this.timer = setTimeout(() => this.connect(), 1000 * this.retrySeconds);
+    this.after(this.retrySeconds, () => this.connect());
     this.retrySeconds = Math.min(LONGEST_RETRY_SECONDS, 2 * this.retrySeconds);
+  }
+
+  // There is one timer: for the next event, or for the next try.
+  after(seconds, action) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(action, 1000 * seconds);
   }
 }

@@ -388,6 +388,21 @@ def test_docs_know_the_key_and_hold_their_files_at_any_spelling(
     expect(page.locator(".endpoint:visible")).to_have_count(1)
 
 
+def test_a_server_that_falls_silent_is_not_shown_as_live(open_page: Any, server: LiveServer) -> None:
+    page = open_page(server)
+    page.clock.install()
+    page.reload()
+    expect(page.locator("#status")).to_have_text("live")
+    server.send(signal.SIGSTOP)
+    try:
+        page.clock.fast_forward("00:10")
+        expect(page.locator("#status")).to_have_text("reconnecting")
+    finally:
+        server.send(signal.SIGCONT)
+    page.clock.fast_forward("00:10")
+    expect(page.locator("#status")).to_have_text("live")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_is_wider_than_the_window(
