@@ -1,13 +1,22 @@
 """The settings of the engine. Their descriptions make `--help`, the documentation and the sample YAML."""
 
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 KVDtype = Literal["auto", "bfloat16", "fp8", "int8", "int4"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
+
+
+def check_endpoint(endpoint: str) -> str:
+    """Return a ZeroMQ endpoint that other processes can reach. Raises ValueError for anything else."""
+    found = re.fullmatch(r"tcp://\S+:(\d{1,5})|ipc://.+", endpoint)
+    if not found or not 0 < int(found[1] or 1) < 2**16:  # ZeroMQ takes the port modulo 2**16
+        raise ValueError("must be tcp://*:PORT, tcp://HOST:PORT or ipc://PATH")
+    return endpoint
 
 
 class EngineConfig(BaseModel):
@@ -129,7 +138,7 @@ class EngineConfig(BaseModel):
         description="new file to record all arrivals, steps and tokens in, for `monoloop replay` and "
         "`monoloop timeline`; it contains the token ids of every prompt and answer",
     )
-    kv_events_endpoint: str | None = Field(
+    kv_events_endpoint: Annotated[str, AfterValidator(check_endpoint)] | None = Field(
         None,
         description="ZeroMQ endpoint that announces which blocks of tokens the prefix cache has, as vLLM "
         "does, for routers that read it: tcp://*:5557 to listen, tcp://host:5557 to connect; needs the extra "

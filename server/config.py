@@ -1,29 +1,13 @@
 """The settings of the server. Their descriptions make `--help`, the documentation and the sample YAML."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field
 
 from server.logs import LogFormat
 from server.parsing.detect import ReasoningSetting, ToolSetting
-
-
-def split_commas(value: Any) -> Any:
-    """`a,b` (environment, YAML) and `["a,b", "c"]` (repeated flags) as a list of names."""
-    parts = [value] if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple):
-        return value
-    names: list[Any] = []
-    for part in parts:
-        names += [name.strip() for name in part.split(",")] if isinstance(part, str) else [part]
-    if "" in names:  # an empty API key would let anyone in
-        raise ValueError("holds an empty value")
-    return names
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
-Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(split_commas)]
+from server.setting_types import Address, Names, Origins, RequestPaths, Secrets
 
 
 class ServerConfig(BaseModel):
@@ -58,7 +42,7 @@ class ServerConfig(BaseModel):
         description="keys, one of which clients must send; prefer the environment, since other users see the "
         "flags of a process; default: no key is needed",
     )
-    open_paths: Names = Field(
+    open_paths: RequestPaths = Field(
         (),
         description="paths that can be read (GET) without an API key, none for no path; default: /health and "
         "/ready under all their names, /metrics, /version, /docs, and the page with its files",
@@ -81,7 +65,7 @@ class ServerConfig(BaseModel):
     generate_api: Literal["tgi", "lightllm"] = Field(
         "tgi", description="API of /, /generate and /generate_stream: that of TGI or that of LightLLM"
     )
-    cors_origins: Names = Field(
+    cors_origins: Origins = Field(
         (), description="origins whose web pages may call the API, * for any; default: none, CORS is off"
     )
     tool_parser: ToolSetting = Field(
@@ -134,9 +118,8 @@ class ServerConfig(BaseModel):
         None,
         description="folder for the profiles of POST /start_profile and /stop_profile; default: they are off",
     )
-    metrics_push_url: str | None = Field(
+    metrics_push_url: Address | None = Field(
         None,
-        pattern=r"^https?://",
         description="address of a Prometheus push gateway that the metrics are sent to, such as "
         "http://gateway:9091; default: they are only scraped",
     )
@@ -144,9 +127,8 @@ class ServerConfig(BaseModel):
     metrics_push_job: str = Field(
         "monoloop", min_length=1, description="name of the job under which the gateway keeps the metrics"
     )
-    otlp_endpoint: str | None = Field(
+    otlp_endpoint: Address | None = Field(
         None,
-        pattern=r"^https?://",
         description="address of an OpenTelemetry collector that takes OTLP over HTTP, such as "
         "http://collector:4318; each request is traced to it (needs monoloop[otel]); default: no traces",
     )

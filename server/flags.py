@@ -11,6 +11,8 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from server.setting_types import without_credentials
+
 Config = TypeVar("Config", bound=BaseModel)
 
 
@@ -130,7 +132,7 @@ def choices(field: FieldInfo) -> list[str]:
 def explain(error: ValidationError, model: type[BaseModel], origins: Mapping[str, str]) -> SettingsError:
     """Return the error for wrong settings, a line each; `origins` says where a value came from.
 
-    Values of secret fields are not repeated.
+    Values of secret fields are not repeated, nor are passwords of addresses.
     """
     lines = []
     for entry in error.errors(include_url=False):
@@ -141,7 +143,7 @@ def explain(error: ValidationError, model: type[BaseModel], origins: Mapping[str
             continue
         line = f"{origin}: {entry['msg'].removeprefix('Value error, ')}"
         if not is_secret(model.model_fields.get(name)):
-            line += f" (got {entry['input']!r:.200})"
+            line += f" (got {without_credentials(repr(entry['input'])):.200})"
         if entry["type"] == "literal_error" and len(str(entry["input"])) > 3:  # gpu is not a wrong cpu
             line += did_you_mean(str(entry["input"]), choices(model.model_fields[name]))
         lines.append(line)

@@ -279,7 +279,7 @@ def open_traces(endpoint: str | None) -> "Traces | None":
     except ImportError as error:
         install = "install it: pip install 'monoloop[otel]'"
         raise SettingsError(
-            f"{flag('otlp_endpoint')} {endpoint}: OpenTelemetry is not installed ({error}); {install}"
+            f"{flag('otlp_endpoint')}: OpenTelemetry is not installed ({error}); {install}"
         ) from None
     return Traces.to_collector(endpoint)
 

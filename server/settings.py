@@ -11,6 +11,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
@@ -114,6 +115,16 @@ class Sources(BaseSettings):
             raise ValueError("must be text: in YAML, put it in quotes")
         if isinstance(value, str) and not value.strip():
             raise ValueError("holds an empty value")
+        if any(isinstance(part, str) and "\0" in part for part in parts):  # no path or address has one
+            raise ValueError("holds a NUL character")
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def expand_home(cls, value: Any) -> Any:
+        """Return a path with `~` expanded where there is such a home: no shell does it in YAML or `--x=~`."""
+        with suppress(RuntimeError):
+            return value.expanduser() if isinstance(value, Path) else value
         return value
 
     @classmethod

@@ -7,6 +7,7 @@ import yaml
 from pydantic import BaseModel
 
 from server.flags import is_secret, parse_arguments
+from server.setting_types import without_credentials
 from server.settings import Settings, add_positional_model, settings_of, settings_parser
 from server.terminal import print_status
 
@@ -18,7 +19,7 @@ def main(arguments: list[str]) -> int:
     parser = settings_parser(
         "config",
         "Print the settings that serve would run with, given the same flags, environment and file, and where "
-        "each came from. What is printed is a file for --config; API keys are left out of it.",
+        "each came from. What is printed is a file for --config, without keys and addresses with passwords.",
     )
     found = settings_of(parse_arguments(add_positional_model(parser), arguments))
     for warning in found.warnings:
@@ -28,7 +29,7 @@ def main(arguments: list[str]) -> int:
 
 
 def as_yaml(settings: Settings) -> str:
-    """Return all settings as a YAML file, each with its origin as a comment; secrets only as their number."""
+    """Return all settings as a YAML file, each with its origin as a comment; without secrets."""
     lines = []
     parts: dict[str, BaseModel] = {"server": settings.server, "engine": settings.engine}
     for title, config in parts.items():
@@ -38,7 +39,9 @@ def as_yaml(settings: Settings) -> str:
             if is_secret(field):
                 line = f"# {name}: {len(values[name])} given, not shown"
             else:
-                line = f"{name}: {_as_value(values[name])}"
+                value = _as_value(values[name])
+                shown = without_credentials(value)
+                line = f"{name}: {value}" if shown == value else f"# {name}: {shown}"
             lines.append(f"{line:<{COMMENT_COLUMN}}  # {settings.origins.get(name, 'default')}")
     return "\n".join(lines) + "\n"
 

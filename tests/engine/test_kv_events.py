@@ -111,8 +111,8 @@ def test_changes_that_are_lost_clear_the_index(monkeypatch):
 def test_settings_that_cannot_work_are_named(monkeypatch):
     assert KVEvents.from_config(EngineConfig()) is None
     pytest.importorskip("zmq")
-    with pytest.raises(ValueError, match="kv_events_endpoint: nonsense cannot be opened"):
-        KVEvents.from_config(EngineConfig(kv_events_endpoint="nonsense"))
+    with pytest.raises(ValueError, match="kv_events_endpoint: ipc:///nowhere/x cannot be opened"):
+        KVEvents.from_config(EngineConfig(kv_events_endpoint="ipc:///nowhere/x"))
     monkeypatch.setitem(__import__("sys").modules, "msgspec", None)
     with pytest.raises(ValueError, match=r"needs msgspec.*monoloop\[kv-events\]"):
         KVEvents.from_config(EngineConfig(kv_events_endpoint="tcp://*:5557"))

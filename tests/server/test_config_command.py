@@ -68,6 +68,15 @@ def test_keys_are_not_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert lines_of(out)["api_key"] == ("2 given, not shown", "MONOLOOP_API_KEY")
 
 
+def test_passwords_of_addresses_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    addresses = ["--metrics-push-url", "http://u:sesame@gw:9091", "--otlp-endpoint", "http://sesame@c:4318/x"]
+    assert cli.main(["config", *addresses]) == 0
+    out = capsys.readouterr().out
+    assert "sesame" not in out
+    assert "\n# metrics_push_url: http://u:***@gw:9091 " in out
+    assert "\n# otlp_endpoint: http://***@c:4318/x " in out
+
+
 def test_wrong_settings_and_unknown_variables(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

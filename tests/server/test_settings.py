@@ -1,12 +1,13 @@
 """Settings: four sources, one set of names, and messages that say what is wrong and where.
 
-Covers server/commands/list.py, server/commands/pull.py and server/commands/rm.py.
+Covers server/setting_types.py, server/commands/list.py, server/commands/pull.py and server/commands/rm.py.
 """
 
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -18,7 +19,7 @@ from engine.errors import ModelError
 from server import cli
 from server.commands import serve
 from server.config import ServerConfig
-from server.flags import SettingsError
+from server.flags import SettingsError, flag, members
 from server.settings import FlatSettings, load, parse, sample_yaml
 from tests.server.conftest import ROOT
 
@@ -78,12 +79,79 @@ def test_every_kind_of_value_is_read_from_text(monkeypatch: pytest.MonkeyPatch) 
         (["--cache-dir", ""], ["--cache-dir", "empty"]),
         (["--port", "true"], ["--port", "integer"]),
         (["--port", "-1", "--max-num-seqs", "0"], ["--port", "--max-num-seqs"]),
+        (["--cors-origins", "evil"], ["--cors-origins", "evil is no origin"]),
+        (["--cors-origins", "https://*.a.example"], ["--cors-origins", "is no origin"]),
+        (["--cors-origins", "*,http://a/b"], ["--cors-origins", "write http://a "]),
+        (["--cors-origins", "HTTPS://A.example:443"], ["--cors-origins", "write https://a.example "]),
+        (["--open-paths", "/ready,health"], ["--open-paths", "write /health "]),
+        (["--open-paths", "/health/"], ["--open-paths", "write /health "]),
+        (["--open-paths", "/metrics?x"], ["--open-paths", "write /metrics "]),
+        (["--open-paths", "none,/health"], ["--open-paths", "none is no path"]),
+        (["--kv-events-endpoint", "foo"], ["--kv-events-endpoint", "tcp://*:PORT"]),
+        (["--kv-events-endpoint", "tcp://*:65536"], ["--kv-events-endpoint", "tcp://HOST:PORT"]),
+        (["--kv-events-endpoint", "http://a:1"], ["--kv-events-endpoint", "ipc://PATH"]),
     ],
 )
 def test_wrong_flag_is_named(flags: list[str], words: list[str]) -> None:
     with pytest.raises(SettingsError) as wrong:
         parse(flags)
     assert all(word in str(wrong.value) for word in words), wrong.value
+
+
+@pytest.mark.parametrize("name", ["metrics_push_url", "otlp_endpoint"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "gw:9091",
+        "ftp://gw",
+        "http://",
+        "http://:9091",
+        "http://gw:99999",
+        "http://gw:0",
+        "http://[gw",
+        "http://g w",
+        "http://gw/?a=b",
+        "http://gw/#a",
+        "http://u:a/b c@d@gw",
+        "htp://u:a@gw",
+    ],
+)
+def test_addresses_that_cannot_work_are_refused(name: str, address: str) -> None:
+    with pytest.raises(SettingsError) as wrong:
+        load({name: address})
+    message = str(wrong.value)
+    assert message.startswith(f"{flag(name)}: must be http://HOST:PORT")
+    assert ("u:***@gw" if "@" in address else address) in message and "a@" not in message
+
+
+def test_origins_and_paths_that_work_are_taken() -> None:
+    origins = ("*", "null", "http://localhost:3000", "https://a.example", "http://[::1]:8080")
+    origins += ("chrome-extension://abcdef", "http://a.example:443")
+    server = load({"cors_origins": list(origins), "open_paths": "/,/health,/v1/models/a"}).server
+    assert server.cors_origins == origins
+    assert server.open_paths == ("/", "/health", "/v1/models/a")
+    assert load({"open_paths": "none"}).server.open_paths == ("none",)
+
+
+def kinds_of(name: str) -> set[Any]:
+    """Return the types of a setting's values."""
+    annotation = FlatSettings.model_fields[name].annotation
+    return {kind for member in members(annotation) for kind in (member, *get_args(member))}
+
+
+def test_paths_begin_in_the_home_folder_and_hold_no_nul(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paths = {name for name in FlatSettings.model_fields if Path in kinds_of(name)}
+    assert paths >= {"uds", "record", "profile_dir", "ssl_certfile", "cache_dir", "chat_template"}
+    found = load(dict.fromkeys(paths, "~/x"))
+    values = found.engine.model_dump() | found.server.model_dump()
+    assert {values[name] for name in paths} == {tmp_path / "x"}
+    assert load({"record": "~nobody-like-this/x"}).engine.record == Path("~nobody-like-this/x")
+    for name in paths | {"model", "host", "served_model_name"}:
+        with pytest.raises(SettingsError, match="holds a NUL character"):
+            load({name: "a\0b"})
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ def test_without_the_packages_the_setting_says_what_to_install(monkeypatch: pyte
 
     monkeypatch.setattr(builtins, "__import__", without_sdk)
     assert lifecycle.open_traces(None) is None
-    with pytest.raises(SettingsError, match=r"--otlp-endpoint .*opentelemetry\.sdk.*monoloop\[otel\]"):
+    with pytest.raises(SettingsError, match=r"--otlp-endpoint: .*opentelemetry\.sdk.*monoloop\[otel\]"):
         lifecycle.open_traces("http://collector:4318")
 
 

@@ -14,8 +14,8 @@ from rich.table import Table
 from engine.config import DeviceKind, Dtype, EngineConfig, KVDtype
 from engine.request import SamplingParams
 from server.commands.bench.command import check_writable
-from server.config import Names, split_commas
 from server.flags import SettingsError, flag
+from server.setting_types import Names, split_commas
 from server.settings import to_int
 
 Counts = Annotated[
