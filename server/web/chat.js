@@ -48,6 +48,7 @@ export class Chat {
     const fields = this.controls.fields();
     if (fields === null) return;
     change();
+    if (document.activeElement !== this.prompt) this.list.focus(); // the button that was pressed goes
     this.answer(fields);
   }
 
@@ -93,7 +94,10 @@ export class Chat {
   edit(turn, shown) {
     const field = element("textarea", { "aria-label": "Edited message", rows: "2" });
     field.value = turn.message.content;
-    const cancel = () => turn.node.replaceChildren(...before);
+    const cancel = () => {
+      turn.node.replaceChildren(...before);
+      turn.node.querySelector("button").focus();
+    };
     const save = () => {
       const text = field.value.trim();
       if (!text) return;

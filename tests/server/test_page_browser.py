@@ -146,6 +146,7 @@ def test_regenerate_and_edit_replace_what_came_after(open_page: Any, server: Liv
     wait_until_done(ask(page, "again"))
     page.locator("article.assistant").first.get_by_role("button", name="Regenerate").click()
     expect(page.locator("article")).to_have_count(2)
+    expect(page.get_by_role("log")).to_be_focused()
     wait_until_done(page.locator("article.assistant"))
     page.locator("article.user").get_by_role("button", name="Edit").click()
     field = page.get_by_label("Edited message")
@@ -177,6 +178,7 @@ def test_one_answer_runs_at_a_time_and_results_stay_behind_their_calls(
     ask(page, "three")
     expect(page.locator("article")).to_have_count(4)
     edited.press("Escape")  # ends the editing alone
+    expect(page.locator("article.user").first.get_by_role("button", name="Edit")).to_be_focused()
     page.get_by_role("button", name="API key").click()
     page.get_by_label("Key of this server").press("Escape")
     expect(page.get_by_role("dialog")).to_be_hidden()
@@ -252,6 +254,7 @@ def test_reasoning_is_folded_and_tool_calls_are_shown(open_page: Any, server: Li
     answer.get_by_label("Result of get_weather").fill("sunny")
     answer.get_by_role("button", name="Return results").click()
     expect(page.locator("article.result")).to_have_text("sunny")
+    expect(page.get_by_role("log")).to_be_focused()
     expect(page.locator("article.assistant")).to_have_count(2)
 
 
