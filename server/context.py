@@ -42,6 +42,7 @@ class ServerContext:
         self.metrics = metrics
         self.arrivals = ArrivalLimiter()
         self.is_draining = False
+        self.returns_request_id = True  # in X-Request-Id
         # The requests whose bodies are on their way.
         self.arriving: Deadlines[Watch] = Deadlines(config.body_timeout_seconds, end_late_body)
         self.open_requests = OpenRequests()

@@ -178,9 +178,8 @@ class Server:
     ) -> int:
         """Wait for a signal or a death, then end everything in order."""
         death = asyncio.create_task(engine.wait_dead(), name="engine death")
-        throughput = asyncio.create_task(ThroughputLog(engine.stats).run(), name="throughput")
-        garbage = asyncio.create_task(IdleCollector(context.open_requests.is_empty).run(), name="garbage")
-        push = asyncio.create_task(self.push(context.metrics), name="metrics push")
+        port = None if self.settings.server.uds else self.listener.getsockname()[1]
+        upkeep = begin_upkeep(engine, context, port)
         await asyncio.wait((stop, death, http), return_when=asyncio.FIRST_COMPLETED)
         died = not engine.is_alive or http.done()
         context.drain()
@@ -193,29 +192,11 @@ class Server:
             print_status(f"finishing what runs, for up to {limit:g} s; once more to end at once")
             await engine.drain(limit)
         await self.end_http(http)
-        for task in (death, throughput, garbage):
-            task.cancel()
-        died = died or not engine.is_alive  # it may have happened while draining
-        try:
-            await asyncio.wait_for(engine.stop(), STOP_SECONDS)
-        except TimeoutError:
-            logger.error("the engine did not stop in time")
-            died = True
-        push.cancel()
-        await asyncio.wait((push,), timeout=FLUSH_SECONDS)  # for what it sends at the end
-        if self.traces is not None:
-            await self.traces.close(FLUSH_SECONDS)
-        if died:  # a thread that is stuck would hold the interpreter up, or crash it
+        death.cancel()
+        has_stopped = await end_engine(engine, upkeep, self.traces)
+        if died or not has_stopped:  # a thread that is stuck would hold the interpreter up, or crash it
             self.exit_now(ENGINE_DIED)
         return 0
-
-    async def push(self, metrics: Metrics) -> None:
-        """Push the metrics if a gateway is set."""
-        config = self.settings.server
-        if config.metrics_push_url is not None:
-            port = None if config.uds else self.listener.getsockname()[1]
-            push = MetricsPush(metrics, config.metrics_push_url, config.metrics_push_job, port)
-            await push.run(config.metrics_push_seconds)
 
     async def serve_http(self, app: Starlette) -> None:
         """Serve HTTP with hypercorn on the bound socket, until `http_may_end`."""
@@ -268,6 +249,33 @@ async def start_engine(settings: Settings, metrics: Metrics, on_progress: Callab
         return engine
     finally:
         gc.enable()
+
+
+def begin_upkeep(engine: "Engine", context: ServerContext, number: int | None) -> "list[asyncio.Task[None]]":
+    """Begin what runs beside an engine: its log line, garbage collection, and the push of its metrics if one
+    is set, as those of `number` on this host."""
+    work = [ThroughputLog(engine.stats).run(), IdleCollector(context.open_requests.is_empty).run()]
+    config = context.config
+    if config.metrics_push_url is not None:
+        push = MetricsPush(context.metrics, config.metrics_push_url, config.metrics_push_job, number)
+        work.append(push.run(config.metrics_push_seconds))
+    return [asyncio.create_task(task, name="upkeep") for task in work]
+
+
+async def end_engine(engine: "Engine", upkeep: "list[asyncio.Task[None]]", traces: "Traces | None") -> bool:
+    """Stop the engine and what runs beside it; return True if it was alive and stopped in time."""
+    stopped = engine.is_alive
+    try:
+        await asyncio.wait_for(engine.stop(), STOP_SECONDS)
+    except TimeoutError:
+        logger.error("the engine did not stop in time")
+        stopped = False
+    for task in upkeep:
+        task.cancel()
+    await asyncio.wait(upkeep, timeout=FLUSH_SECONDS)  # for the metrics that are pushed at the end
+    if traces is not None:
+        await traces.close(FLUSH_SECONDS)
+    return stopped
 
 
 def open_traces(endpoint: str | None) -> "Traces | None":

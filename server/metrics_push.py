@@ -18,9 +18,9 @@ TIMEOUT_SECONDS = 10.0
 class MetricsPush:
     """Replaces the metrics of this server at a gateway, which keeps those of other hosts and jobs apart."""
 
-    def __init__(self, metrics: Metrics, url: str, job: str, port: int | None) -> None:
-        """Name this server by its host and `port`, if it has one."""
-        instance = socket.gethostname() if port is None else f"{socket.gethostname()}:{port}"
+    def __init__(self, metrics: Metrics, url: str, job: str, number: int | None) -> None:
+        """Name this server by its host and, if it has one, a `number`: a port or a process id."""
+        instance = socket.gethostname() if number is None else f"{socket.gethostname()}:{number}"
         self._url = f"{url.rstrip('/')}/metrics/{in_path('job', job)}/{in_path('instance', instance)}"
         self._metrics = metrics
         self._has_failed = False

@@ -52,7 +52,8 @@ class RequestScope:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = request_id
+                if self.context.returns_request_id:
+                    headers["X-Request-Id"] = request_id
                 if misspelled := scope["state"].get("misspelled_fields"):
                     hints = (f"{name} (did you mean {field}?)" for name, field in misspelled.items())
                     headers["X-Misspelled-Fields"] = ", ".join(hints)

@@ -35,6 +35,11 @@ async def start_fake_engine(
     return engine
 
 
-if __name__ == "__main__":
+def install() -> None:
+    """Put the FakeEngine in place of the real one in this process."""
     lifecycle.start_engine = start_fake_engine  # type: ignore[assignment]
+
+
+if __name__ == "__main__":
+    install()
     sys.exit(cli.main())
