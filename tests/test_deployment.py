@@ -111,7 +111,7 @@ def test_the_image_has_the_packages_of_all_settings() -> None:
     image = (ROOT / "Dockerfile").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = set(re.findall(r"extras\['([\w-]+)'\]", image))
-    assert extras == project["optional-dependencies"].keys() - {"dev"}
+    assert extras == project["optional-dependencies"].keys() - {"dev", "ray"}
 
 
 def test_compose_sets_only_settings_that_exist() -> None:
