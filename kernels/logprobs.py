@@ -114,10 +114,9 @@ def top_logprobs_torch(
     top_values [num_rows, n] fp32, top_ids [num_rows, n] int64). The order of equally
     likely tokens is unspecified.
     """
-    normalizer = logits.logsumexp(-1, keepdim=True)
-    top = logits.topk(n, dim=-1)
-    chosen_logprob = (logits.gather(1, chosen.unsqueeze(1)) - normalizer).squeeze(1)
-    return chosen_logprob, top.values - normalizer, top.indices
+    logprobs = logits.log_softmax(-1)  # the order of logsumexp's sums depends on the number of rows
+    top_ids = logits.topk(n, dim=-1).indices
+    return logprobs.gather(1, chosen.unsqueeze(1)).squeeze(1), logprobs.gather(1, top_ids), top_ids
 
 
 top_logprobs = dispatch(top_logprobs_triton, top_logprobs_torch)

@@ -136,7 +136,7 @@ def _tanh(x):
 
 
 @compiled()
-def weigh(scores_ptr, count, scale, softcap, least_peak):
+def weigh(scores_ptr, count, scale, softcap):
     """Turn `count` scores into weights e^(score - peak); returns the peak, and the sum of the weights."""
     scores = floats(scores_ptr, 1, count)[0]
     for j in range(count):
@@ -147,7 +147,7 @@ def weigh(scores_ptr, count, scale, softcap, least_peak):
     largest = np.int32(-(2**31))  # maxima of integers are vectorized, those of floats are not
     for j in range(count):
         largest = max(largest, _ordered(np.float32(scores[j]).view(np.int32)))
-    peak, total = max(np.int32(_ordered(largest)).view(np.float32), least_peak), _ZERO
+    peak, total = np.int32(_ordered(largest)).view(np.float32), _ZERO
     for j in range(count):
         scores[j] = exp(scores[j] - peak)
         total += scores[j]

@@ -37,10 +37,10 @@ def padded(num_columns: int) -> int:
 @intrinsic
 def _multiply_tile(
     typingctx: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, c: Any, c_stride: Any, rows: Any,
-    depth: Any, is_wide: Any, adds: Any,
+    depth: Any, is_wide: Any,
 ) -> Any:  # fmt: skip
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        *matrices, rows, depth, is_wide, adds = arguments
+        *matrices, rows, depth, is_wide = arguments
         for num_rows in range(1, _ROWS + 1):
             with (
                 builder.if_then(builder.icmp_signed("==", rows, rows.type(num_rows))),
@@ -48,14 +48,14 @@ def _multiply_tile(
             ):
                 for branch, num_columns in zip(branches, (_WIDE, _NARROW), strict=True):
                     with branch:
-                        _build_product(builder, num_rows, num_columns, tuple(matrices), depth, adds)
+                        _build_product(builder, num_rows, num_columns, tuple(matrices), depth)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 8, types.boolean, types.boolean), build
+    return types.void(*[types.int64] * 8, types.boolean), build
 
 
 def _build_product(
-    builder: Any, num_rows: int, num_columns: int, matrices: tuple[Any, ...], depth: Any, adds: Any
+    builder: Any, num_rows: int, num_columns: int, matrices: tuple[Any, ...], depth: Any
 ) -> None:
     """Build the product of a tile. matrices: a, b and c, each an address and a stride."""
     a, a_stride, b, b_stride, c, c_stride = matrices
@@ -96,18 +96,13 @@ def _build_product(
     builder.cbranch(builder.icmp_signed("<", following, depth), loop, end)
 
     builder.position_at_end(end)
-    with builder.if_else(adds) as branches:
-        for branch, is_added in zip(branches, (True, False), strict=True):
-            with branch:
-                for (row, column), total in added.items():
-                    target = pointer(c, c_stride, int64(row), int64(column), vector)
-                    value = builder.fadd(total, builder.load(target, align=4)) if is_added else total
-                    builder.store(value, target, align=4)
+    for (row, column), total in added.items():
+        builder.store(total, pointer(c, c_stride, int64(row), int64(column), vector), align=4)
 
 
 @compiled(exact=True)
-def multiply(a_ptr, a_stride, b_ptr, b_stride, c_ptr, c_stride, rows, depth, columns, adds):
-    """Write the product of a [rows, depth] and b [depth, columns] to c, or add it to c; depth >= 1.
+def multiply(a_ptr, a_stride, b_ptr, b_stride, c_ptr, c_stride, rows, depth, columns):
+    """Write the product of a [rows, depth] and b [depth, columns] to c; depth >= 1.
 
     Strides are in elements. b and c have `padded(columns)` columns. Every element of c is a sum in the order
     of b's rows: it does not depend on the other rows of a, bit for bit.
@@ -117,7 +112,7 @@ def multiply(a_ptr, a_stride, b_ptr, b_stride, c_ptr, c_stride, rows, depth, col
             _multiply_tile(
                 a_ptr + 4 * row * a_stride, a_stride, b_ptr + 4 * column, b_stride,
                 c_ptr + 4 * (row * c_stride + column), c_stride,
-                min(rows - row, _ROWS), depth, columns - column > _NARROW, adds,
+                min(rows - row, _ROWS), depth, columns - column > _NARROW,
             )  # fmt: skip
 
 

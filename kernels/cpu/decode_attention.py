@@ -1,7 +1,7 @@
 """Attention of rows with one query each on a CPU; `kernels/decode_attention.py` says what is computed.
 
-The keys of a row are divided into splits of a fixed size, whose results are then combined in their order: a
-result depends neither on the other rows of the step nor on the number of threads.
+The keys of a row are divided into splits of a fixed size, whose results are then merged in their order: a
+result depends neither on the other rows of the step nor on the number of threads, bit for bit.
 """
 
 from typing import NamedTuple
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention_batch import AttentionBatch, AttentionOptions
+from kernels.cpu.attention_merge import begin, finish, merge
 from kernels.cpu.attention_splits import (
     SPARE_FLOATS,
     Scratch,
@@ -24,12 +25,10 @@ from kernels.cpu.attention_splits import (
 )
 from kernels.cpu.attention_tiles import LANES, SPLIT, multiply, padded
 from kernels.cpu.compiler import c_function, call, compiled, floats, get_num_threads, int32s, prange
-from kernels.cpu.exp import exp
 from kernels.cpu.kv_heads import KINDS
 from kernels.kv_layer import KVLayer
 
 _CHUNKS_PER_THREAD = 4  # parts of the work: a thread that starts late leaves some to others
-_ZERO, _NO_PEAK = np.float32(0.0), np.float32(-np.inf)
 
 
 @compiled()
@@ -129,11 +128,11 @@ def _attend_chunk(
             head = kv_head * group
             multiply(
                 q_ptr + 4 * (row * q_stride + head * head_dim), head_dim, matrix_ptr, SPLIT,
-                scores_ptr + 4 * head * SPLIT, SPLIT, group, head_dim, count, False,
+                scores_ptr + 4 * head * SPLIT, SPLIT, group, head_dim, count,
             )  # fmt: skip
         statistics = floats(statistics_ptr + 8 * item * num_heads, num_heads, 2)
         for head in range(num_heads):
-            peak, total = weigh(scores_ptr + 4 * head * SPLIT, count, scale, softcap, _NO_PEAK)
+            peak, total = weigh(scores_ptr + 4 * head * SPLIT, count, scale, softcap)
             statistics[head, 0], statistics[head, 1] = peak, total
         if item + 1 < end_item:
             list_slots(
@@ -153,7 +152,7 @@ def _attend_chunk(
             head = kv_head * group
             multiply(
                 scores_ptr + 4 * head * SPLIT, SPLIT, matrix_ptr, width,
-                partial_ptr + 4 * (item * num_heads + head) * width, width, group, count, width, False,
+                partial_ptr + 4 * (item * num_heads + head) * width, width, group, count, width,
             )  # fmt: skip
         slots_ptr, following_ptr = following_ptr, slots_ptr
         if item + 1 == starts[row + 1] and starts[row] >= first_item:
@@ -165,32 +164,19 @@ def _attend_chunk(
 
 @compiled()
 def _combine(row, out_ptr, num_heads, head_dim, sinks_ptr, starts_ptr, partial_ptr, statistics_ptr, width):
-    """Write the weighted mean of the results of a row's splits, in their order."""
+    """Merge the results of a row's splits in their order."""
     starts = int32s(starts_ptr, 1, row + 2)[0]
-    first, num_splits = starts[row], starts[row + 1] - starts[row]
-    out = floats(out_ptr, num_heads, head_dim)
-    partial = floats(partial_ptr + 4 * first * num_heads * width, num_splits * num_heads, width)
-    statistics = floats(statistics_ptr + 8 * first * num_heads, num_splits * num_heads, 2)
+    statistics = floats(statistics_ptr, starts[row + 1] * num_heads, 2)
     for head in range(num_heads):
-        peak, total = _NO_PEAK, _ZERO
-        if sinks_ptr:
-            peak = floats(sinks_ptr, 1, num_heads)[0, head]
-        for split in range(num_splits):
-            peak = max(peak, statistics[split * num_heads + head, 0])
-        if sinks_ptr:
-            total = exp(floats(sinks_ptr, 1, num_heads)[0, head] - peak)
-        for split in range(num_splits):
+        sums_ptr = out_ptr + 4 * head * head_dim
+        peak, total = begin(sums_ptr, head_dim, sinks_ptr + 4 * head if sinks_ptr else 0)
+        for split in range(starts[row], starts[row + 1]):
             place = split * num_heads + head
-            statistics[place, 0] = exp(statistics[place, 0] - peak)
-            total += statistics[place, 0] * statistics[place, 1]
-        mean = out[head]
-        for i in range(head_dim):
-            mean[i] = _ZERO
-        for split in range(num_splits):
-            place = split * num_heads + head
-            weight, values = statistics[place, 0] / total, partial[place]
-            for i in range(head_dim):
-                mean[i] += weight * values[i]
+            peak, total = merge(
+                peak, total, sums_ptr, head_dim, statistics[place, 0], statistics[place, 1],
+                partial_ptr + 4 * place * width,
+            )  # fmt: skip
+        finish(total, sums_ptr, head_dim, sums_ptr)
 
 
 class _Plan(NamedTuple):

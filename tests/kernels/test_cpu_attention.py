@@ -1,14 +1,16 @@
 """Float32 attention over what a CPU's cache holds: float32, bfloat16 or int8.
 
-Covers kernels/cpu/decode_attention.py, kernels/cpu/prefill_attention.py, kernels/cpu/kv_heads.py and
-kernels/cpu/rope_kv_write.py.
+Covers kernels/cpu/attention_merge.py, kernels/cpu/decode_attention.py, kernels/cpu/prefill_attention.py,
+kernels/cpu/kv_heads.py and kernels/cpu/rope_kv_write.py.
 """
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 
+from kernels.attention_batch import AttentionBatch, AttentionOptions
 from kernels.cpu.compiler import get_num_threads, set_num_threads
 from kernels.dispatch import forced
 from kernels.kv_layer import KVLayer
@@ -82,6 +84,68 @@ def test_neighbours_and_threads_change_no_bit(target: Target, dtype: torch.dtype
         expected = together[start : start + num_queries]
         assert torch.equal(result, expected), f"row {row} depends on its neighbours"
         start += num_queries
+
+
+LENGTH = 600
+CUTS = {  # tokens of a sequence that each step computes
+    "each alone": [1] * LENGTH,
+    "a budget that leaves one": [63, 1] * 9 + [24],
+    "a prefix hit that leaves one": [LENGTH - 1, 1],
+    "a preempted answer": [450, *[1] * 50, 100],
+    "drafts": [2, 3, 5] * 60,
+    "chunks": [64, 65, 1, 127, 129, 33, 181],
+}
+OPTIONS = {  # and the heads of queries, those of keys, and their size
+    "plain": (AttentionOptions(0.125), (9, 3, 64)),
+    "one key head": (AttentionOptions(0.2), (5, 1, 20)),
+    "sinks": (AttentionOptions(0.2, sinks=torch.tensor([1.0, -torch.inf, 30, 0])), (4, 4, 32)),
+    "window": (AttentionOptions(0.1, window=50), (4, 2, 128)),
+    "all": (AttentionOptions(0.2, 200, 1.5, sinks=torch.tensor([1.0, 2.0, -3.0, 0.0])), (4, 2, 80)),
+}
+
+
+def rows_of_one(case: Case, cut: list[int]) -> Case:
+    """Return a step whose rows are parts of the only row of a case, those of one query first."""
+    ends = torch.tensor(cut).cumsum(0).tolist()
+    parts = sorted(pairwise([0, *ends]), key=lambda part: part[1] - part[0] > 1)
+    lens, context_lens = [end - start for start, end in parts], [end for _, end in parts]
+    order = torch.cat([torch.arange(*part) for part in parts])
+    batch = AttentionBatch(
+        case.batch.page_table.expand(len(parts), -1).contiguous(),
+        torch.tensor([0, *lens], dtype=torch.int32).cumsum(0, dtype=torch.int32),
+        torch.tensor(context_lens, dtype=torch.int32),
+        case.batch.slot_mapping[order],
+        lens.count(1),
+        lens,
+        context_lens,
+    )
+    return replace(case, q=case.q[order], batch=batch)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_how_a_sequence_is_cut_into_steps_changes_no_bit(target: Target, dtype: torch.dtype, kind: str):
+    """All parts are rows of one step here: neighbours change nothing either."""
+    if target.backend == "torch":
+        pytest.skip("the twin's products may depend on their size")
+    options, (num_heads, num_kv_heads, head_dim) = OPTIONS[kind]
+    case = make_case(
+        [(LENGTH, LENGTH)],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        page_size=16,
+        dtype=torch.float32,
+    )
+    case = replace(case, kv=stored_as(case.kv, dtype)[0], options=options)
+    whole = paged_attention(case.q, case.kv, case.batch, options)
+    assert whole.isfinite().all()
+    for name, cut in CUTS.items():
+        assert sum(cut) == LENGTH, name
+        parts, expected = rows_of_one(case, cut), rows_of_one(replace(case, q=whole), cut).q
+        result = paged_attention(parts.q, case.kv, parts.batch, options)
+        differs = (result != expected).flatten(1).any(1)
+        assert not differs.any(), f"{name}: {int(differs.sum())} of {LENGTH} tokens differ"
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)

@@ -33,3 +33,16 @@ def test_large_vocabulary(target: Target):
     _, values, ids = top_logprobs(*target.to(logits, torch.tensor([5, 6])), 20)
     assert_close(values, exact.topk(20, -1).values, torch.float32, logits.shape[1], 20.0)
     assert len(set(ids[1].tolist())) == 20
+
+
+def test_the_number_of_rows_changes_no_bit():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # which may share out the rows, or the logits of each
+    try:
+        logits, chosen = 4 * torch.randn(16, 49_152), torch.arange(16)
+        together = top_logprobs(logits, chosen, 2)
+        for row in range(len(chosen)):
+            alone = top_logprobs(logits[row : row + 1], chosen[row : row + 1], 2)
+            assert all(torch.equal(a[0], b[row]) for a, b in zip(alone, together, strict=True)), row
+    finally:
+        torch.set_num_threads(threads)
