@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from engine.beam import search_beams
 from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.engine import Engine, open_listeners
 from engine.model_info import ModelInfo
 from engine.request import Request, SamplingParams
 from engine.stream import RequestStream
@@ -76,6 +76,15 @@ def check_machine(config: EngineConfig) -> "list[Finding]":
     return list(check_machine(config))
 
 
+def check_listeners(config: EngineConfig) -> None:
+    """Open and close what the settings have the engine write or send, such as a record.
+
+    Raises ValueError with the setting and the reason if one cannot be opened.
+    """
+    for listener in open_listeners(config):
+        listener.discard()
+
+
 def replay(
     path: Path,
     *,
@@ -112,6 +121,7 @@ __all__ = [
     "SamplingParams",
     "TokenizerPool",
     "cached_models",
+    "check_listeners",
     "check_machine",
     "check_model",
     "pull",

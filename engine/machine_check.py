@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Literal
 
 from engine.config import EngineConfig
@@ -152,12 +153,25 @@ def _folders(config: EngineConfig) -> Iterator[Finding]:
 
 def _folder(name: str, folder: Path, advice: str) -> Finding:
     """Return the finding about a folder that may not exist yet: it can be made, and files fit into it."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return Finding(name, "warning", f"{folder} cannot be written", advice)
-    free = shutil.disk_usage(there).free
+    if obstacle := obstacle_to_writing(folder):
+        return Finding(name, "warning", f"{folder} cannot be written ({obstacle})", advice)
+    free = shutil.disk_usage(_existing(folder)).free
     text = f"{folder}, {free / GB:.1f} GB free"
     return Finding(name, "warning", text, advice) if free < LOW_DISK_BYTES else Finding(name, "ok", text)
+
+
+def obstacle_to_writing(folder: Path) -> str | None:
+    """Return why no file can be made in a folder, which may not exist yet; None if one can."""
+    try:
+        with TemporaryFile(dir=_existing(folder)):  # without a name: nothing can be left behind
+            return None
+    except OSError as error:
+        return error.strerror
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or else the closest one around it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
 def _version(package: str) -> str | None:

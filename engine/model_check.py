@@ -9,12 +9,13 @@ from engine.device.fit import outline, pages_beside, step_bytes
 from engine.device.formats import with_formats
 from engine.device.kv_cache import kv_storage
 from engine.device.runner import choose_max_model_len
-from engine.errors import NotFetched
+from engine.errors import ModelError, NotFetched
+from engine.machine_check import obstacle_to_writing
 from engine.startup import default_token_budget, find
 from engine.text.chat_template import read_template
 from engine.text.tokenizer import Tokenizer
 from engine.text.tokenizer_pool import TokenizerPool
-from models.cache import is_fetched
+from models.cache import fetch_folder, is_fetched
 from models.features import features_of, in_words
 from models.memory import num_bytes, num_parameters
 
@@ -57,7 +58,11 @@ def check_model(config: EngineConfig) -> ModelCheck:
     does not fit into memory or a setting cannot be met.
     """
     name = config.model
+    template = None if config.chat_template is None else read_template(config.chat_template)
     if not is_fetched(name, config.cache_dir):
+        folder = fetch_folder(name, config.cache_dir)
+        if obstacle := obstacle_to_writing(folder):
+            raise ModelError(f"it is not on this machine, and cannot be fetched into {folder} ({obstacle})")
         raise NotFetched(f"it is not on this machine; `monoloop pull {name}` fetches it")
     files = find(name, config.cache_dir)
     config = with_formats(config, files, choose_device(config))
@@ -65,7 +70,6 @@ def check_model(config: EngineConfig) -> ModelCheck:
     spec, token_budget = model.spec, config.token_budget or default_token_budget(config)
     num_pages = pages_beside(model, config, step_bytes(model, token_budget))
     max_model_len = choose_max_model_len(spec, config, token_budget, num_pages)
-    template = None if config.chat_template is None else read_template(config.chat_template)
     sizes = [layer.attention.num_kv_heads * layer.attention.head_dim for layer in spec.layers]
     return ModelCheck(
         name=files.name,

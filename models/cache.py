@@ -40,6 +40,15 @@ def is_fetched(name: str, cache_dir: Path | None = None) -> bool:
     return model is not None and (not choice or _gguf_files(model, choice) is not None)
 
 
+def fetch_folder(name: str, cache_dir: Path | None = None) -> Path:
+    """Return the folder that a model of the catalog or of the hub is fetched into."""
+    if cache_dir is None and catalog_source(name) != name:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        return Path(HF_HUB_CACHE)
+    return cache_folder(cache_dir)
+
+
 def remove(name: str, cache_dir: Path | None = None) -> CachedModel | None:
     """Delete a model's files from the cache and return what it was; None if it is not there.
 

@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from engine.errors import FetchFailed, ModelError
 from server import lifecycle
 from server.app import build_app
+from server.checks import check_config
 from server.context import ServerContext
 from server.logs import set_up_logging
 from server.metrics import Metrics
@@ -39,6 +40,7 @@ def hosted_app(settings: Settings, *, host_returns_request_id: bool = False) -> 
     set_up_logging(settings.server.log_level, settings.server.log_format)
     for warning in settings.warnings:
         logger.warning("%s", warning)
+    check_config(settings.server)
     metrics = Metrics()
     traces = lifecycle.open_traces(settings.server.otlp_endpoint)
 

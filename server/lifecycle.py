@@ -31,13 +31,14 @@ from starlette.applications import Starlette
 
 from engine.errors import FetchFailed, ModelError
 from server.app import build_app
+from server.checks import check_config
 from server.config import ServerConfig
 from server.connections import CUT_SECONDS, Connections
 from server.context import ServerContext
 from server.file_limit import raise_file_limit
 from server.flags import SettingsError, flag
 from server.garbage import IdleCollector, collect_rarely
-from server.listener import listen, remove, tls_context, url_of
+from server.listener import certificate_problem, listen, remove, tls_context, url_of
 from server.logs import set_up_logging
 from server.metrics import Metrics
 from server.metrics_push import MetricsPush
@@ -73,6 +74,9 @@ def run(settings: Settings) -> int:
     warn_if_open(settings.server)
     raise_file_limit()
     tls = tls_context(settings.server)
+    if tls and (problem := certificate_problem(tls, settings.server)):
+        logger.warning("%s", problem)
+    check_config(settings.server)
     traces = open_traces(settings.server.otlp_endpoint)
     listener = listen(settings.server)
     with asyncio.Runner(loop_factory=loop_factory(settings.server)) as runner:

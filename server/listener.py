@@ -95,19 +95,62 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
         if config.ssl_keyfile is not None:
             raise SettingsError("--ssl-keyfile: needs --ssl-certfile, the certificate")
         return None
+    certfile, keyfile = config.ssl_certfile, config.ssl_keyfile or config.ssl_certfile
+    try:
+        ssl.create_default_context(cafile=certfile)
+    except OSError as error:
+        raise SettingsError(
+            f"--ssl-certfile: {certfile} {_reason(error, 'holds no certificate in PEM format')}"
+        ) from None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["h2", "http/1.1"])
+    has_password = False
+
+    def password() -> str:
+        nonlocal has_password
+        has_password = True
+        return ""  # with a password of its own openssl asks at no terminal
+
     try:
-        # With a password of its own openssl asks at no terminal.
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")
+        context.load_cert_chain(certfile, keyfile, password)
     except (OSError, ValueError) as error:
-        files = " and ".join(str(file) for file in (config.ssl_certfile, config.ssl_keyfile) if file)
-        reason = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else error
-        raise SettingsError(
-            f"--ssl-certfile: {files} cannot be used ({reason}); a certificate chain and its key, without "
-            "a password, are needed in PEM format"
-        ) from None
+        if has_password:
+            reason = "has a password; write it without one (openssl pkey)"
+        elif getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+            reason = f"is not that of the certificate in {certfile}"
+        else:
+            reason = _reason(error, "holds no private key in PEM format")
+        setting = "--ssl-keyfile" if config.ssl_keyfile else "--ssl-certfile"
+        raise SettingsError(f"{setting}: the key in {keyfile} {reason}") from None
     return context
+
+
+def _reason(error: OSError | ValueError, wrong_content: str) -> str:
+    """Return what is wrong with a file of TLS, which cannot be read or has the wrong content."""
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+        return f"cannot be read ({error.strerror})"
+    return wrong_content
+
+
+def certificate_problem(context: ssl.SSLContext, config: ServerConfig) -> str | None:
+    """Return why clients will not take the certificate, such as its age; None if they may.
+
+    A client that trusts the certificate itself connects to it here, in memory.
+    """
+    trusting = ssl.create_default_context(cafile=config.ssl_certfile)
+    trusting.check_hostname = False
+    trusting.verify_flags = ssl.VERIFY_X509_PARTIAL_CHAIN  # without what only Python asks of it
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting.wrap_bio(to_client, to_server)
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    for side in (client, server, client):
+        try:
+            side.do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            return f"--ssl-certfile: clients will refuse {config.ssl_certfile}: {error.verify_message}"
+        except ssl.SSLError:  # mostly that it waits for the other
+            pass
+    return None
 
 
 def url_of(listener: socket.socket, config: ServerConfig) -> str:

@@ -3,18 +3,19 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import engine
 from engine.config import EngineConfig
 from engine.errors import FetchFailed, ModelError, NotFetched
 from engine.machine_check import Finding
+from server.checks import check_config
 from server.commands.serve import refuse_foreign_kernels
 from server.config import ServerConfig
 from server.file_limit import file_limit, raise_file_limit
 from server.flags import SettingsError, parse_arguments
-from server.lifecycle import loop_factory
-from server.listener import listen, remove, tls_context
+from server.lifecycle import loop_factory, open_traces
+from server.listener import certificate_problem, listen, remove, tls_context
 from server.logs import set_up_logging
 from server.settings import Settings, add_positional_model, settings_of, settings_parser
 from server.terminal import printable
@@ -63,9 +64,26 @@ def findings(given: argparse.Namespace) -> Iterator[Finding]:
         yield Finding("settings", "warning", warning)
     machine = engine.check_machine(settings.engine)
     yield from machine
+    yield from _opened(settings)
     yield from _server(settings)
     if not any(finding.name == "torch" and finding.level == "problem" for finding in machine):
         yield _model(settings)
+
+
+def _opened(settings: Settings) -> Iterator[Finding]:
+    """Yield problems with what serve opens, writes to or sends to beside its port."""
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: engine.check_listeners(settings.engine),
+        lambda: check_config(settings.server),
+        lambda: open_traces(settings.server.otlp_endpoint),
+    )
+    for check in checks:
+        try:
+            check()
+        except SettingsError as error:
+            yield Finding("settings", "problem", str(error))
+        except ValueError as error:
+            yield Finding("settings", "problem", str(settings.explain(error)))
 
 
 def _server(settings: Settings) -> Iterator[Finding]:
@@ -79,8 +97,10 @@ def _server(settings: Settings) -> Iterator[Finding]:
         advice = f"give another, or end what listens there (ss -ltnp 'sport = :{port}' shows it)"
         yield Finding("port", "problem", str(error), advice if str(error).startswith("--port") else "")
     try:
-        if tls_context(settings.server):
-            yield Finding("tls", "ok", f"{settings.server.ssl_certfile} can be used")
+        if tls := tls_context(settings.server):
+            problem = certificate_problem(tls, settings.server)
+            text = problem or f"{settings.server.ssl_certfile} can be used"
+            yield Finding("tls", "warning" if problem else "ok", text)
     except SettingsError as error:
         yield Finding("tls", "problem", str(error))
     raise_file_limit()

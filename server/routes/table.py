@@ -36,3 +36,10 @@ def open_paths() -> set[str]:
     """
     opened = {path for endpoint in ENDPOINTS if endpoint.is_open for path in endpoint.paths}
     return opened | page.paths()
+
+
+def readable_paths() -> set[str]:
+    """Return the paths that can be read (GET), where {} is a parameter."""
+    return {"/openapi.json", *page.paths()}.union(
+        *(endpoint.paths for endpoint in ENDPOINTS if endpoint.method == "GET")
+    )

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import check_machine, machine_check
+from engine import check_listeners, check_machine, machine_check
 from engine.config import EngineConfig
-from engine.machine_check import Finding
+from engine.machine_check import Finding, obstacle_to_writing
 
 
 def finding(name: str, **settings: object) -> Finding:
@@ -93,6 +93,18 @@ def test_a_folder_that_cannot_be_written(no_gpu: None, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     found = finding("model cache", cache_dir=file / "cache")
-    assert (found.level, found.text) == ("warning", f"{file / 'cache'} cannot be written")
+    assert (found.level, found.text) == ("warning", f"{file / 'cache'} cannot be written (Not a directory)")
     assert finding("model cache", cache_dir=tmp_path / "new" / "cache").level == "ok"
     assert not (tmp_path / "new").exists()
+
+
+def test_folders_that_only_trying_shows_to_be_closed() -> None:
+    """Root may write there by the permissions, and still cannot."""
+    assert obstacle_to_writing(Path("/proc/profiles"))
+
+
+def test_what_steps_are_written_to_is_tried(tmp_path: Path) -> None:
+    check_listeners(EngineConfig(record=tmp_path / "record"))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=r"record: .* cannot be written"):
+        check_listeners(EngineConfig(record=tmp_path / "none" / "record"))

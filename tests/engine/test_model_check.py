@@ -155,6 +155,10 @@ def test_a_model_that_was_not_fetched(tmp_path):
     for name in ("SmolLM2-135M-Instruct", "someone/absent"):
         with pytest.raises(ModelError, match=f"not on this machine; `monoloop pull {name}` fetches it"):
             check_model(EngineConfig(model=name, cache_dir=tmp_path))
+        with pytest.raises(ModelError, match="cannot be fetched into /proc"):
+            check_model(EngineConfig(model=name, cache_dir="/proc"))
+        with pytest.raises(ValueError, match=r"chat_template: .*none cannot be read"):
+            check_model(EngineConfig(model=name, cache_dir=tmp_path, chat_template=tmp_path / "none"))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -1,6 +1,6 @@
 """`monoloop doctor`.
 
-Covers server/commands/doctor.py.
+Covers server/commands/doctor.py and server/checks.py.
 """
 
 import logging
@@ -104,6 +104,42 @@ def test_models_that_cannot_be_loaded(
     monkeypatch.setattr(engine, "check_model", fetch)
     assert cli.main(["doctor", "owner/name", "--port", "0"]) == 1
     assert "`monoloop pull owner/name` fetches what is missing" in lines(capsys)["model"]
+
+
+@pytest.mark.usefixtures("healthy")
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("--profile-dir", "/proc/x", "cannot be written"),
+        ("--record", "/proc/x", "cannot be written"),
+        ("--open-paths", "/helth", "there is nothing to read (GET) at /helth; did you mean /health?"),
+        ("--open-paths", "/v1/completions", "there is nothing to read (GET) at /v1/completions"),
+    ],
+)
+def test_settings_that_end_serve_are_problems(
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    setting: str,
+    value: str,
+    message: str,
+) -> None:
+    monkeypatch.setattr("faulthandler.enable", lambda: None)  # it needs the real stderr
+    assert cli.main(["doctor", str(checkpoint), "--port", "0", setting, value]) == 1
+    line = lines(capsys)["settings"]
+    assert line.startswith(f"problem  {setting}") and message in line
+    assert cli.main(["serve", str(checkpoint), "--port", "0", setting, value]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("healthy")
+def test_what_can_be_opened_is_no_problem(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = ["--profile-dir", str(tmp_path / "profiles"), "--record", str(tmp_path / "record")]
+    opened = ["--open-paths", "/,/docs,/openapi.json,/v1/models/a/b"]
+    assert cli.main(["doctor", str(checkpoint), "--port", "0", *new, *opened]) == 0
+    assert not list(tmp_path.iterdir()), "nothing is left of the check"
 
 
 @pytest.mark.usefixtures("healthy")

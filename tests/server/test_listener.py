@@ -23,7 +23,7 @@ from server.commands.bench.workload import Job
 from server.commands.client import ClientSettings
 from server.config import ServerConfig
 from server.flags import SettingsError
-from server.listener import bind, bind_unix, remove, tls_context, url_of
+from server.listener import bind, bind_unix, certificate_problem, remove, tls_context, url_of
 from tests.server.conftest import ROOT, LiveServer
 
 Start = Callable[..., LiveServer]
@@ -260,10 +260,43 @@ def test_wrong_files_are_named(tmp_path: Path, certificate: tuple[Path, Path]) -
     command = ["openssl", "ec", "-in", key, "-aes256", "-passout", "pass:secret", "-out", locked]
     subprocess.run(command, check=True, capture_output=True)
     none = tmp_path / "none.pem"
-    for files in ((none, key), (cert, none), (key, cert), (cert, None), (cert, locked)):
-        with pytest.raises(SettingsError, match=r"--ssl-certfile: .*\.pem cannot be used") as error:
+    other = tmp_path / "other.pem"
+    command = ["openssl", "ecparam", "-genkey", "-name", "prime256v1", "-noout", "-out", other]
+    subprocess.run(command, check=True, capture_output=True)
+    for files, message in (
+        ((none, key), "--ssl-certfile: .*none.pem cannot be read"),
+        ((key, cert), "--ssl-certfile: .*key.pem holds no certificate in PEM format"),
+        ((cert, none), "--ssl-keyfile: the key in .*none.pem cannot be read"),
+        ((cert, cert), "--ssl-keyfile: the key in .*cert.pem holds no private key"),
+        ((cert, None), "--ssl-certfile: the key in .*cert.pem holds no private key"),
+        ((cert, other), "--ssl-keyfile: the key in .*other.pem is not that of the certificate in .*cert.pem"),
+        ((cert, locked), "--ssl-keyfile: the key in .*locked.pem has a password"),
+    ):
+        with pytest.raises(SettingsError, match=message) as error:
             tls_context(ServerConfig(ssl_certfile=files[0], ssl_keyfile=files[1]))
         assert "\n" not in str(error.value)
+
+
+def test_a_certificate_that_clients_refuse(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    expired, request, key = tmp_path / "expired.pem", tmp_path / "request.pem", certificate[1]
+    assert warning_about(*certificate) is None
+    for command in (
+        ["req", "-new", "-key", key, "-subj", "/CN=localhost", "-out", request],
+        ["x509", "-req", "-in", request, "-signkey", key, "-days", "-1", "-out", expired],
+    ):
+        if subprocess.run(["openssl", *command], check=False, capture_output=True).returncode:
+            pytest.skip("this openssl makes no certificate that ends in the past")
+    assert warning_about(expired, key) == (
+        f"--ssl-certfile: clients will refuse {expired}: certificate has expired"
+    )
+
+
+def warning_about(certfile: Path, keyfile: Path) -> str | None:
+    """Return what is said about a certificate that can be used."""
+    config = ServerConfig(ssl_certfile=certfile, ssl_keyfile=keyfile)
+    context = tls_context(config)
+    assert context is not None
+    return certificate_problem(context, config)
 
 
 @pytest.mark.parametrize(
