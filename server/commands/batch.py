@@ -50,6 +50,13 @@ URLS = {
     for path in endpoint.paths
     if path.startswith("/v1/")
 }
+# Of the server's settings, those that concern its clients.
+NO_KEYS = {
+    "api_key": (),
+    "key_requests": None,
+    "key_requests_per_minute": None,
+    "key_tokens_per_minute": None,
+}
 TOO_MANY = HTTPStatus.TOO_MANY_REQUESTS
 RETRIES = 600  # of a request that the engine is too busy for; it says after how many seconds
 REFRESHES_PER_SECOND = 2
@@ -67,7 +74,7 @@ def main(arguments: list[str]) -> int:
         "method, url and body. Results are appended to OUT as they come, in any order; requests that have a "
         "result there are skipped, so the same command goes on after an interruption. The exit code is 0 if "
         "all results are answers, 1 if some are errors or the run failed, 130 after Ctrl-C. The settings are "
-        "those of serve, of which host, port and api_key have no effect.",
+        "those of serve, of which address, API keys and their limits have no effect.",
     )
     parser.add_argument("input", type=Path, metavar="IN", help="file of requests, such as requests.jsonl")
     parser.add_argument("output", type=Path, metavar="OUT", help="file of results; it may hold earlier ones")
@@ -162,7 +169,7 @@ class Run:
 
     async def _answer_all(self, engine: "Engine", metrics: Metrics) -> None:
         """Answer all requests, several at a time. Raises BatchFileError, EngineStopped, CancelledError."""
-        app = build_app(engine, self._settings.server.model_copy(update={"api_key": ()}), metrics)
+        app = build_app(engine, self._settings.server.model_copy(update=NO_KEYS), metrics)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://batch") as client:
             with progress_bar(engine, self._num_jobs) as advance:

@@ -20,6 +20,7 @@ from engine.errors import FetchFailed, ModelError, QueueFull
 from server import cli, lifecycle
 from server.commands import batch
 from server.commands.batch_file import BatchFileError, Job, Results
+from server.config import ServerConfig
 from server.metrics import Metrics
 from server.settings import Settings
 from tests.server.conftest import ROOT
@@ -78,7 +79,8 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeEngine]]:
 
     monkeypatch.setattr(lifecycle, "start_engine", start)
     monkeypatch.setattr(batch, "set_up_logging", lambda *_: None)
-    monkeypatch.setenv("MONOLOOP_API_KEY", "sesame")  # of a server; a batch needs none
+    for name in batch.NO_KEYS:  # of a server; a batch has no clients
+        monkeypatch.setenv(f"MONOLOOP_{name.upper()}", "1")
     yield started
     assert all(engine.is_stopped for engine in started)
 
@@ -228,6 +230,12 @@ def test_files_of_other_systems(
     source.write_text(line.decode(), "utf-16")
     assert run(source, target) == 2
     assert f"error: {source}: is text in UTF-16; save it as UTF-8" in capsys.readouterr().err
+
+
+def test_no_setting_of_keys_has_an_effect() -> None:
+    assert {name for name in ServerConfig.model_fields if "key_" in name} - {"ssl_keyfile"} <= set(
+        batch.NO_KEYS
+    )
 
 
 def test_the_documentation_lists_the_endpoints() -> None:

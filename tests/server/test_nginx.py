@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,27 +53,33 @@ def free_port() -> int:
         return port
 
 
-@pytest.fixture
-def site(start: Callable[..., LiveServer], tmp_path: Path) -> Iterator[Site]:
-    servers = start(), start()
-    ports = [server.ready().port for server in servers]
+@contextmanager
+def nginx(folder: Path, *ports: int) -> Iterator[str]:
+    """Run nginx before servers at these two ports; yield its address."""
     port = free_port()
     conf = (ROOT / "deploy/nginx.conf").read_text()
     for old, new in zip((8001, 8002), ports, strict=True):
         conf = conf.replace(f"127.0.0.1:{old}", f"127.0.0.1:{new}")
-    (tmp_path / "monoloop.conf").write_text(conf.replace("listen 8000;", f"listen 127.0.0.1:{port};"))
-    (tmp_path / "nginx.conf").write_text(MAIN.format(folder=tmp_path))
-    nginx = subprocess.Popen(["nginx", "-p", tmp_path, "-c", tmp_path / "nginx.conf"])
+    (folder / "monoloop.conf").write_text(conf.replace("listen 8000;", f"listen 127.0.0.1:{port};"))
+    (folder / "nginx.conf").write_text(MAIN.format(folder=folder))
+    process = subprocess.Popen(["nginx", "-p", folder, "-c", folder / "nginx.conf"])
     try:
         for _ in range(100):
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
-            assert nginx.poll() is None, (tmp_path / "error.log").read_text()
+            assert process.poll() is None, (folder / "error.log").read_text()
             time.sleep(0.05)
-        yield Site(f"http://127.0.0.1:{port}", servers)
+        yield f"http://127.0.0.1:{port}"
     finally:
-        nginx.kill()
-        nginx.wait()
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def site(start: Callable[..., LiveServer], tmp_path: Path) -> Iterator[Site]:
+    servers = start(), start()
+    with nginx(tmp_path, *(server.ready().port for server in servers)) as url:
+        yield Site(url, servers)
 
 
 def body(content: str, **fields: Any) -> dict[str, Any]:
@@ -194,3 +200,21 @@ def test_a_server_that_drains_finishes_its_streams_and_gets_no_more(site: Site) 
     assert leaving.exit_code() == 0
     texts = [[json.loads(line[6:]) for line in reader.lines[:-1]] for reader in readers]
     assert all(events[-1]["choices"][0]["finish_reason"] == "stop" for events in texts)
+
+
+def test_a_machine_that_is_gone_without_a_reset_costs_no_request(
+    start: Callable[..., LiveServer], tmp_path: Path
+) -> None:
+    server = start()
+    with ExitStack() as stack:
+        gone = stack.enter_context(socket.socket())
+        gone.bind(("127.0.0.1", 0))
+        gone.listen(0)
+        for _ in range(4):  # they fill its queue: whoever connects after them gets no answer
+            peer = stack.enter_context(socket.socket())
+            peer.setblocking(False)
+            peer.connect_ex(gone.getsockname())
+        url = stack.enter_context(nginx(tmp_path, server.ready().port, gone.getsockname()[1]))
+        site = Site(url, (server, server))
+        statuses = [post(site, f"{i} is a number").status_code for i in range(12)]
+    assert statuses == [200] * 12, statuses
