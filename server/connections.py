@@ -2,13 +2,15 @@
 
 Every connection is a file descriptor, and a process has a limited number. Near that limit, connections
 without a request are closed, the longest idle first; if all have one, requests on further connections get 503
-(probes are answered), from descriptors that are kept in reserve for it.
+(probes are answered), from descriptors that are kept in reserve for it. Once half of those are in use, every
+further connection gets 503 at once.
 """
 
 import asyncio
 import logging
 import socket
 import ssl
+from contextlib import suppress
 
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
@@ -17,6 +19,7 @@ from starlette.types import ASGIApp
 from server.arrivals import ArrivalLimiter
 from server.connection import Connection
 from server.deadlines import Deadlines
+from server.errors import NoConnectionLeft, error_response
 from server.file_limit import file_limit
 from server.watch import SlowClient
 
@@ -29,6 +32,7 @@ LOG_EVERY_SECONDS = 60.0
 # Each costs the loop 0.3 ms: hundreds in one turn would stop all streams. Others wait in the listen queue.
 ACCEPTS_PER_TURN = 4
 RETRY_ACCEPT_SECONDS = 1.0
+MAX_REFUSED_BYTES = 2**20
 CUT_SECONDS = 2.0  # for requests that are cancelled, to end
 HANDSHAKE_SECONDS = 10.0
 
@@ -49,6 +53,7 @@ class Connections:
         self.arrivals = ArrivalLimiter()
         self.send_timeout_seconds = send_timeout_seconds
         self._tls = tls
+        self._refusal = refusal()
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[Connection] = set()  # without those that are closed for others
         self._capacity = file_limit()  # how many may be open; learned when the reserve is reached
@@ -163,7 +168,7 @@ class Connections:
             self._log(limit)
             is_over_limit = not self._close_one()
         if is_over_limit and number >= limit - reserved // 2:
-            client.close()
+            self._refuse(client)
             return
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(loop=loop)
@@ -189,6 +194,13 @@ class Connections:
             self._waiting.discard(connection)
             self._written.discard(connection)
             connection.cut()
+
+    def _refuse(self, client: socket.socket) -> None:
+        """Answer with 503, whatever the request may be (over TLS with nothing), and close the connection."""
+        with client, suppress(OSError):
+            if self._tls is None:
+                client.send(self._refusal)
+                client.recv(MAX_REFUSED_BYTES)  # what is unread when a connection closes resets it
 
     def _close_one(self) -> bool:
         """Close the connection that has been without a request for longest; return False if there is none."""
@@ -219,3 +231,10 @@ class Connections:
                 limit,
                 len(self._open),
             )
+
+
+def refusal() -> bytes:
+    """Return a whole response of HTTP/1.1, for a connection that there is no room to serve."""
+    response = error_response(NoConnectionLeft())
+    headers = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
+    return b"HTTP/1.1 %d \r\n%b\r\n%b" % (response.status_code, headers, bytes(response.body))

@@ -101,6 +101,9 @@ class NoConnectionLeft(ServerError):
 
     headers: ClassVar[dict[str, str]] = {"Connection": "close"}
 
+    def __init__(self) -> None:
+        super().__init__("All connections of this server are in use; try again in a moment.")
+
 
 class TooManyWatchers(ServerError):
     """As many clients watch the engine as may."""

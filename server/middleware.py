@@ -152,8 +152,7 @@ class ConnectionLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if is_over_limit(scope) and scope["path"] not in self.context.probes:
-            error = NoConnectionLeft("All connections of this server are in use; try again in a moment.")
-            await self.context.error_response(error, scope)(scope, receive, send)
+            await self.context.error_response(NoConnectionLeft(), scope)(scope, receive, send)
             return
         await self.app(scope, receive, send)
 

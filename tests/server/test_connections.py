@@ -4,9 +4,11 @@ import asyncio
 import json
 import os
 import resource
+import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -65,23 +67,29 @@ def ask(server: LiveServer, path: str = "/health") -> tuple[socket.socket, int]:
         head = peer.recv(65536)
     except ConnectionError:
         head = b""
-    return peer, int(head.split()[1]) if head else 0
+    return peer, status_of(head) if head else 0
 
 
-def begin_stream(server: LiveServer) -> tuple[socket.socket, int]:
-    """Begin a long stream and return its connection and status; 0 if it was closed without one."""
+def status_of(head: bytes) -> int:
+    return int(head.split()[1])
+
+
+def send_stream(server: LiveServer) -> socket.socket:
+    """Ask for a long stream and return the connection."""
     prompt = "tokens=4000 delay=0.1"
     body = json.dumps({"messages": [{"role": "user", "content": prompt}], "stream": True}).encode()
     peer = socket.create_connection(("127.0.0.1", server.port), timeout=20)
-    try:
-        peer.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
-        )
-        head = peer.recv(65536)
-    except ConnectionError:
-        head = b""
-    return peer, int(head.split()[1]) if head else 0
+    peer.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    return peer
+
+
+def begin_stream(server: LiveServer) -> tuple[socket.socket, int]:
+    """Begin a long stream and return its connection and status."""
+    peer = send_stream(server)
+    return peer, status_of(peer.recv(65536))
 
 
 @linux_only
@@ -92,6 +100,19 @@ def test_a_connection_is_closed_when_its_client_closes_it(cramped: LiveServer) -
         peer.close()
         assert status == 200
     wait_for_files(cramped, before)
+
+
+@linux_only
+def test_a_burst_beyond_the_limit_is_refused_and_not_cut_off(cramped: LiveServer, peers: ExitStack) -> None:
+    peers.callback(cramped.send, signal.SIGCONT)
+    cramped.send(signal.SIGSTOP)  # so that all of them wait when it looks again
+    opened = [peers.enter_context(send_stream(cramped)) for _ in range(2 * MAX_FILES)]
+    cramped.send(signal.SIGCONT)
+    heads = [peer.recv(65536) for peer in opened]
+    statuses = Counter(status_of(head) for head in heads)
+    assert set(statuses) == {200, 503}, statuses
+    assert statuses[200] > NUM_USABLE / 2, statuses
+    assert all(b"\r\nretry-after: " in head.lower() for head in heads if status_of(head) == 503)
 
 
 @linux_only
