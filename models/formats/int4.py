@@ -160,18 +160,21 @@ def quantize(rows: Tensor, group_size: int, dtype: torch.dtype) -> tuple[Tensor,
     """Return rows [n, k] of floats as codes uint8 [n, k] and scales [n, groups] in a dtype.
 
     (codes - 8) * scales is near rows. Scales may be negative: the largest value of a group has the code 0.
+    The scale of a group with NaN, infinity or a value too large for the dtype is NaN, so that no answer comes
+    of it.
     """
     groups = rows.float().reshape(len(rows), -1, group_size)
     largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
     codes = torch.full(groups.shape, _ZERO, dtype=torch.uint8, device=rows.device)
-    scales = torch.zeros(largest.shape, dtype=dtype, device=rows.device)
+    scales = torch.full(largest.shape, torch.nan, dtype=dtype, device=rows.device)
+    unit = torch.where(largest != 0, largest, 1.0)  # squares of other errors may overflow
     least = torch.full_like(largest, torch.inf)
     for shrink in _SHRINKS:
         scale = (largest * (-shrink / _ZERO)).to(dtype)
         wide = scale.float()
         # A group of zeros has the scale 0, and any divisor makes its values 0.
         values = (groups / torch.where(wide != 0, wide, 1.0)).round_().clamp_(-_ZERO, 15 - _ZERO)
-        error = (values * wide - groups).square_().sum(2, keepdim=True)
+        error = ((values * wide - groups) / unit).square_().sum(2, keepdim=True)
         better = error < least
         least = torch.where(better, error, least)
         scales = torch.where(better, scale, scales)

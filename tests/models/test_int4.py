@@ -41,6 +41,18 @@ def test_a_conversion_has_a_small_error(group_size):
     assert codes.max() == 15 and codes.min() == 0
 
 
+def test_the_largest_weights_are_kept_and_groups_that_are_not_finite_spoil_their_row_alone():
+    torch.manual_seed(0)
+    weight = torch.randn(5, 64)
+    weight[0, :32] *= 1e30  # squares overflow
+    weight[1, 5], weight[2, 40] = torch.nan, -torch.inf
+    found = dequantized(weight, 32)
+    error, first = ((rows[0].double().view(2, 32).norm(dim=1)) for rows in (found - weight, weight))
+    assert (error < 0.12 * first).all(), error / first
+    assert found.isnan().any(1).tolist() == [False, True, True, False, False]
+    assert quantize(weight, 32, torch.float16)[1].isnan().any(1).tolist() == [True, True, True, False, False]
+
+
 @pytest.mark.parametrize(("in_features", "group_size"), [(256, 128), (192, 64), (160, 32)])
 def test_groups_are_the_largest_that_divide_the_inputs(in_features, group_size):
     torch.manual_seed(0)
