@@ -83,7 +83,8 @@ export class Answer {
     const thoughts = this.usage?.completion_tokens_details?.reasoning_tokens;
     setText(this.summary, thoughts ? `Reasoning, ${count(thoughts)} tokens` : "Reasoning");
     if (this.calls.length) this.message.tool_calls = this.calls;
-    if (this.calls.length && problem === null) this.tools.append(this.resultForm());
+    const isWhole = problem === null && this.finish !== "length";
+    if (this.calls.length && isWhole) this.tools.append(this.resultForm());
     if (problem !== null) {
       this.note.hidden = false;
       this.note.classList.toggle("calm", isAsked);

@@ -82,8 +82,8 @@ def wait_until_done(answer: Any) -> None:
     expect(answer).to_have_attribute("aria-busy", "false")
 
 
-def answer_with(page: Any, *deltas: dict[str, Any]) -> list[str]:
-    """Answer each request in the server's place, by one chunk of each delta in turn; the last ones never end.
+def answer_with(page: Any, *choices: dict[str, Any]) -> list[str]:
+    """Answer each request in the server's place, by one choice in turn; later ones get no answer.
 
     Returns the list of their bodies, which grows.
     """
@@ -91,8 +91,8 @@ def answer_with(page: Any, *deltas: dict[str, Any]) -> list[str]:
 
     def take(route: Any) -> None:
         bodies.append(route.request.post_data)
-        if len(bodies) <= len(deltas):
-            chunk = {"id": "chatcmpl-x", "choices": [{"index": 0, "delta": deltas[len(bodies) - 1]}]}
+        if len(bodies) <= len(choices):
+            chunk = {"id": "chatcmpl-x", "choices": [choices[len(bodies) - 1]]}
             body = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
             route.fulfill(content_type="text/event-stream", body=body)
 
@@ -100,10 +100,16 @@ def answer_with(page: Any, *deltas: dict[str, Any]) -> list[str]:
     return bodies
 
 
-def a_call(arguments: str) -> dict[str, Any]:
-    """The delta of an answer that calls a tool."""
+def a_call(arguments: str, finish: str = "tool_calls") -> dict[str, Any]:
+    """The choice of an answer that calls a tool."""
     function = {"name": "get_weather", "arguments": arguments}
-    return {"tool_calls": [{"index": 0, "id": "call-1", "type": "function", "function": function}]}
+    call = {"index": 0, "id": "call-1", "type": "function", "function": function}
+    return {"delta": {"tool_calls": [call]}, "finish_reason": finish}
+
+
+def a_text(content: str) -> dict[str, Any]:
+    """The choice of an answer in words."""
+    return {"delta": {"content": content}, "finish_reason": "stop"}
 
 
 def roles(body: str) -> list[str]:
@@ -163,8 +169,13 @@ def test_one_answer_runs_at_a_time_and_results_stay_behind_their_calls(
     open_page: Any, server: LiveServer
 ) -> None:
     page = open_page(server)
-    bodies = answer_with(page, a_call("{}"))
-    first = ask(page, "one")
+    bodies = answer_with(page, a_call('{"city": "Pa', "length"), a_call("{}"))
+    cut = ask(page, "one")
+    wait_until_done(cut)
+    expect(cut.locator(".call pre")).to_have_text('{"city": "Pa')
+    expect(cut.get_by_role("button", name="Return results")).to_have_count(0)
+    cut.get_by_role("button", name="Regenerate").click()
+    first = page.locator("article.assistant")
     wait_until_done(first)
     expect(first.get_by_label("Result of get_weather")).to_be_visible()
     page.locator("article.user").get_by_role("button", name="Edit").click()
@@ -184,16 +195,16 @@ def test_one_answer_runs_at_a_time_and_results_stay_behind_their_calls(
     expect(page.get_by_role("dialog")).to_be_hidden()
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("button", name="Send")).to_be_visible()
-    assert [roles(body) for body in bodies] == [["user"], ["user", "assistant", "user"]]
+    assert [roles(body) for body in bodies] == [["user"], ["user"], ["user", "assistant", "user"]]
     page.locator("article.user").first.get_by_role("button", name="Edit").click()
     page.get_by_role("button", name="Send again").click()
     expect(page.locator("article")).to_have_count(2)
-    assert roles(bodies[-1]) == ["user"] and len(bodies) == 3
+    assert roles(bodies[-1]) == ["user"] and len(bodies) == 4
 
 
 def test_settings_take_what_the_api_takes(open_page: Any, server: LiveServer) -> None:
     page = open_page(server)
-    bodies = answer_with(page, {"content": "done"})
+    bodies = answer_with(page, a_text("done"))
     page.get_by_role("button", name="Settings").click()
     fields = ChatRequest.model_json_schema()["properties"]
     for box in page.locator("input[type=number]").all():
@@ -261,7 +272,7 @@ def test_reasoning_is_folded_and_tool_calls_are_shown(open_page: Any, server: Li
 def test_json_is_indented_and_else_shown_as_written(open_page: Any, server: LiveServer) -> None:
     page = open_page(server)
     content = '{"a": [12345678901234567890, 1.0], "a": {}, "b\\"[": "\\u00e9: {,"}'
-    answer_with(page, {"content": content}, a_call('{"id":1e2}'))
+    answer_with(page, a_text(content), a_call('{"id":1e2}'))
     answer = ask(page, "hi")
     wait_until_done(answer)
     shown = '{\n  "a": [\n    12345678901234567890,\n    1.0\n  ],\n  "a": {},\n  "b\\"[": "\\u00e9: {,"\n}'
