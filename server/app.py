@@ -79,7 +79,7 @@ def middleware(context: ServerContext, traces: "Traces | None") -> list[Middlewa
     layers += [Middleware(BodyLimit, context=context), Middleware(ConnectionLimit, context=context)]
     if config.api_key:
         keys = [key.get_secret_value() for key in config.api_key]
-        opened = config.open_paths or open_paths()
+        opened = open_paths(config.open_paths)
         layers.append(Middleware(ApiKeys, context=context, keys=keys, open_paths=opened))
     if any((config.key_requests, config.key_requests_per_minute, config.key_tokens_per_minute)):
         allowances = [Allowance(config) for _ in config.api_key or (None,)]

@@ -44,8 +44,8 @@ class ServerConfig(BaseModel):
     )
     open_paths: RequestPaths = Field(
         (),
-        description="paths that can be read (GET) without an API key, none for no path; default: /health and "
-        "/ready under all their names, /metrics, /version, /docs, and the page with its files",
+        description="paths that can be read (GET) without an API key, under all their names, / and /docs "
+        "with their files; none for no path; default: /health, /ready, /metrics, /version, /, /docs",
     )
     key_requests: int | None = Field(
         None,

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+PAGES = {"/", "/docs"}
 PREFIX = "/web/"
 MEDIA_TYPES = {
     "css": "text/css; charset=utf-8",
@@ -55,9 +56,9 @@ def web_files() -> dict[str, WebFile]:
     return found
 
 
-def paths() -> set[str]:
-    """Return the paths that need no API key: what the pages show comes from others, which need one."""
-    return {"/", "/docs", *(PREFIX + name for name in web_files() if not is_page(name))}
+def file_paths() -> set[str]:
+    """Return the paths of the files that the pages load."""
+    return {PREFIX + name for name in web_files() if not is_page(name)}
 
 
 def is_page(name: str) -> bool:

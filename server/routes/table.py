@@ -1,5 +1,7 @@
 """The list of all endpoints: what the application routes and what /openapi.json describes."""
 
+from collections.abc import Collection
+
 from server.endpoint import Endpoint
 from server.routes import abort, live, page, profile, status, tokenize
 from server.routes.anthropic import messages
@@ -29,17 +31,21 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 REFUSED = refused_tables(endpoint.request for endpoint in ENDPOINTS if endpoint.request is not None)
 
 
-def open_paths() -> set[str]:
-    """Return the paths that need no API key for GET.
+def open_paths(chosen: Collection[str] = ()) -> set[str]:
+    """Return the paths that need no API key for GET: `chosen` ones, or by default those of probes and pages.
 
-    The pages show nothing without /openapi.json and /live_stats, which need one.
+    A path opens all names of its endpoint, that of a page the files it loads. The pages show nothing without
+    /openapi.json and /live_stats, which need a key.
     """
-    opened = {path for endpoint in ENDPOINTS if endpoint.is_open for path in endpoint.paths}
-    return opened | page.paths()
+    opened = set(chosen) or page.PAGES | {endpoint.paths[0] for endpoint in ENDPOINTS if endpoint.is_open}
+    for endpoint in ENDPOINTS:
+        if endpoint.method == "GET" and opened.intersection(endpoint.paths):
+            opened.update(endpoint.paths)
+    return opened | page.file_paths() if opened & page.PAGES else opened
 
 
 def readable_paths() -> set[str]:
     """Return the paths that can be read (GET), where {} is a parameter."""
-    return {"/openapi.json", *page.paths()}.union(
+    return {"/openapi.json", *page.PAGES, *page.file_paths()}.union(
         *(endpoint.paths for endpoint in ENDPOINTS if endpoint.method == "GET")
     )

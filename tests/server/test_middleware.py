@@ -114,7 +114,9 @@ async def test_open_paths_are_a_setting(engine: FakeEngine) -> None:
     for opened, is_open in (
         ((), {"/health": True, "/metrics": True, "/v1/models": False}),
         (("/health", "/v1/models"), {"/health": True, "/metrics": False, "/v1/models": True}),
-        (("none",), {"/health": False, "/metrics": False, "/v1/models": False}),
+        (("/health",), {"/healthz": True, "/ready": False}),
+        (("/",), {"/": True, "/web/page.js": True, "/health": False, "/live_stats": False}),
+        (("none",), {"/web/page.js": False, "/health": False, "/metrics": False, "/v1/models": False}),
     ):
         async with client_for(engine, api_key=KEYS, open_paths=opened) as client:
             for path, expected in is_open.items():

@@ -5,13 +5,13 @@ import re
 import httpx
 import pytest
 
-from server.routes.page import web_files
+from server.routes.page import PAGES, file_paths, web_files
 from tests.server.conftest import client_for
 from tests.server.fake_engine import FakeEngine
 
 HTML = {"accept": "text/html,application/xhtml+xml"}
 TEXTS = {name: file.body.decode() for name, file in web_files().items()}
-PATHS = {"/", "/docs", *(f"/web/{name}" for name in TEXTS if not name.endswith(".html"))}
+PATHS = PAGES | file_paths()
 
 
 async def test_people_get_a_page_and_probes_a_line(client: httpx.AsyncClient) -> None:
