@@ -24,6 +24,7 @@ from server.watch import ClientGone
 
 logger = logging.getLogger("monoloop.access")
 
+SLASHES = re.compile("/{2,}")
 SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 ANTHROPIC_PREFIX = "/v1/messages"  # its clients look for the id under another name
 
@@ -39,7 +40,7 @@ class RequestScope:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        scope = without_last_slash(origin_form(scope))
+        scope = with_plain_path(origin_form(scope))
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if SANE_REQUEST_ID.fullmatch(given) else new_id()
         state = scope.setdefault("state", {})
@@ -105,10 +106,10 @@ def origin_form(scope: Scope) -> Scope:
     return {**scope, "path": slash + path or "/"}
 
 
-def without_last_slash(scope: Scope) -> Scope:
-    """Return the scope with a path that does not end in a slash: clients add one to a base URL."""
-    path = scope["path"]
-    return {**scope, "path": path[:-1]} if len(path) > 1 and path.endswith("/") else scope
+def with_plain_path(scope: Scope) -> Scope:
+    """Return the scope with a path without empty parts, which come of base URLs that end in a slash."""
+    path = SLASHES.sub("/", scope["path"])
+    return {**scope, "path": path.removesuffix("/") or "/"}
 
 
 class Cors(CORSMiddleware):

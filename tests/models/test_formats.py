@@ -150,7 +150,7 @@ def test_every_format_is_one_module_of_its_name():
 
 def test_an_unknown_conversion_is_named_with_the_known_ones(halved):
     for name in ("int3", "halved"):
-        known = re.escape(f"quantization '{name}' is not known; known: {', '.join(CONVERSIONS)}")
+        known = re.escape(f"--quantization {name} is not known; known: auto, {', '.join(CONVERSIONS)}")
         with pytest.raises(ModelError, match=f"^{known}$"):
             conversion_to(name)
 
