@@ -75,14 +75,11 @@ class Cluster:
         )
 
     def post(self, content: str, session: str = "") -> httpx.Response:
+        return self.post_to("/v1/chat/completions", body(content), session)
+
+    def post_to(self, path: str, body: dict[str, Any], session: str) -> httpx.Response:
         headers = {"x-session-id": session}
-        return httpx.post(
-            f"{self.url}/v1/chat/completions",
-            json=body(content),
-            headers=headers,
-            timeout=20,
-            trust_env=False,
-        )
+        return httpx.post(self.url + path, json=body, headers=headers, timeout=20, trust_env=False)
 
     def metric(self, name: str, session: str) -> float:
         """A metric of the replica of a session."""
@@ -117,23 +114,24 @@ def body(content: str, **fields: Any) -> dict[str, Any]:
 
 
 class Reader(threading.Thread):
-    """Reads a stream of 10 s; `lines` has its events, `error` the way it broke off."""
+    """Reads a stream; `lines` has its events, `error` the way it broke off."""
 
-    def __init__(self, cluster: Cluster, session: str) -> None:
+    def __init__(self, cluster: Cluster, session: str, num_tokens: int) -> None:
         super().__init__(daemon=True)
         self.url, self.session = f"{cluster.url}/v1/chat/completions", session
+        self.request = body(f"tokens={num_tokens} delay=0.05", stream=True, max_tokens=num_tokens)
         self.begun = threading.Event()
         self.lines: list[str] = []
         self.error: httpx.TransportError | None = None
         self.start()
 
     def run(self) -> None:
-        request = body("tokens=200 delay=0.05", stream=True)
         headers = {"x-session-id": self.session}
         try:
             with httpx.stream(
-                "POST", self.url, json=request, headers=headers, timeout=20, trust_env=False
+                "POST", self.url, json=self.request, headers=headers, timeout=20, trust_env=False
             ) as response:
+                assert response.status_code == 200, response.read()
                 for line in response.iter_lines():
                     if line:
                         self.lines.append(line)
@@ -185,22 +183,29 @@ def test_answers_and_errors_are_those_of_the_server(cluster: Cluster) -> None:
 def test_a_killed_replica_costs_its_streams_and_is_replaced(cluster: Cluster) -> None:
     replica_of = {session: cluster.replica_of(session) for session in SESSIONS}
     assert len({*replica_of.values()}) == 2, "all sessions are on one replica"
-    readers = [Reader(cluster, session) for session in SESSIONS]
+    readers = [Reader(cluster, session, 3000) for session in SESSIONS]
     assert all(reader.begun.wait(20) for reader in readers)
     cluster.begin("kill")
-    complete = {reader.session: reader.is_complete for reader in readers}
+    for _ in range(400):
+        if broken := [reader for reader in readers if reader.error]:
+            break
+        time.sleep(0.05)
+    assert broken, "the streams of the killed replica go on"
     statuses = [cluster.post("after", session).status_code for session in SESSIONS]
     assert statuses == [200] * len(SESSIONS), statuses
-    kept = {replica_of[session] for session in SESSIONS if complete[session]}
-    lost = {replica_of[session] for session in SESSIONS if not complete[session]}
-    assert len(kept) == len(lost) == 1 and not kept & lost, (replica_of, complete)
+    lost = replica_of[broken[0].session]
+    on_others = [reader for reader in readers if replica_of[reader.session] != lost]
+    assert not any(reader.is_complete for reader in readers if reader not in on_others)
+    assert all(reader.is_alive() for reader in on_others), "streams of the other replica broke off"
+    cluster.post_to("/abort", {"abort_all": True}, on_others[0].session)
+    assert all(reader.is_complete for reader in on_others)
     cluster.wait()
     assert len({cluster.replica_of(session) for session in SESSIONS}) == 2
 
 
 def test_scaling_lets_streams_end_and_no_request_fails(cluster: Cluster) -> None:
     before = {cluster.replica_of(session) for session in SESSIONS}
-    readers = [Reader(cluster, session) for session in SESSIONS]
+    readers = [Reader(cluster, session, 60) for session in SESSIONS]
     assert all(reader.begun.wait(20) for reader in readers)
     cluster.begin("1")
     statuses = [cluster.post("meanwhile", session).status_code for session in SESSIONS]
