@@ -1,4 +1,4 @@
-"""A short soak of the real engine around the toy model, and what the clients of a soak notice."""
+"""Soaks of the toy model and of the default model, and what the clients of a soak notice."""
 
 import itertools
 import random
@@ -21,17 +21,27 @@ def response(*events: bytes, is_whole: bool = True) -> bytes:
     return HEAD + chunks + (b"0\r\n\r\n" if is_whole else b"")
 
 
-@pytest.mark.parametrize("flag", ["--uvloop", "--no-uvloop"])
-def test_a_short_soak_leaves_nothing(flag: str) -> None:
-    command = [sys.executable, "-m", "benchmarks.soak", "--server", "tests.faults.serve_toy"]
-    command += ["--clients", "30", "--requests", "300", "--seconds", "100", "--timeout-seconds", "60"]
+def soak(*flags: str, seconds: float) -> None:
+    """Run a soak that must find nothing."""
     # A test depends on no timing: other programs may take the processor for seconds.
-    command += ["--health-milliseconds", "30000", "--", flag]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "benchmarks.soak", "--health-milliseconds", "30000", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "reads slowly: ended" in done.stdout
     assert "vanishes: ended" in done.stdout
     assert "sends garbage: ended" in done.stdout
+
+
+@pytest.mark.parametrize("flag", ["--uvloop", "--no-uvloop"])
+def test_a_short_soak_leaves_nothing(flag: str) -> None:
+    load = ["--clients", "30", "--requests", "300", "--seconds", "100", "--timeout-seconds", "60"]
+    soak("--server", "tests.faults.serve_toy", *load, "--", flag, seconds=120)
+
+
+@pytest.mark.usefixtures("smollm")
+def test_two_minutes_of_the_default_model_leave_nothing() -> None:
+    load = ["--clients", "1000", "--seconds", "120", "--prompts", "32", "--max-tokens", "16"]
+    soak(*load, seconds=600)
 
 
 def test_a_whole_stream_has_an_answer() -> None:
