@@ -1,13 +1,13 @@
 // One answer on the page: reasoning folded, text, tool calls, and the figures of how it was made.
 
 import { button, count, digits, duration, element, setText } from "./dom.js";
-import { StreamedText, indented, jsonBlock } from "./text.js";
+import { StreamedText, indented } from "./text.js";
 
 export class Answer {
   // `actions`: buttons that a complete answer has; `returnResults(results)` goes on after tool calls.
   constructor(actions, returnResults) {
     this.message = { role: "assistant", content: "" };
-    this.calls = [];
+    this.calls = []; // CallCards
     this.returnResults = returnResults;
     this.thoughts = element("div", { class: "thoughts" });
     this.summary = element("summary", {}, "Reasoning …");
@@ -33,7 +33,7 @@ export class Answer {
     this.finish = null;
   }
 
-  // Takes a chunk of the stream.
+  // Takes a chunk of the stream; show() shows it.
   take(chunk) {
     this.id = chunk.id ?? this.id;
     this.usage = chunk.usage ?? this.usage;
@@ -44,10 +44,18 @@ export class Answer {
       this.last = performance.now();
       this.first ??= this.last;
     }
-    if (reasoning) this.addReasoning(reasoning);
-    if (content) this.addText(content);
-    for (const call of calls ?? []) this.addCall(call);
+    if (reasoning) this.message.reasoning_content = (this.message.reasoning_content ?? "") + reasoning;
+    if (content) this.message.content += content;
+    for (const call of calls ?? []) (this.calls[call.index] ??= new CallCard(this.tools)).take(call);
     this.finish = choice.finish_reason ?? this.finish;
+  }
+
+  show() {
+    const { content, reasoning_content: reasoning = "" } = this.message;
+    this.reasoning.hidden = reasoning === "";
+    this.thought.update(reasoning);
+    this.text.update(content);
+    for (const card of this.calls) card.show();
     this.figures.replaceChildren(...(this.first === null ? [] : [item("TTFT ", duration(this.ttft))]));
   }
 
@@ -55,34 +63,17 @@ export class Answer {
     return (this.first - this.started) / 1000;
   }
 
-  addReasoning(text) {
-    this.reasoning.hidden = false;
-    this.message.reasoning_content = (this.message.reasoning_content ?? "") + text;
-    this.thought.append(text);
-  }
-
-  addText(text) {
-    this.message.content += text;
-    this.text.append(text);
-  }
-
-  addCall(delta) {
-    const call = (this.calls[delta.index] ??= { id: "", type: "function", function: { name: "", arguments: "" } });
-    call.id = delta.id ?? call.id;
-    call.function.name += delta.function?.name ?? "";
-    call.function.arguments += delta.function?.arguments ?? "";
-    this.tools.replaceChildren(...this.calls.map((made) => callCard(made)));
-  }
-
   // Ends the answer; `problem` says why it is not complete, and `isAsked` if the reader stopped it.
   end(problem, isAsked) {
+    this.show();
     this.node.setAttribute("aria-busy", "false");
     this.text.end();
     this.thought.end();
+    for (const card of this.calls) card.end();
     this.buttons.hidden = false;
     const thoughts = this.usage?.completion_tokens_details?.reasoning_tokens;
     setText(this.summary, thoughts ? `Reasoning, ${count(thoughts)} tokens` : "Reasoning");
-    if (this.calls.length) this.message.tool_calls = this.calls;
+    if (this.calls.length) this.message.tool_calls = this.calls.map(({ call }) => call);
     const isWhole = problem === null && this.finish !== "length";
     if (this.calls.length && isWhole) this.tools.append(this.resultForm());
     if (problem !== null) {
@@ -110,10 +101,10 @@ export class Answer {
 
   // Fields for what the tools returned, and a button that goes on with it.
   resultForm() {
-    const fields = this.calls.map((call) =>
+    const fields = this.calls.map(({ call }) =>
       element("textarea", { rows: "1", placeholder: `Result of ${call.function.name}`, "aria-label": `Result of ${call.function.name}` }),
     );
-    const results = () => this.calls.map((call, place) => ({ role: "tool", tool_call_id: call.id, content: fields[place].value }));
+    const results = () => this.calls.map(({ call }, place) => ({ role: "tool", tool_call_id: call.id, content: fields[place].value }));
     const go = button("Return results", () => this.returnResults(results()), { class: "quiet starts" });
     return element("div", { class: "results" }, ...fields, go);
   }
@@ -123,7 +114,30 @@ function item(before, value, after = "") {
   return element("li", {}, before, element("b", {}, value), after);
 }
 
-function callCard(call) {
-  const name = element("div", { class: "call-name" }, "Tool call ", element("b", {}, call.function.name));
-  return element("div", { class: "call" }, name, jsonBlock(indented(call.function.arguments) ?? call.function.arguments));
+// A tool call: its name, and its arguments, indented once they are complete.
+class CallCard {
+  constructor(list) {
+    this.call = { id: "", type: "function", function: { name: "", arguments: "" } };
+    this.name = element("b");
+    this.shown = document.createTextNode("");
+    const title = element("div", { class: "call-name" }, "Tool call ", this.name);
+    list.append(element("div", { class: "call" }, title, element("pre", { tabindex: "0" }, element("code", {}, this.shown))));
+  }
+
+  take(delta) {
+    this.call.id = delta.id ?? this.call.id;
+    this.call.function.name += delta.function?.name ?? "";
+    this.call.function.arguments += delta.function?.arguments ?? "";
+  }
+
+  show() {
+    const { name, arguments: text } = this.call.function;
+    setText(this.name, name);
+    this.shown.appendData(text.slice(this.shown.length));
+  }
+
+  end() {
+    const text = this.call.function.arguments;
+    this.shown.data = indented(text) ?? text;
+  }
 }

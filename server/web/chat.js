@@ -15,6 +15,7 @@ export class Chat {
     this.onAnswer = onAnswer;
     this.turns = [];
     this.abort = null;
+    this.frame = null;
     this.list = byId("turns");
     this.prompt = byId("prompt");
     byId("composer").addEventListener("submit", (event) => {
@@ -142,6 +143,8 @@ export class Chat {
     } catch (error) {
       problem = this.problem(error);
     }
+    cancelAnimationFrame(this.frame);
+    this.frame = null;
     this.abort = null;
     this.showRunning(false);
     this.keepEndInView(() => answer.end(problem, problem === STOPPED));
@@ -160,9 +163,18 @@ export class Chat {
       const chunk = JSON.parse(data);
       if (chunk.error) throw new ApiError(chunk.error.message, 0);
       if (answer.id === null) this.onAnswer(chunk.id);
-      this.keepEndInView(() => answer.take(chunk));
+      answer.take(chunk);
+      this.showSoon(answer);
     }
     throw new ApiError("The connection was lost before the answer was complete.", 0);
+  }
+
+  // Shows an answer once a frame: its chunks may come faster than the page can be laid out.
+  showSoon(answer) {
+    this.frame ??= requestAnimationFrame(() => {
+      this.frame = null;
+      this.keepEndInView(() => answer.show());
+    });
   }
 
   problem(error) {

@@ -6,6 +6,8 @@ import { element } from "./dom.js";
 const FENCE = /^([ \t]*)(`{3,}|~{3,})([^`]*)$/;
 const FENCE_BEGIN = /^[ \t]*(`{0,2}|~{0,2}|(`{3,}|~{3,})[^`]*)$/;
 
+const PIECE_CHARACTERS = 4000; // each change of a piece lays all of it out again
+
 export class StreamedText {
   constructor(node) {
     this.node = node;
@@ -17,11 +19,31 @@ export class StreamedText {
 
   // Begins a block of code after `fence`, or a paragraph if it is null.
   open(fence) {
-    if (this.target) this.target.data = this.target.data.trimEnd();
+    this.close();
     this.fence = fence;
-    this.target = document.createTextNode("");
-    const block = element(fence ? "code" : "p", {}, this.target);
-    this.node.append(fence ? element("pre", { tabindex: "0" }, block) : block);
+    this.block = element(fence ? "code" : "p");
+    this.node.append(fence ? element("pre", { tabindex: "0" }, this.block) : this.block);
+    this.addPiece();
+  }
+
+  close() {
+    if (!this.block) return;
+    this.piece.data = this.piece.data.trimEnd();
+    if (!this.fence && this.isEmpty) this.block.remove();
+  }
+
+  addPiece() {
+    this.piece = document.createTextNode("");
+    this.block.append(element("span", { class: "piece" }, this.piece));
+  }
+
+  get isEmpty() {
+    return this.piece.length === 0 && this.block.children.length === 1;
+  }
+
+  // Adds what `text` has more than what was shown before.
+  update(text) {
+    if (text.length > this.text.length) this.append(text.slice(this.text.length));
   }
 
   append(text) {
@@ -45,10 +67,15 @@ export class StreamedText {
   }
 
   write(text) {
+    if (this.fence === null && this.atLineStart && text.endsWith("\n") && !text.trim()) {
+      if (!this.isEmpty) this.open(null);
+      return;
+    }
+    if (this.atLineStart && this.piece.length > PIECE_CHARACTERS) this.addPiece();
     let shown = text;
-    if (this.fence === null) shown = this.target.length === 0 ? text.trimStart() : text;
+    if (this.fence === null) shown = this.isEmpty ? text.trimStart() : text;
     else if (this.atLineStart) shown = text.slice(Math.min(this.fence.indent, text.search(/[^ \t]|$/)));
-    this.target.appendData(shown);
+    this.piece.appendData(shown);
     if (text) this.atLineStart = text.endsWith("\n");
   }
 
@@ -57,9 +84,9 @@ export class StreamedText {
     if (this.fence && this.fenceIn(this.held)) this.open(null);
     else this.write(this.held);
     this.held = "";
+    this.close();
     const json = indented(this.text);
-    if (json !== undefined) this.node.replaceChildren(jsonBlock(json));
-    for (const paragraph of this.node.querySelectorAll("p:empty")) paragraph.remove();
+    if (json !== undefined) this.node.replaceChildren(element("pre", { class: "json", tabindex: "0" }, element("code", {}, json)));
   }
 }
 
@@ -86,10 +113,6 @@ export function indented(text) {
     before = token;
   }
   return made;
-}
-
-export function jsonBlock(json) {
-  return element("pre", { class: "json", tabindex: "0" }, element("code", {}, json));
 }
 
 // Parses JSON whose numbers JSON.stringify() writes as they were: 12345678901234567890 does not end in zeros.

@@ -82,8 +82,8 @@ def wait_until_done(answer: Any) -> None:
     expect(answer).to_have_attribute("aria-busy", "false")
 
 
-def answer_with(page: Any, *choices: dict[str, Any]) -> list[str]:
-    """Answer each request in the server's place, by one choice in turn; later ones get no answer.
+def answer_with(page: Any, *answers: list[dict[str, Any]]) -> list[str]:
+    """Answer each request in the server's place, by a chunk for each choice; further ones get no answer.
 
     Returns the list of their bodies, which grows.
     """
@@ -91,9 +91,10 @@ def answer_with(page: Any, *choices: dict[str, Any]) -> list[str]:
 
     def take(route: Any) -> None:
         bodies.append(route.request.post_data)
-        if len(bodies) <= len(choices):
-            chunk = {"id": "chatcmpl-x", "choices": [choices[len(bodies) - 1]]}
-            body = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+        if len(bodies) <= len(answers):
+            chunks = [{"id": "chatcmpl-x", "choices": [choice]} for choice in answers[len(bodies) - 1]]
+            events = [*map(json.dumps, chunks), "[DONE]"]
+            body = "".join(f"data: {event}\n\n" for event in events)
             route.fulfill(content_type="text/event-stream", body=body)
 
     page.route("**/v1/chat/completions", take)
@@ -169,7 +170,7 @@ def test_one_answer_runs_at_a_time_and_results_stay_behind_their_calls(
     open_page: Any, server: LiveServer
 ) -> None:
     page = open_page(server)
-    bodies = answer_with(page, a_call('{"city": "Pa', "length"), a_call("{}"))
+    bodies = answer_with(page, [a_call('{"city": "Pa', "length")], [a_call("{}")])
     cut = ask(page, "one")
     wait_until_done(cut)
     expect(cut.locator(".call pre")).to_have_text('{"city": "Pa')
@@ -204,7 +205,7 @@ def test_one_answer_runs_at_a_time_and_results_stay_behind_their_calls(
 
 def test_settings_take_what_the_api_takes(open_page: Any, server: LiveServer) -> None:
     page = open_page(server)
-    bodies = answer_with(page, a_text("done"))
+    bodies = answer_with(page, [a_text("done")])
     page.get_by_role("button", name="Settings").click()
     fields = ChatRequest.model_json_schema()["properties"]
     for box in page.locator("input[type=number]").all():
@@ -272,7 +273,7 @@ def test_reasoning_is_folded_and_tool_calls_are_shown(open_page: Any, server: Li
 def test_json_is_indented_and_else_shown_as_written(open_page: Any, server: LiveServer) -> None:
     page = open_page(server)
     content = '{"a": [12345678901234567890, 1.0], "a": {}, "b\\"[": "\\u00e9: {,"}'
-    answer_with(page, a_text(content), a_call('{"id":1e2}'))
+    answer_with(page, [a_text(content)], [a_call('{"id":1e2}')])
     answer = ask(page, "hi")
     wait_until_done(answer)
     shown = '{\n  "a": [\n    12345678901234567890,\n    1.0\n  ],\n  "a": {},\n  "b\\"[": "\\u00e9: {,"\n}'
@@ -293,6 +294,7 @@ FENCED: list[tuple[str, list[str | list[str]]]] = [
     ("```\n~~~\n```sh\n```\nb", [["~~~\n```sh"], "b"]),
     ("~~~\n```\n~~~~\nb", [["```"], "b"]),
     ("- a\n  ```py\n  x\n    y\n z\n  ```\n- b", ["- a", ["x\n  y\nz"], "- b"]),
+    ("a\nb\n\n  \n\nc\n\n```\n\nd\n```\n\n", ["a\nb", "c", ["\nd"]]),
     ("use ```x``` or `y`\n```x``` too", ["use ```x``` or `y`\n```x``` too"]),
 ]
 
@@ -315,6 +317,32 @@ def test_blocks_of_code_are_told_from_text_however_it_is_split(open_page: Any, s
     )
     for (text, parts), (at_once, by_characters) in zip(FENCED, shown, strict=True):
         assert at_once == by_characters == parts, text
+
+
+def test_long_answers_are_shown_once_a_frame_in_pieces(open_page: Any, server: LiveServer) -> None:
+    page = open_page(server)
+    number = 2000
+    answer_with(
+        page,
+        [a_text(f"{word}\n" if word % 20 == 19 else f"{word} ") for word in range(number)]
+        + number * [a_call("word ")],
+    )
+    page.evaluate(
+        """() => {
+            window.changes = 0;
+            const observer = new MutationObserver((found) => (window.changes += found.length));
+            const all = { childList: true, characterData: true, subtree: true };
+            observer.observe(document.getElementById("turns"), all);
+        }"""
+    )
+    answer = ask(page, "hi")
+    wait_until_done(answer)
+    assert page.evaluate("window.changes") < number
+    pieces = answer.locator(".content .piece").evaluate_all(
+        "(nodes) => nodes.map((node) => node.textContent)"
+    )
+    assert "".join(pieces).split() == [str(word) for word in range(number)]
+    assert max(map(len, pieces)) < 5000, "the browser lays out all of a piece at each change"
 
 
 def test_the_engine_shows_the_answer_and_the_pool_drains(open_page: Any, server: LiveServer) -> None:
