@@ -2,6 +2,7 @@
 
 Decode and prefill attention do this with the same functions: a token's result does not depend on how many
 tokens of its sequence are computed in a step, bit for bit. So operations on floats keep their order here.
+Sums alone are added in two places: by `merge` in decode, and in prefill by the product that computes them.
 
 What a query has seen is a peak, its largest score; the total of its weights e^(score - peak); and sums,
 float32 [size], of the weighted values.
@@ -26,15 +27,25 @@ def begin(sums_ptr, size, sink_ptr):
 
 
 @compiled(exact=True)
-def merge(peak, total, sums_ptr, size, split_peak, split_total, split_sums_ptr):
-    """Add the sums of a split to others; returns peak and total of both."""
-    sums, split_sums = floats(sums_ptr, 1, size)[0], floats(split_sums_ptr, 1, size)[0]
+def include(peak, total, split_peak, split_total):
+    """Add the weights of a split to others.
+
+    Returns peak and total of both, and factors of the sums before and of the sums of the split.
+    """
     largest = max(peak, split_peak)
     less = exp(min(peak, split_peak) - largest)
     before, added = (less, _ONE) if peak < split_peak else (_ONE, less)
+    return largest, total * before + split_total * added, before, added
+
+
+@compiled(exact=True)
+def merge(peak, total, sums_ptr, size, split_peak, split_total, split_sums_ptr):
+    """Add a split to what a query has seen, as `multiply` with factors does it; returns peak and total."""
+    sums, split_sums = floats(sums_ptr, 1, size)[0], floats(split_sums_ptr, 1, size)[0]
+    peak, total, before, added = include(peak, total, split_peak, split_total)
     for i in range(size):
         sums[i] = sums[i] * before + split_sums[i] * added
-    return largest, total * before + split_total * added
+    return peak, total
 
 
 @compiled(exact=True)

@@ -37,10 +37,10 @@ def padded(num_columns: int) -> int:
 @intrinsic
 def _multiply_tile(
     typingctx: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, c: Any, c_stride: Any, rows: Any,
-    depth: Any, is_wide: Any,
+    depth: Any, is_wide: Any, factors: Any,
 ) -> Any:  # fmt: skip
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        *matrices, rows, depth, is_wide = arguments
+        *matrices, rows, depth, is_wide, factors = arguments
         for num_rows in range(1, _ROWS + 1):
             with (
                 builder.if_then(builder.icmp_signed("==", rows, rows.type(num_rows))),
@@ -48,14 +48,14 @@ def _multiply_tile(
             ):
                 for branch, num_columns in zip(branches, (_WIDE, _NARROW), strict=True):
                     with branch:
-                        _build_product(builder, num_rows, num_columns, tuple(matrices), depth)
+                        _build_product(builder, num_rows, num_columns, tuple(matrices), depth, factors)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 8, types.boolean), build
+    return types.void(*[types.int64] * 8, types.boolean, types.int64), build
 
 
 def _build_product(
-    builder: Any, num_rows: int, num_columns: int, matrices: tuple[Any, ...], depth: Any
+    builder: Any, num_rows: int, num_columns: int, matrices: tuple[Any, ...], depth: Any, factors: Any
 ) -> None:
     """Build the product of a tile. matrices: a, b and c, each an address and a stride."""
     a, a_stride, b, b_stride, c, c_stride = matrices
@@ -77,7 +77,7 @@ def _build_product(
     index.add_incoming(int64(0), before)
     columns = range(0, num_columns, LANES)
     totals = {(row, column): builder.phi(vector) for row in range(num_rows) for column in columns}
-    factors = {
+    elements = {
         column: builder.load(pointer(b, b_stride, index, int64(column), vector), align=4)
         for column in columns
     }
@@ -86,7 +86,7 @@ def _build_product(
         number = builder.load(pointer(a, a_stride, int64(row), index, single))
         repeated = _repeated(builder, number)
         for column in columns:
-            operands = [repeated, factors[column], totals[row, column]]
+            operands = [repeated, elements[column], totals[row, column]]
             added[row, column] = builder.call(add_product, operands)
     following = builder.add(index, int64(1))
     index.add_incoming(following, loop)
@@ -96,13 +96,33 @@ def _build_product(
     builder.cbranch(builder.icmp_signed("<", following, depth), loop, end)
 
     builder.position_at_end(end)
-    for (row, column), total in added.items():
-        builder.store(total, pointer(c, c_stride, int64(row), int64(column), vector), align=4)
+
+    def target(row: int, column: int) -> Any:
+        return pointer(c, c_stride, int64(row), int64(column), vector)
+
+    def factor(row: int, number: int) -> Any:
+        address = pointer(factors, int64(2), int64(row), int64(number), single)
+        return _repeated(builder, builder.load(address))
+
+    with builder.if_else(builder.icmp_signed("!=", factors, int64(0))) as (has_factors, has_none):
+        with has_factors:
+            for row in range(num_rows):
+                first, second = factor(row, 0), factor(row, 1)
+                for column in columns:
+                    seen = builder.fmul(builder.load(target(row, column), align=4), first)
+                    product = builder.fmul(added[row, column], second)
+                    builder.store(builder.fadd(seen, product), target(row, column), align=4)
+        with has_none:
+            for place, total in added.items():
+                builder.store(total, target(*place), align=4)
 
 
 @compiled(exact=True)
-def multiply(a_ptr, a_stride, b_ptr, b_stride, c_ptr, c_stride, rows, depth, columns):
+def multiply(a_ptr, a_stride, b_ptr, b_stride, c_ptr, c_stride, rows, depth, columns, factors_ptr):
     """Write the product of a [rows, depth] and b [depth, columns] to c; depth >= 1.
+
+    With the address of factors, float32 [rows, 2], other than 0, a row of c becomes its first factor times
+    what it was, plus the second times the product.
 
     Strides are in elements. b and c have `padded(columns)` columns. Every element of c is a sum in the order
     of b's rows: it does not depend on the other rows of a, bit for bit.
@@ -113,6 +133,7 @@ def multiply(a_ptr, a_stride, b_ptr, b_stride, c_ptr, c_stride, rows, depth, col
                 a_ptr + 4 * row * a_stride, a_stride, b_ptr + 4 * column, b_stride,
                 c_ptr + 4 * (row * c_stride + column), c_stride,
                 min(rows - row, _ROWS), depth, columns - column > _NARROW,
+                factors_ptr + 8 * row if factors_ptr else 0,
             )  # fmt: skip
 
 

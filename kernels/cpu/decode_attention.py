@@ -128,7 +128,7 @@ def _attend_chunk(
             head = kv_head * group
             multiply(
                 q_ptr + 4 * (row * q_stride + head * head_dim), head_dim, matrix_ptr, SPLIT,
-                scores_ptr + 4 * head * SPLIT, SPLIT, group, head_dim, count,
+                scores_ptr + 4 * head * SPLIT, SPLIT, group, head_dim, count, 0,
             )  # fmt: skip
         statistics = floats(statistics_ptr + 8 * item * num_heads, num_heads, 2)
         for head in range(num_heads):
@@ -152,7 +152,7 @@ def _attend_chunk(
             head = kv_head * group
             multiply(
                 scores_ptr + 4 * head * SPLIT, SPLIT, matrix_ptr, width,
-                partial_ptr + 4 * (item * num_heads + head) * width, width, group, count, width,
+                partial_ptr + 4 * (item * num_heads + head) * width, width, group, count, width, 0,
             )  # fmt: skip
         slots_ptr, following_ptr = following_ptr, slots_ptr
         if item + 1 == starts[row + 1] and starts[row] >= first_item:

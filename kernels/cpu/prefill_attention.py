@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention_batch import AttentionBatch, AttentionOptions
-from kernels.cpu.attention_merge import begin, finish, merge
+from kernels.cpu.attention_merge import begin, finish, include
 from kernels.cpu.attention_splits import (
     SPARE_FLOATS,
     Scratch,
@@ -31,7 +31,7 @@ from kernels.kv_layer import KVLayer
 _BLOCK = 64  # queries times heads of a group, about: keys and values are read once for them
 _CHUNKS_PER_THREAD = 4
 _FIELDS = 4  # of an item: row, first token of q, number of queries, position of the first
-_ZERO = np.float32(0.0)
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
 @compiled(parallel=True)
@@ -84,19 +84,20 @@ def _attend_block(
     head_dim, rows = keys.head_dim, num_queries * group
     slots_ptr, spare_ptr = scratch_ptr, scratch_ptr + 8 * SPLIT
     statistics_ptr = spare_ptr + 4 * SPARE_FLOATS
-    queries_ptr = statistics_ptr + 16 * max_rows
+    factors_ptr = statistics_ptr + 8 * max_rows
+    queries_ptr = factors_ptr + 8 * max_rows
     scores_ptr = queries_ptr + 4 * max_rows * head_dim
     sums_ptr = scores_ptr + 4 * max_rows * SPLIT
-    split_sums_ptr = sums_ptr + 4 * max_rows * width
-    matrix_ptr = split_sums_ptr + 4 * max_rows * width
-    queries, statistics = floats(queries_ptr, rows, head_dim), floats(statistics_ptr, rows, 4)
+    matrix_ptr = sums_ptr + 4 * max_rows * width
+    factors = floats(factors_ptr, rows, 2)
+    queries, statistics = floats(queries_ptr, rows, head_dim), floats(statistics_ptr, rows, 2)
     for row in range(rows):
         query, head = row // group, row % group
         source = floats(q_ptr + 4 * (query * q_stride + head * head_dim), 1, head_dim)[0]
         for i in range(head_dim):
             queries[row, i] = source[i]
         sink_ptr = sinks_ptr + 4 * head if sinks_ptr else 0
-        peak, total = begin(sums_ptr + 4 * row * width, head_dim, sink_ptr)
+        peak, total = begin(sums_ptr + 4 * row * width, width, sink_ptr)
         statistics[row, 0], statistics[row, 1] = peak, total
     start, end = max(0, position + 1 - window) if window else 0, position + num_queries
     while start < end:
@@ -104,40 +105,30 @@ def _attend_block(
         list_slots(pages_ptr, page_size, start, start + count, slots_ptr)
         for first in range(0, count, LANES):
             load_keys(keys, kv_head, slots_ptr + 8 * first, matrix_ptr + 4 * first, spare_ptr)
-        multiply(queries_ptr, head_dim, matrix_ptr, SPLIT, scores_ptr, SPLIT, rows, head_dim, count)
+        multiply(queries_ptr, head_dim, matrix_ptr, SPLIT, scores_ptr, SPLIT, rows, head_dim, count, 0)
         for row in range(rows):
-            first_visible, end_visible = _visible(position + row // group, start, count, window)
+            last = position + row // group
+            first_visible = min(max(0, last + 1 - window - start), count) if window else 0
+            end_visible = max(min(count, last + 1 - start), first_visible)
+            before, added = _ONE, _ZERO
             if first_visible < end_visible:
                 visible_ptr = scores_ptr + 4 * (row * SPLIT + first_visible)
                 peak, total = weigh(visible_ptr, end_visible - first_visible, scale, softcap)
-                statistics[row, 2], statistics[row, 3] = peak, total
+                peak, total, before, added = include(statistics[row, 0], statistics[row, 1], peak, total)
+                statistics[row, 0], statistics[row, 1] = peak, total
+            factors[row, 0], factors[row, 1] = before, added
             weights = floats(scores_ptr, rows, SPLIT)[row]
             for j in range(first_visible):
                 weights[j] = _ZERO
             for j in range(end_visible, count):
                 weights[j] = _ZERO
         load_values(values, kv_head, slots_ptr, count, matrix_ptr, width)
-        multiply(scores_ptr, SPLIT, matrix_ptr, width, split_sums_ptr, width, rows, count, width)
-        for row in range(rows):
-            first_visible, end_visible = _visible(position + row // group, start, count, window)
-            if first_visible < end_visible:
-                peak, total = merge(
-                    statistics[row, 0], statistics[row, 1], sums_ptr + 4 * row * width, head_dim,
-                    statistics[row, 2], statistics[row, 3], split_sums_ptr + 4 * row * width,
-                )  # fmt: skip
-                statistics[row, 0], statistics[row, 1] = peak, total
+        multiply(scores_ptr, SPLIT, matrix_ptr, width, sums_ptr, width, rows, count, width, factors_ptr)
         start += count
     for row in range(rows):
         query, head = row // group, row % group
         target_ptr = out_ptr + 4 * (query * out_stride + head * head_dim)
         finish(statistics[row, 1], sums_ptr + 4 * row * width, head_dim, target_ptr)
-
-
-@compiled()
-def _visible(position, start, count, window):
-    """Return which of `count` keys from `start` on a query sees: the first, and the last one + 1."""
-    first = min(max(0, position + 1 - window - start), count) if window else 0
-    return first, max(min(count, position + 1 - start), first)
 
 
 class _Plan(NamedTuple):
@@ -169,7 +160,7 @@ def _plan(batch: AttentionBatch, num_heads: int, num_kv_heads: int, head_dim: in
     items.sort(key=lambda item: -item[3])  # the longest first: it would delay the end of the others
     num_chunks = min(len(items) * num_kv_heads, _CHUNKS_PER_THREAD * get_num_threads())
     width = padded(head_dim)
-    of_row = 4 + head_dim + SPLIT + 2 * width  # statistics and sums, both also of a split
+    of_row = 4 + head_dim + SPLIT + width  # statistics, factors, a query, scores, sums
     scratch_floats = 2 * SPLIT + SPARE_FLOATS + max_queries * group * of_row + matrix_floats(head_dim)
     memory = _scratch.take(num_chunks * scratch_floats)
     table = torch.tensor(items, dtype=torch.int32)
