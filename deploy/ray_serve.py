@@ -2,7 +2,7 @@
 
     serve run --app-dir deploy ray_serve:application replicas=2 gpus=1 flags="--model Qwen/Qwen3-8B"
 
-ray_serve.yaml is the same for `serve deploy`. Needs `pip install 'monoloop[ray]'` on every node.
+ray_serve.yaml is the same for `serve deploy`. Needs `pip install '.[ray]'` on every node.
 """
 
 import shlex

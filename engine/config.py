@@ -13,9 +13,9 @@ DeviceKind = Literal["auto", "cpu", "cuda"]
 
 def check_endpoint(endpoint: str) -> str:
     """Return a ZeroMQ endpoint that other processes can reach. Raises ValueError for anything else."""
-    found = re.fullmatch(r"tcp://\S+:(\d{1,5})|ipc://.+", endpoint)
+    found = re.fullmatch(r"(?:bind:)?(?:tcp://\S+:(\d{1,5})|ipc://.+)", endpoint)
     if not found or not 0 < int(found[1] or 1) < 2**16:  # ZeroMQ takes the port modulo 2**16
-        raise ValueError("must be tcp://*:PORT, tcp://HOST:PORT or ipc://PATH")
+        raise ValueError("must be tcp://*:PORT, bind:tcp://ADDRESS:PORT, tcp://HOST:PORT or ipc://PATH")
     return endpoint
 
 
@@ -141,8 +141,9 @@ class EngineConfig(BaseModel):
     kv_events_endpoint: Annotated[str, AfterValidator(check_endpoint)] | None = Field(
         None,
         description="ZeroMQ endpoint that announces which blocks of tokens the prefix cache has, as vLLM "
-        "does, for routers that read it: tcp://*:5557 to listen, tcp://host:5557 to connect; needs the extra "
-        "kv-events. Whoever connects reads the token ids of prompts and answers",
+        "does, for routers that read it: tcp://*:5557 to listen, bind:tcp://127.0.0.1:5557 to do so at one "
+        "address, tcp://host:5557 to connect; needs the extra kv-events. Whoever connects reads the token "
+        "ids of prompts and answers",
     )
     kv_events_topic: str | None = Field(
         None,

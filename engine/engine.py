@@ -232,6 +232,8 @@ class Engine:
 
     async def stop(self) -> None:
         """End all running requests, then the step loop and the threads, except one that is stuck."""
+        if self.is_alive:
+            self._death = EngineDead("The engine has been stopped.")
         self._requests.close()
         self._has_ended.set()
         for timer in self._timers:

@@ -125,26 +125,28 @@ class KVEvents(StepListener):
     @classmethod
     def from_config(cls, config: EngineConfig) -> "KVEvents | None":
         """Open the socket if the settings name an endpoint. Raises ValueError, naming the setting."""
-        endpoint = config.kv_events_endpoint
-        if endpoint is None:
+        if config.kv_events_endpoint is None:
             return None
+        _, bind, endpoint = config.kv_events_endpoint.rpartition("bind:")
         try:
             import msgspec  # noqa: F401 - missing, it ends the start and not the thread
             import zmq
         except ImportError as error:
             raise ValueError(
-                f"kv_events_endpoint: needs {error.name}: pip install 'monoloop[kv-events]'"
+                f"kv_events_endpoint: needs {error.name}: in monoloop's folder, pip install '.[kv-events]'"
             ) from None
         context = zmq.Context()
         socket = context.socket(zmq.PUB)
         socket.set(zmq.SNDHWM, MAX_UNSENT)
         socket.set(zmq.LINGER, LINGER_MILLISECONDS)
-        is_bound = any(part in endpoint for part in ("://*", "://0.0.0.0", "://[::]", "ipc://"))
+        socket.set(zmq.IPV6, "[" in endpoint)
+        is_bound = bind or any(part in endpoint for part in ("://*", "://0.0.0.0", "://[::]", "ipc://"))
         try:
             (socket.bind if is_bound else socket.connect)(endpoint)
         except zmq.ZMQError as error:
             context.destroy(0)
             raise ValueError(f"kv_events_endpoint: {endpoint} cannot be opened ({error.strerror})") from None
+        logger.info("KV events %s %s", "listen at" if is_bound else "are sent to", endpoint)
         return cls(context, socket, config.kv_events_topic or "")
 
     def discard(self) -> None:

@@ -1,5 +1,7 @@
 """Requests to the engine: frozen values that any thread may use."""
 
+import math
+import sys
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, TypeVar
@@ -12,6 +14,18 @@ MAX_LOGIT_BIAS = 1024
 MAX_REPEATED_TOKENS = 4096
 MAX_REPEATED_SIZES = 256  # compared at every token
 MAX_SMALL_SET = 4096
+# Of sampling parameters, the least and the greatest value. No comparison with NaN is true.
+MOST = sys.float_info.max
+RANGES = (
+    ("min_tokens", 0, 2**31 - 1),
+    ("temperature", 0.0, MOST),
+    ("top_p", 0.0, 1.0),
+    ("top_k", 0, 2**31 - 1),
+    ("min_p", 0.0, 1.0),
+    ("presence_penalty", -MOST, MOST),
+    ("frequency_penalty", -MOST, MOST),
+    ("repetition_penalty", sys.float_info.min, MOST),
+)
 # Line breaks with indentation, or spaces: allows pretty-printing, but no endless blanks.
 JSON_WHITESPACE = r"(\r?\n[ \t]{0,32}|[ \t]{1,8})"
 
@@ -211,8 +225,14 @@ class Request:
             raise InvalidRequest("The served model has no score head.", "model")
 
     def check(self, vocab_size: int) -> None:
-        """Raise InvalidRequest for a value out of range, which would index wrong memory on the device."""
+        """Raise InvalidRequest for a value out of range, which would index wrong memory or sample noise."""
         sampling = self.sampling
+        for param, low, high in RANGES:
+            if not low <= getattr(sampling, param) <= high:
+                raise InvalidRequest(
+                    f"'{param}' is {getattr(sampling, param)}, and must be between {low:g} and {high:g}.",
+                    param,
+                )
         for readout in self.readouts:
             readout.check()
         end = 0
@@ -257,6 +277,10 @@ class Request:
                 )
         if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(f"'logit_bias' has more than {MAX_LOGIT_BIAS} entries.", "logit_bias")
+        if sampling.logit_bias and not all(math.isfinite(bias) for _, bias in sampling.logit_bias):
+            raise InvalidRequest("'logit_bias' must hold finite numbers.", "logit_bias")
+        if sampling.seed is not None and not -(2**63) <= sampling.seed < 2**63:
+            raise InvalidRequest(f"'seed' is {sampling.seed}, and must have 64 bits.", "seed")
         if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
             raise InvalidRequest(f"'logprobs' must be between 0 and {MAX_LOGPROBS}.", "logprobs")
 

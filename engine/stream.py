@@ -1,7 +1,7 @@
 """The stream that submit() returns: the deltas of one request in order, and its token counts."""
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Self
 
 from engine.errors import EngineError
 from engine.mailbox import Mailbox
@@ -55,6 +55,13 @@ class RequestStream:
     def abort(self) -> None:
         """Stop computing, and free all memory within a step. Does nothing after the end."""
         self._abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Abort, for a reader that leaves before the end."""
+        self.abort()
 
     def end(self, times: RequestTimes) -> None:
         """The request has ended, for whatever reason."""

@@ -130,7 +130,7 @@ class ServerConfig(BaseModel):
     otlp_endpoint: Address | None = Field(
         None,
         description="address of an OpenTelemetry collector that takes OTLP over HTTP, such as "
-        "http://collector:4318; each request is traced to it (needs monoloop[otel]); default: no traces",
+        "http://collector:4318; each request is traced to it (needs the extra otel); default: no traces",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="lowest level of the messages that are logged"

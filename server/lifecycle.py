@@ -289,7 +289,7 @@ def open_traces(endpoint: str | None) -> "Traces | None":
     try:
         from server.tracing import Traces
     except ImportError as error:
-        install = "install it: pip install 'monoloop[otel]'"
+        install = "in monoloop's folder, pip install '.[otel]'"
         raise SettingsError(
             f"{flag('otlp_endpoint')}: OpenTelemetry is not installed ({error}); {install}"
         ) from None

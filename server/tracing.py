@@ -5,7 +5,7 @@
       ├ prefill                        first step to first token
       └ decode                         first token to last
 
-Needs the packages of monoloop[otel]; nothing imports this module unless traces are on. Attributes have the
+Needs the packages of the extra otel; nothing imports this module unless traces are on. Attributes have the
 names of OpenTelemetry's conventions for HTTP and generative AI. No span holds text of a prompt or an answer.
 """
 

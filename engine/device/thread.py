@@ -105,6 +105,11 @@ class DeviceThread:
         """False once the thread has ended."""
         return self._thread.is_alive()
 
+    @property
+    def num_jobs(self) -> int:
+        """The jobs begun so far: steps, and what is called between them."""
+        return self._num_begun
+
     def progress(self) -> object:
         """Return a value that is another one if the thread has moved since the last call.
 

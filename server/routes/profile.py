@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.errors import InvalidRequest
-from server.context import ServerContext, context_of
+from server.context import context_of
 from server.endpoint import Endpoint
 from server.ids import new_id
 from server.schema.models import ProfileFile
@@ -16,7 +16,7 @@ from server.schema.models import ProfileFile
 async def start_profile(http: Request) -> Response:
     """Record a profile of the steps from now on; they are slower meanwhile."""
     context = context_of(http)
-    _folder(context)
+    _folder(http)
     await context.engine.profile.start()
     return Response()
 
@@ -24,7 +24,7 @@ async def start_profile(http: Request) -> Response:
 async def stop_profile(http: Request) -> Response:
     """End the profile and write it on the server, for chrome://tracing or Perfetto."""
     context = context_of(http)
-    path = _folder(context) / f"profile-{time.strftime('%Y%m%d-%H%M%S')}-{new_id()[:6]}.json.gz"
+    path = _folder(http) / f"profile-{time.strftime('%Y%m%d-%H%M%S')}-{new_id()[:6]}.json.gz"
     try:
         await context.engine.profile.stop(path)
     except OSError as error:
@@ -32,10 +32,12 @@ async def stop_profile(http: Request) -> Response:
     return Response(ProfileFile(path=str(path)).model_dump_json(), media_type="application/json")
 
 
-def _folder(context: ServerContext) -> Path:
-    folder = context.config.profile_dir
+def _folder(http: Request) -> Path:
+    folder = context_of(http).config.profile_dir
     if folder is None:
         raise InvalidRequest("Profiles are off on this server: start it with --profile-dir FOLDER.")
+    if "origin" in http.headers:  # without a body, browsers send a POST of any page without asking
+        raise InvalidRequest("Web pages cannot make profiles: send the request without an Origin header.")
     return folder
 
 

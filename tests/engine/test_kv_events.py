@@ -114,8 +114,29 @@ def test_settings_that_cannot_work_are_named(monkeypatch):
     with pytest.raises(ValueError, match="kv_events_endpoint: ipc:///nowhere/x cannot be opened"):
         KVEvents.from_config(EngineConfig(kv_events_endpoint="ipc:///nowhere/x"))
     monkeypatch.setitem(__import__("sys").modules, "msgspec", None)
-    with pytest.raises(ValueError, match=r"needs msgspec.*monoloop\[kv-events\]"):
+    with pytest.raises(ValueError, match=r"needs msgspec.*'\.\[kv-events\]'"):
         KVEvents.from_config(EngineConfig(kv_events_endpoint="tcp://*:5557"))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "[::1]"])
+def test_it_listens_at_one_address(address):
+    zmq = pytest.importorskip("zmq")
+    with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
+        subscriber.set(zmq.IPV6, 1)
+        for port in range(20_000, 20_100):
+            try:
+                events = KVEvents.from_config(EngineConfig(kv_events_endpoint=f"bind:tcp://{address}:{port}"))
+            except ValueError:
+                continue
+            break
+        subscriber.subscribe("")
+        subscriber.connect(f"tcp://{address}:{port}")
+        for _ in range(1000):  # until the subscription has arrived
+            events._send([["AllBlocksCleared"]])
+            if subscriber.poll(10):
+                break
+        assert subscriber.recv_multipart()[0] == b""
+        events.discard()
 
 
 async def test_a_subscriber_rebuilds_the_tree(tmp_path, run_ahead):

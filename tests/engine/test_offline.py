@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import engine
+from engine.errors import EngineDead, InvalidRequest
+from tests.engine.toy_engine import request, toy_engine
 from tests.tiny_checkpoint import write_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -37,3 +39,42 @@ def test_it_has_ten_lines_and_uses_public_names() -> None:
     [imported] = [node for node in ast.walk(ast.parse(PROGRAM)) if isinstance(node, ast.ImportFrom)]
     assert imported.module == "engine"
     assert {alias.name for alias in imported.names} <= set(engine.__all__)
+
+
+@pytest.mark.parametrize(
+    ("param", "values"),
+    {
+        "min_tokens": [-1],
+        "temperature": [-1, float("nan"), float("inf")],
+        "top_p": [-0.1, 5, float("nan")],
+        "top_k": [-1],
+        "min_p": [-0.1, 2],
+        "presence_penalty": [float("nan")],
+        "frequency_penalty": [float("-inf")],
+        "repetition_penalty": [0, -1, float("inf")],
+        "seed": [2**63, -(2**63) - 1],
+        "logit_bias": [((1, float("nan")),)],
+    }.items(),
+)
+async def test_sampling_that_makes_no_sense_is_refused(param: str, values: list[float]) -> None:
+    async with toy_engine() as running:
+        for value in values:
+            with pytest.raises(InvalidRequest, match=f"'{param}' ") as error:
+                running.submit(request([1], **{param: value}))
+            assert error.value.param == param
+
+
+async def test_a_reader_that_leaves_ends_its_request() -> None:
+    async with toy_engine() as running:
+        async with running.submit(request([1], 200, ignore_eos=True)) as stream:
+            async for _ in stream:
+                break
+        await running.drain(10)
+        assert stream.num_output_tokens < 200
+
+
+async def test_an_engine_that_was_stopped_says_so() -> None:
+    async with toy_engine() as running:
+        await running.stop()
+        with pytest.raises(EngineDead, match="The engine has been stopped"):
+            running.submit(request([1]))

@@ -27,6 +27,8 @@ async def test_a_profile_is_written_to_the_folder(engine: FakeEngine, tmp_path: 
     key = {"Authorization": "Bearer k"}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         assert (await client.post("/start_profile")).status_code == 401
+        page = await client.post("/start_profile", headers={**key, "Origin": "http://page"})
+        assert page.status_code == 400 and "Web pages" in page.text
         early = await client.post("/stop_profile", headers=key)
         assert early.status_code == 400
         assert "start one first" in early.text

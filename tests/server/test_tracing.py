@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="monoloop[otel] is not installed")
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otel is not installed")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter
@@ -265,7 +265,9 @@ def test_without_the_packages_the_setting_says_what_to_install(monkeypatch: pyte
 
     monkeypatch.setattr(builtins, "__import__", without_sdk)
     assert lifecycle.open_traces(None) is None
-    with pytest.raises(SettingsError, match=r"--otlp-endpoint: .*opentelemetry\.sdk.*monoloop\[otel\]"):
+    with pytest.raises(
+        SettingsError, match=r"--otlp-endpoint: .*opentelemetry\.sdk.*pip install .\.\[otel\]"
+    ):
         lifecycle.open_traces("http://collector:4318")
 
 
