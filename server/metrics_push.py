@@ -9,6 +9,7 @@ from urllib.parse import quote
 import httpx
 
 from server.metrics import CONTENT_TYPE, Metrics
+from server.setting_types import without_credentials
 
 logger = logging.getLogger("monoloop.server")
 
@@ -22,6 +23,7 @@ class MetricsPush:
         """Name this server by its host and, if it has one, a `number`: a port or a process id."""
         instance = socket.gethostname() if number is None else f"{socket.gethostname()}:{number}"
         self._url = f"{url.rstrip('/')}/metrics/{in_path('job', job)}/{in_path('instance', instance)}"
+        self._gateway = without_credentials(url)
         self._metrics = metrics
         self._has_failed = False
 
@@ -43,12 +45,19 @@ class MetricsPush:
             answer.raise_for_status()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             if not self._has_failed:
-                logger.warning("the metrics cannot be pushed to %s: %s", self._url, error)
+                logger.warning("the metrics cannot be pushed to %s: %s", self._gateway, reason(error))
             self._has_failed = True
             return
         if self._has_failed:
             logger.info("the metrics are pushed again")
         self._has_failed = False
+
+
+def reason(error: Exception) -> str:
+    """Return why a push failed. The text of an HTTP error has the address with its password."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"HTTP status {error.response.status_code}"
+    return str(error) or type(error).__name__  # a time-out has no text
 
 
 def in_path(label: str, value: str) -> str:

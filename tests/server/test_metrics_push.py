@@ -76,3 +76,24 @@ async def test_a_gateway_that_fails_is_logged_once_until_it_works_again(
             await push.push(client)
     levels = [record.levelname for record in caplog.records if record.name == "monoloop.server"]
     assert levels == ["WARNING", "INFO", "WARNING"], caplog.text
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (httpx.ReadTimeout(""), "ReadTimeout"),
+        (httpx.ConnectError("no route"), "no route"),
+        (httpx.Response(401), "HTTP status 401"),
+    ],
+)
+async def test_the_log_has_a_reason_and_no_password(
+    caplog: pytest.LogCaptureFixture, failure: Exception | httpx.Response, reason: str
+) -> None:
+    def fail(request: httpx.Request) -> httpx.Response:
+        if isinstance(failure, Exception):
+            raise failure
+        return failure
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(fail)) as client:
+        await MetricsPush(Metrics(), "http://u:sesame@gw:9091", "a/b", 1).push(client)
+    assert caplog.messages == [f"the metrics cannot be pushed to http://u:***@gw:9091: {reason}"]
