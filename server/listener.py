@@ -115,13 +115,13 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
         context.load_cert_chain(certfile, keyfile, password)
     except (OSError, ValueError) as error:
         if has_password:
-            reason = "has a password; write it without one (openssl pkey)"
+            reason = "has a key with a password; write it without one (openssl pkey)"
         elif getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
-            reason = f"is not that of the certificate in {certfile}"
+            reason = f"has a key that is not that of the certificate in {certfile}"
         else:
             reason = _reason(error, "holds no private key in PEM format")
         setting = "--ssl-keyfile" if config.ssl_keyfile else "--ssl-certfile"
-        raise SettingsError(f"{setting}: the key in {keyfile} {reason}") from None
+        raise SettingsError(f"{setting}: {keyfile} {reason}") from None
     return context
 
 

@@ -266,11 +266,14 @@ def test_wrong_files_are_named(tmp_path: Path, certificate: tuple[Path, Path]) -
     for files, message in (
         ((none, key), "--ssl-certfile: .*none.pem cannot be read"),
         ((key, cert), "--ssl-certfile: .*key.pem holds no certificate in PEM format"),
-        ((cert, none), "--ssl-keyfile: the key in .*none.pem cannot be read"),
-        ((cert, cert), "--ssl-keyfile: the key in .*cert.pem holds no private key"),
-        ((cert, None), "--ssl-certfile: the key in .*cert.pem holds no private key"),
-        ((cert, other), "--ssl-keyfile: the key in .*other.pem is not that of the certificate in .*cert.pem"),
-        ((cert, locked), "--ssl-keyfile: the key in .*locked.pem has a password"),
+        ((cert, none), "--ssl-keyfile: .*none.pem cannot be read"),
+        ((cert, cert), "--ssl-keyfile: .*cert.pem holds no private key"),
+        ((cert, None), "--ssl-certfile: .*cert.pem holds no private key"),
+        (
+            (cert, other),
+            "--ssl-keyfile: .*other.pem has a key that is not that of the certificate in .*cert.pem",
+        ),
+        ((cert, locked), "--ssl-keyfile: .*locked.pem has a key with a password"),
     ):
         with pytest.raises(SettingsError, match=message) as error:
             tls_context(ServerConfig(ssl_certfile=files[0], ssl_keyfile=files[1]))
