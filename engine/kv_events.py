@@ -127,7 +127,7 @@ class KVEvents(StepListener):
         """Open the socket if the settings name an endpoint. Raises ValueError, naming the setting."""
         if config.kv_events_endpoint is None:
             return None
-        _, bind, endpoint = config.kv_events_endpoint.rpartition("bind:")
+        endpoint = config.kv_events_endpoint.removeprefix("bind:")
         try:
             import msgspec  # noqa: F401 - missing, it ends the start and not the thread
             import zmq
@@ -140,7 +140,9 @@ class KVEvents(StepListener):
         socket.set(zmq.SNDHWM, MAX_UNSENT)
         socket.set(zmq.LINGER, LINGER_MILLISECONDS)
         socket.set(zmq.IPV6, "[" in endpoint)
-        is_bound = bind or any(part in endpoint for part in ("://*", "://0.0.0.0", "://[::]", "ipc://"))
+        is_bound = endpoint != config.kv_events_endpoint or any(
+            part in endpoint for part in ("://*", "://0.0.0.0", "://[::]", "ipc://")
+        )
         try:
             (socket.bind if is_bound else socket.connect)(endpoint)
         except zmq.ZMQError as error:

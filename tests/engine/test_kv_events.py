@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import socket
 from array import array
 from dataclasses import replace
 
@@ -123,12 +124,13 @@ def test_it_listens_at_one_address(address):
     zmq = pytest.importorskip("zmq")
     with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
         subscriber.set(zmq.IPV6, 1)
-        for port in range(20_000, 20_100):
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as free:
             try:
-                events = KVEvents.from_config(EngineConfig(kv_events_endpoint=f"bind:tcp://{address}:{port}"))
-            except ValueError:
-                continue
-            break
+                free.bind((address.strip("[]"), 0))
+            except OSError:
+                pytest.skip("this machine has no IPv6")
+            port = free.getsockname()[1]
+        events = KVEvents.from_config(EngineConfig(kv_events_endpoint=f"bind:tcp://{address}:{port}"))
         subscriber.subscribe("")
         subscriber.connect(f"tcp://{address}:{port}")
         for _ in range(1000):  # until the subscription has arrived
