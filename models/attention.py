@@ -138,7 +138,8 @@ class Attention(Part):
         num_kv_heads = spec.num_kv_heads // shard.world
         self._heads = (spec.num_heads // shard.world, num_kv_heads, num_kv_heads)
         scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
-        self._options = AttentionOptions(scale, spec.window, spec.softcap)
+        # Compiled kernels take floats from registers of their own: an int would be another number to them.
+        self._options = AttentionOptions(float(scale), spec.window, float(spec.softcap))
         self._kv_group = kv_group
 
     @staticmethod
