@@ -14,6 +14,7 @@ A model with a score head has no logits to sample from: its steps are eager.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 from engine.config import EngineConfig
 from engine.device.batch import StepBatch, build_batch
 from engine.device.clock import CudaClock
+from engine.device.compiling import with_kept_kernels
 from engine.device.decode_graphs import DecodeGraphs
 from engine.device.devices import choose_device, choose_dtype, does_not_fit, raise_if_lost, set_up_thread
 from engine.device.kv_cache import KVCache
@@ -144,11 +146,13 @@ class ModelRunner:
         config: EngineConfig,
         files: ModelFiles,
         token_budget: int,
+        *,
+        compiles_apart: bool = True,
     ) -> "ModelRunner":
-        """Load the weights, allocate the KV cache, capture the graphs.
+        """Load the weights, allocate the KV cache, compile kernels, capture the graphs.
 
-        Raises ModelError when the model cannot be loaded and ValueError, naming the setting, when a setting
-        cannot be met.
+        `compiles_apart`: kernels of a CPU are compiled in another process. Raises ModelError when the model
+        cannot be loaded and ValueError, naming the setting, when a setting cannot be met.
         """
         device = choose_device(config)
         dtype = choose_dtype(config, device)
@@ -167,7 +171,10 @@ class ModelRunner:
                 raise ModelError(str(error)) from error
             except torch.OutOfMemoryError as error:
                 raise ValueError(f"model: {files.name} in {dtype} {does_not_fit(device)}") from error
-            return cls.around(model, config, token_budget, files.eos_token_ids)
+            make = partial(cls.around, model, config, token_budget, files.eos_token_ids)
+            if device.type == "cpu" and compiles_apart:
+                return with_kept_kernels(make, config, token_budget)
+            return make()
 
     @classmethod
     def around(

@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,8 @@ import numba
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
+
+from kernels.cpu.not_kept import check_may_compile
 
 logger = logging.getLogger("monoloop.kernels")
 
@@ -34,6 +37,16 @@ def cache_folder() -> Path:
     if numba.config.CACHE_DIR:
         return Path(numba.config.CACHE_DIR)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "monoloop" / "kernels"
+
+
+def is_writable() -> bool:
+    """Return True if the folder for compiled kernels takes files."""
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache_folder()):
+            return True
+    except (OSError, RuntimeError):
+        return False
 
 
 def kept(function: Any) -> Any:
@@ -57,16 +70,21 @@ class _CodeCache(NullCache):  # type: ignore[misc]
         self._stamp = _hash(*_VERSIONS, _sources(), source.read_bytes(), str(line))
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the code for a signature; None if there is none that can be used."""
+        """Return the code for a signature; None if there is none that can be used. Raises NotKept."""
         target_context.refresh()
+        code = self._read(sig, target_context)
+        if code is not None:
+            return CompileResult._rebuild(target_context, *pickle.loads(code))
+        check_may_compile(self._name)
+        return None
+
+    def _read(self, sig: Any, target_context: Any) -> bytes | None:
         try:
             stored = self._path(sig, target_context.codegen()).read_bytes()
         except (OSError, RuntimeError):
             return None
         digest, code = stored[:32], stored[32:]
-        if digest != _hash(self._stamp, code):
-            return None
-        return CompileResult._rebuild(target_context, *pickle.loads(code))
+        return code if digest == _hash(self._stamp, code) else None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Write the code for a signature; logs a warning if it cannot be written."""

@@ -26,7 +26,7 @@ if HAS_NUMBA:
     from numba.core.registry import cpu_target
     from numba.extending import intrinsic
 
-    from kernels.cpu.code_cache import kept
+    from kernels.cpu.code_cache import is_writable, kept
 
     get_num_threads, prange = numba.get_num_threads, numba.prange
 else:
@@ -74,6 +74,11 @@ def c_function(function: Callable[..., None], num_ints: int, num_floats: int) ->
 def is_available() -> bool:
     """Return True if the kernels can run here."""
     return HAS_NUMBA
+
+
+def can_keep() -> bool:
+    """Return True if kernels are compiled here, and their code can be kept on disk."""
+    return HAS_NUMBA and is_writable()
 
 
 def assembly(module: str) -> str:

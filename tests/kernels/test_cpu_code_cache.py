@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernels.cpu.compiler import compiled, is_available
+from kernels.cpu.not_kept import NotKept, without_compiling
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="needs numba")
 if is_available():
@@ -36,6 +37,22 @@ def test_code_is_kept(folder):
     assert not _is_loaded()
     assert _is_loaded()
     assert [file.suffix for file in folder.iterdir()] == [".code"], "and nothing else is left"
+
+
+def test_without_compiling_only_kept_code_is_called():
+    with without_compiling(), pytest.raises(NotKept, match="_double"):
+        _is_loaded()
+    assert not _is_loaded()
+    with without_compiling():
+        assert _is_loaded()
+
+
+def test_a_folder_is_writable_or_not(folder):
+    assert code_cache.is_writable()
+    assert list(folder.iterdir()) == []
+    folder.rmdir()
+    folder.write_text("a file of that name")
+    assert not code_cache.is_writable()
 
 
 DAMAGES = {
