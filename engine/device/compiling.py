@@ -20,6 +20,7 @@ from kernels.cpu.not_kept import NotKept, without_compiling
 
 logger = logging.getLogger("monoloop.engine")
 
+PROGRAM = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import main; main()"
 ABANDONED = 3  # exit code of the process whose parent has ended
 T = TypeVar("T")
 
@@ -41,7 +42,8 @@ def compile_apart(config: EngineConfig, token_budget: int) -> None:
     logger.info("compiling the CPU kernels for this model, once: about 20 s on a laptop")
     start = time.perf_counter()
     settings = config.model_copy(update={"token_budget": token_budget}).model_dump_json()
-    command = [sys.executable, "-m", __name__]
+    # Isolated, and with the path of this process: `-m` would import what lies in the current directory.
+    command = [sys.executable, "-I", "-c", PROGRAM, *sys.path]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True) as process:
         assert process.stdin is not None
@@ -74,7 +76,3 @@ def main() -> None:
 def _end_with_parent() -> None:
     sys.stdin.read()
     os._exit(ABANDONED)
-
-
-if __name__ == "__main__":
-    main()

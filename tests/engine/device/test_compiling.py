@@ -14,6 +14,7 @@ from kernels.cpu.not_kept import check_may_compile
 from tests.engine.tiny_engine import tiny_tokenizer
 from tests.models.families import make
 
+ROOT = Path(__file__).parents[3]
 TOKEN_BUDGET = 32
 # Loads the model of the settings on standard input, whose kernels must have been compiled.
 LOAD = """
@@ -100,7 +101,7 @@ def run(*command: str, config: EngineConfig) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.slow
 def test_the_process_ends_when_its_input_does(config):
-    done = run("-m", compiling.__name__, config=config)
+    done = run("-c", compiling.PROGRAM, *sys.path, config=config)
     assert done.returncode == compiling.ABANDONED, done.stderr
 
 
@@ -109,7 +110,11 @@ def test_the_process_ends_when_its_input_does(config):
 def test_a_model_finds_its_kernels_compiled(config, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
+    (tmp_path / "engine.py").write_text("raise SystemExit('imported from the current directory')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(ROOT), *filter(None, sys.path)])
     compiling.compile_apart(config, TOKEN_BUDGET)
     assert "compiled the CPU kernels in" in caplog.text
+    monkeypatch.chdir(ROOT)
     done = run("-c", LOAD, config=config)
     assert done.returncode == 0, done.stderr
