@@ -17,6 +17,7 @@ MAX_SMALL_SET = 4096
 # Of sampling parameters, the least and the greatest value. No comparison with NaN is true.
 MOST = sys.float_info.max
 RANGES = (
+    ("max_tokens", 0, 2**63 - 1),
     ("min_tokens", 0, 2**31 - 1),
     ("temperature", 0.0, MOST),
     ("top_p", 0.0, 1.0),
@@ -228,10 +229,11 @@ class Request:
         """Raise InvalidRequest for a value out of range, which would index wrong memory or sample noise."""
         sampling = self.sampling
         for param, low, high in RANGES:
-            if not low <= getattr(sampling, param) <= high:
+            value, kind = getattr(sampling, param), int if isinstance(low, int) else int | float
+            if not (isinstance(value, kind) and low <= value <= high):
+                number = "an integer" if kind is int else "a number"
                 raise InvalidRequest(
-                    f"'{param}' is {getattr(sampling, param)}, and must be between {low:g} and {high:g}.",
-                    param,
+                    f"'{param}' is {value!r:.99}, and must be {number} between {low:g} and {high:g}.", param
                 )
         for readout in self.readouts:
             readout.check()
@@ -279,10 +281,11 @@ class Request:
             raise InvalidRequest(f"'logit_bias' has more than {MAX_LOGIT_BIAS} entries.", "logit_bias")
         if sampling.logit_bias and not all(math.isfinite(bias) for _, bias in sampling.logit_bias):
             raise InvalidRequest("'logit_bias' must hold finite numbers.", "logit_bias")
-        if sampling.seed is not None and not -(2**63) <= sampling.seed < 2**63:
-            raise InvalidRequest(f"'seed' is {sampling.seed}, and must have 64 bits.", "seed")
-        if sampling.logprobs is not None and not 0 <= sampling.logprobs <= MAX_LOGPROBS:
-            raise InvalidRequest(f"'logprobs' must be between 0 and {MAX_LOGPROBS}.", "logprobs")
+        seed, logprobs = sampling.seed, sampling.logprobs
+        if seed is not None and not (isinstance(seed, int) and -(2**63) <= seed < 2**63):
+            raise InvalidRequest(f"'seed' is {seed!r:.99}, and must be an integer of 64 bits.", "seed")
+        if logprobs is not None and not (isinstance(logprobs, int) and 0 <= logprobs <= MAX_LOGPROBS):
+            raise InvalidRequest(f"'logprobs' must be an integer between 0 and {MAX_LOGPROBS}.", "logprobs")
 
 
 @lru_cache(maxsize=4)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,19 +45,21 @@ def test_it_has_ten_lines_and_uses_public_names() -> None:
 @pytest.mark.parametrize(
     ("param", "values"),
     {
-        "min_tokens": [-1],
-        "temperature": [-1, float("nan"), float("inf")],
+        "max_tokens": [-1, 1.5, None, "2"],
+        "min_tokens": [-1, 0.5],
+        "temperature": [-1, float("nan"), float("inf"), "a", None],
         "top_p": [-0.1, 5, float("nan")],
-        "top_k": [-1],
+        "top_k": [-1, 1.5],
         "min_p": [-0.1, 2],
         "presence_penalty": [float("nan")],
         "frequency_penalty": [float("-inf")],
         "repetition_penalty": [0, -1, float("inf")],
-        "seed": [2**63, -(2**63) - 1],
+        "seed": [2**63, -(2**63) - 1, 1.5, "x"],
+        "logprobs": [-1, 1.0],
         "logit_bias": [((1, float("nan")),)],
     }.items(),
 )
-async def test_sampling_that_makes_no_sense_is_refused(param: str, values: list[float]) -> None:
+async def test_sampling_that_makes_no_sense_is_refused(param: str, values: list[Any]) -> None:
     async with toy_engine() as running:
         for value in values:
             with pytest.raises(InvalidRequest, match=f"'{param}' ") as error:
