@@ -122,5 +122,5 @@ def _method(quantization: Mapping[str, Any]) -> str:
 def conversion_to(name: str) -> Conversion:
     """Return the format that converts unquantized weights at load. Raises ModelError for unknown ones."""
     if name not in CONVERSIONS:
-        raise ModelError(f"--quantization {name} is not known; known: auto, {', '.join(CONVERSIONS)}")
+        raise ModelError(f"quantization '{name}' is not known; known: auto, {', '.join(CONVERSIONS)}")
     return cast(Conversion, resolve_name(CONVERSIONS[name]))

@@ -55,7 +55,7 @@ class HalfWeights(UnquantizedWeights):
             size = (self.out_features, self.in_features)
             self._filling = torch.empty(size, dtype=torch.float16, device=self._device)
         kept = rows[:, self._columns].half()
-        if kept.isinf().any():
+        if not kept.is_meta and kept.isinf().any():
             raise ModelError(
                 f"{self._address} has weights beyond 65,504, the largest number of float16: "
                 "use --quantization dense or int8"

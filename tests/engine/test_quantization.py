@@ -42,7 +42,7 @@ async def test_an_engine_answers_in_eight_bits_and_its_record_replays(name, tmp_
 
 
 async def test_an_unknown_quantization_names_the_known_ones(tmp_path):
-    known = re.escape(f"--quantization int3 is not known; known: auto, {', '.join(CONVERSIONS)}")
+    known = re.escape(f"quantization 'int3' is not known; known: auto, {', '.join(CONVERSIONS)}")
     with pytest.raises(ModelError, match=known):
         await Engine.start(settings(write_checkpoint(tmp_path), quantization="int3"))
 

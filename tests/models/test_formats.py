@@ -26,7 +26,7 @@ from models.families.llama import WEIGHT_MAP
 from models.formats import CONVERSIONS, REFUSED, STORED, conversion_to, dense, stored_format
 from models.formats.base import LinearShape, Shard
 from models.layers import Linear
-from models.loader import load
+from models.loader import load, outline
 from models.weight_names import is_excluded, modules_of, names_of
 from tests.models.families import prompt, randomised
 from tests.models.harness import CPU, files_of, forward_logits
@@ -150,7 +150,7 @@ def test_every_format_is_one_module_of_its_name():
 
 def test_an_unknown_conversion_is_named_with_the_known_ones(halved):
     for name in ("int3", "halved"):
-        known = re.escape(f"--quantization {name} is not known; known: auto, {', '.join(CONVERSIONS)}")
+        known = re.escape(f"quantization '{name}' is not known; known: auto, {', '.join(CONVERSIONS)}")
         with pytest.raises(ModelError, match=f"^{known}$"):
             conversion_to(name)
 
@@ -377,3 +377,10 @@ def test_the_format_of_the_docs_works_as_its_test_says(tmp_path, monkeypatch):
     written: dict = {}
     exec(test, written)
     written["test_logits_are_those_of_the_dequantized_model"](tmp_path)
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_every_conversion_can_be_outlined_without_values(name, tmp_path):
+    LlamaForCausalLM(LlamaConfig(**BASE)).save_pretrained(tmp_path)
+    found = outline(files_of(tmp_path), torch.float32, quantization=name)
+    assert found.quantization == name
