@@ -68,12 +68,13 @@ async def load(config: EngineConfig, on_progress: Callable[[str], None]) -> Engi
     token_budget = config.token_budget or default_token_budget(config)
     await asyncio.to_thread(check_lengths, config, files, token_budget)
     device = DeviceThread(config.run_ahead)
+    tokenizing = asyncio.create_task(asyncio.to_thread(load_tokenizer, files, template))
     try:
         runner, (tokenizer, vocabulary) = await asyncio.gather(
-            device.start(lambda: ModelRunner.load(config, files, token_budget)),
-            asyncio.to_thread(load_tokenizer, files, template),
+            device.start(lambda: ModelRunner.load(config, files, token_budget)), tokenizing
         )
     except BaseException:
+        await asyncio.wait([tokenizing])  # or it imports modules while another start does
         await device.stop()
         raise
     trim_heap()
