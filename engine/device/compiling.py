@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from engine.config import EngineConfig
+from engine.machine import trim_heap
 from kernels.cpu import compiler
 from kernels.cpu.not_kept import NotKept, without_compiling
 
@@ -26,13 +27,15 @@ T = TypeVar("T")
 
 
 def with_kept_kernels(make: Callable[[], T], config: EngineConfig, token_budget: int) -> T:
-    """Return the result of `make`, which calls the kernels of a model; they are compiled elsewhere if needed.
+    """Return the result of `make`, which loads a model and calls its kernels.
 
-    What the other process did not compile, for whatever reason, is compiled here.
+    If some are not compiled, the model is given up while another process does that, so that there are never
+    two in memory. What that process did not compile, for whatever reason, is compiled here.
     """
     if compiler.can_keep():
         with suppress(NotKept), without_compiling():
             return make()
+        trim_heap()
         compile_apart(config, token_budget)
     return make()
 

@@ -155,26 +155,32 @@ class ModelRunner:
         cannot be loaded and ValueError, naming the setting, when a setting cannot be met.
         """
         device = choose_device(config)
-        dtype = choose_dtype(config, device)
         set_up_thread(config, device)
         with torch.inference_mode():
-            try:
-                model = loader.load(
-                    files,
-                    dtype,
-                    device,
-                    quantization=config.conversion,
-                    kv_scales=config.kv_dtype == "fp8",
-                    progress=True,
-                )
-            except loader.ModelError as error:
-                raise ModelError(str(error)) from error
-            except torch.OutOfMemoryError as error:
-                raise ValueError(f"model: {files.name} in {dtype} {does_not_fit(device)}") from error
-            make = partial(cls.around, model, config, token_budget, files.eos_token_ids)
+            make = partial(cls._load, config, files, device, token_budget)
             if device.type == "cpu" and compiles_apart:
                 return with_kept_kernels(make, config, token_budget)
             return make()
+
+    @classmethod
+    def _load(
+        cls, config: EngineConfig, files: ModelFiles, device: torch.device, token_budget: int
+    ) -> "ModelRunner":
+        dtype = choose_dtype(config, device)
+        try:
+            model = loader.load(
+                files,
+                dtype,
+                device,
+                quantization=config.conversion,
+                kv_scales=config.kv_dtype == "fp8",
+                progress=True,
+            )
+        except loader.ModelError as error:
+            raise ModelError(str(error)) from error
+        except torch.OutOfMemoryError as error:
+            raise ValueError(f"model: {files.name} in {dtype} {does_not_fit(device)}") from error
+        return cls.around(model, config, token_budget, files.eos_token_ids)
 
     @classmethod
     def around(

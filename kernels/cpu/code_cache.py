@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import pickle
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from kernels.cpu.not_kept import check_may_compile
 
 logger = logging.getLogger("monoloop.kernels")
 
+NEEDED_BYTES = 20_000_000
 _VERSIONS = (numba.__version__, llvmlite.__version__, sys.version)
 
 
@@ -39,12 +41,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "monoloop" / "kernels"
 
 
-def is_writable() -> bool:
-    """Return True if the folder for compiled kernels takes files."""
+def has_room() -> bool:
+    """Return True if the folder for compiled kernels takes files, and all of them."""
     try:
         cache_folder().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=cache_folder()):
-            return True
+            return shutil.disk_usage(cache_folder()).free >= NEEDED_BYTES
     except (OSError, RuntimeError):
         return False
 
@@ -119,8 +121,9 @@ def _replace(path: Path, content: bytes) -> None:
 def _warn(reason: str) -> None:
     logger.warning(
         "compiled CPU kernels cannot be kept (%s), so that every start takes half a minute longer; let "
-        "NUMBA_CACHE_DIR name a folder that can be written and has 20 MB left",
+        "NUMBA_CACHE_DIR name a folder that can be written and has %d MB left",
         reason,
+        NEEDED_BYTES // 10**6,
     )
 
 

@@ -26,7 +26,7 @@ if HAS_NUMBA:
     from numba.core.registry import cpu_target
     from numba.extending import intrinsic
 
-    from kernels.cpu.code_cache import is_writable, kept
+    from kernels.cpu.code_cache import has_room, kept
 
     get_num_threads, prange = numba.get_num_threads, numba.prange
 else:
@@ -78,7 +78,7 @@ def is_available() -> bool:
 
 def can_keep() -> bool:
     """Return True if kernels are compiled here, and their code can be kept on disk."""
-    return HAS_NUMBA and is_writable()
+    return HAS_NUMBA and has_room()
 
 
 def assembly(module: str) -> str:

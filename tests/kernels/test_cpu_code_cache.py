@@ -47,12 +47,14 @@ def test_without_compiling_only_kept_code_is_called():
         assert _is_loaded()
 
 
-def test_a_folder_is_writable_or_not(folder):
-    assert code_cache.is_writable()
+def test_a_folder_has_room_or_not(folder, monkeypatch):
+    assert code_cache.has_room()
     assert list(folder.iterdir()) == []
+    monkeypatch.setattr(code_cache, "NEEDED_BYTES", 1 << 60)
+    assert not code_cache.has_room()
     folder.rmdir()
     folder.write_text("a file of that name")
-    assert not code_cache.is_writable()
+    assert not code_cache.has_room()
 
 
 DAMAGES = {
