@@ -22,6 +22,7 @@ from kernels.cpu.not_kept import NotKept, without_compiling
 logger = logging.getLogger("monoloop.engine")
 
 PROGRAM = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import main; main()"
+MAX_SECONDS = 600.0
 ABANDONED = 3  # exit code of the process whose parent has ended
 T = TypeVar("T")
 
@@ -53,7 +54,11 @@ def compile_apart(config: EngineConfig, token_budget: int) -> None:
         with suppress(BrokenPipeError):
             process.stdin.write(f"{settings}\n")
             process.stdin.flush()
-        code = process.wait()  # the pipe stays open: the other process ends with this one
+        try:
+            code = process.wait(MAX_SECONDS)  # the pipe stays open: the other process ends with this one
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
         with suppress(BrokenPipeError):
             process.stdin.close()
     seconds = time.perf_counter() - start

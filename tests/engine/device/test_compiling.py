@@ -99,6 +99,13 @@ def run(*command: str, config: EngineConfig) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, input=settings, capture_output=True, text=True, timeout=120)
 
 
+def test_a_process_that_hangs_is_ended(monkeypatch, caplog):
+    monkeypatch.setattr(compiling, "MAX_SECONDS", 0.1)
+    monkeypatch.setattr(compiling, "PROGRAM", "import time; time.sleep(600)")
+    compiling.compile_apart(EngineConfig(), TOKEN_BUDGET)
+    assert "ended with -9" in caplog.text
+
+
 @pytest.mark.slow
 def test_the_process_ends_when_its_input_does(config):
     done = run("-c", compiling.PROGRAM, *sys.path, config=config)
