@@ -73,7 +73,7 @@ export class StreamedText {
     }
     if (this.atLineStart && this.piece.length > PIECE_CHARACTERS) this.addPiece();
     let shown = text;
-    if (this.fence === null) shown = this.isEmpty ? text.trimStart() : text;
+    if (this.fence === null) shown = this.isEmpty && this.block === this.node.firstChild ? text.trimStart() : text;
     else if (this.atLineStart) shown = text.slice(Math.min(this.fence.indent, text.search(/[^ \t]|$/)));
     this.piece.appendData(shown);
     if (text) this.atLineStart = text.endsWith("\n");

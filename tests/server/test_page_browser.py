@@ -295,6 +295,7 @@ FENCED: list[tuple[str, list[str | list[str]]]] = [
     ("~~~\n```\n~~~~\nb", [["```"], "b"]),
     ("- a\n  ```py\n  x\n    y\n z\n  ```\n- b", ["- a", ["x\n  y\nz"], "- b"]),
     ("a\nb\n\n  \n\nc\n\n```\n\nd\n```\n\n", ["a\nb", "c", ["\nd"]]),
+    (" poem:\n\n    a\n  b\n\n\tc", ["poem:", "    a\n  b", "\tc"]),
     ("use ```x``` or `y`\n```x``` too", ["use ```x``` or `y`\n```x``` too"]),
 ]
 
