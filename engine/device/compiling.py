@@ -42,10 +42,24 @@ def with_kept_kernels(make: Callable[[], T], config: EngineConfig, token_budget:
 
 
 def compile_apart(config: EngineConfig, token_budget: int) -> None:
-    """Load a model in another process, which compiles its kernels; wait until it ends."""
+    """Load a model in another process, which compiles its kernels; wait until it ends. Logs if it fails."""
     logger.info("compiling the CPU kernels for this model, once: about 20 s on a laptop")
     start = time.perf_counter()
     settings = config.model_copy(update={"token_budget": token_budget}).model_dump_json()
+    try:
+        code = _run(settings)
+    except OSError as error:
+        logger.warning("no process compiles CPU kernels (%s); they are compiled here", error)
+        return
+    seconds = time.perf_counter() - start
+    if code:
+        logger.warning("the process that compiles CPU kernels ended with %d; they are compiled here", code)
+    else:
+        logger.info("compiled the CPU kernels in %.1f s", seconds)
+
+
+def _run(settings: str) -> int:
+    """Run `main` in another process; return its exit code. Raises OSError if it cannot be started."""
     # Isolated, and with the path of this process: `-m` would import what lies in the current directory.
     command = [sys.executable, "-I", "-c", PROGRAM, *sys.path]
     quiet = subprocess.DEVNULL
@@ -61,11 +75,7 @@ def compile_apart(config: EngineConfig, token_budget: int) -> None:
             code = process.wait()
         with suppress(BrokenPipeError):
             process.stdin.close()
-    seconds = time.perf_counter() - start
-    if code:
-        logger.warning("the process that compiles CPU kernels ended with %d; they are compiled here", code)
-    else:
-        logger.info("compiled the CPU kernels in %.1f s", seconds)
+    return code
 
 
 def main() -> None:

@@ -99,6 +99,12 @@ def run(*command: str, config: EngineConfig) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, input=settings, capture_output=True, text=True, timeout=120)
 
 
+def test_a_process_that_cannot_be_started_is_logged(monkeypatch, caplog):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    compiling.compile_apart(EngineConfig(), TOKEN_BUDGET)
+    assert "no process compiles CPU kernels ([Errno 2] No such file" in caplog.text
+
+
 def test_a_process_that_hangs_is_ended(monkeypatch, caplog):
     monkeypatch.setattr(compiling, "MAX_SECONDS", 0.1)
     monkeypatch.setattr(compiling, "PROGRAM", "import time; time.sleep(600)")
